@@ -194,7 +194,8 @@ def start_blueprint(
         deploy.prepare_start(plan)
         with pytest.MonkeyPatch.context() as patch, supervisor.start_attached(plan.directory) as supervised:
             patch.setattr(deploy, "create_bucket", make_bucket)
-            yield deploy.bring_up(plan, supervised)
+            deploy.bring_up(plan, supervised)
+            yield plan
 
     return start
 

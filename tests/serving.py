@@ -208,7 +208,8 @@ def change_policy(plan: DeploymentPlan, policy: str) -> DeploymentPlan:
     changed = planning.plan(file.parent, ROOT / "fleet.yaml", root=plan.directory.root, target="local")
     supervised = supervisor.find_running(plan.directory)
     assert supervised
-    return deploy.update(changed, supervised)
+    deploy.update(changed, supervised)
+    return changed
 
 
 def assert_loopback(plan: DeploymentPlan) -> None:

@@ -57,7 +57,11 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *actio
     with Stubber(ecs) as stub:
         if "delete" in actions:
             stub.add_response("list_services", {"serviceArns": [SERVICE]}, {"cluster": "moved"})
-            stub.add_response("describe_services", {"services": [service]}, {"cluster": "moved", "services": [SERVICE]})
+            stub.add_response(
+                "describe_services",
+                {"services": [service]},
+                {"cluster": "moved", "services": [SERVICE], "include": ["TAGS"]},
+            )
         capacity_providers.require_unused(build_context(tmp_path, monkeypatch, ecs), build_plan(*actions))
         stub.assert_no_pending_responses()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import re
 import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -211,6 +213,14 @@ def get_error_code(error: Any) -> str:
 def format_error(error: Any) -> str:
     """Return an error response in AWS's words, on one line."""
     return " ".join(f"{get_error_code(error)}: {error.response.get('Error', {}).get('Message', '')}".split())
+
+
+def format_options(parameters: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the parameters of a call as options of the AWS CLI."""
+    for name, value in parameters.items():
+        yield f"--{re.sub('(?<!^)(?=[A-Z])', '-', name).lower()}"
+        if value is not True:
+            yield value if isinstance(value, str) else json.dumps(value)
 
 
 def get_error_types() -> tuple[type[Exception], ...]:

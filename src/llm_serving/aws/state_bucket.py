@@ -49,12 +49,7 @@ class Change(NamedTuple):
     @property
     def command(self) -> tuple[str, ...]:
         """The same call as a command of the AWS CLI."""
-        words = [
-            word
-            for name, value in self.parameters.items()
-            for word in (f"--{_format_kebab_case(name)}", value if isinstance(value, str) else json.dumps(value))
-        ]
-        return ("aws", "s3api", self.operation.replace("_", "-"), *words)
+        return ("aws", "s3api", self.operation.replace("_", "-"), *session.format_options(self.parameters))
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,6 @@ class BucketStatus:
     exists: bool
     changes: tuple[Change, ...]
     """Calls to make, in order; empty where the bucket is up to date."""
-
-
-def _format_kebab_case(name: str) -> str:
-    return "".join(f"-{char.lower()}" if char.isupper() else char for char in name).removeprefix("-")
 
 
 def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:

@@ -38,13 +38,6 @@ class DeploymentPlan:
         """Directory of the rendered files that people read."""
         return self.directory.get_rendered_path(self.deployment.target)
 
-    def replace_bucket(self, bucket: str) -> DeploymentPlan:
-        """Return the plan with the model bucket that the storage stack created."""
-        if bucket == self.deployment.environment.bucket:
-            return self
-        environment = self.deployment.environment.model_copy(update={"bucket": bucket})
-        return build_plan(self.folder, self.blueprint, self.fleet, self.directory, environment, self.aws)
-
 
 def build_plan(
     folder: Path,

@@ -181,7 +181,7 @@ def test_tasks_and_their_definition_are_removed(
         stub.add_response("stop_task", {}, {"cluster": "fabric", "task": task, "reason": "the load ended"})
     stub.add_response("deregister_task_definition", {}, {"taskDefinition": "load:1"})
     stub.add_response("delete_task_definitions", {}, {"taskDefinitions": ["load:1"]})
-    load_tasks._remove(client, "fabric", ["a", "b"], "load:1")
+    load_tasks._remove_tasks(client, "fabric", ["a", "b"], "load:1")
     stub.assert_no_pending_responses()
     assert capsys.readouterr().err == ""
 
@@ -196,14 +196,14 @@ def test_what_is_not_removed_is_named_with_its_command_and_the_rest_is_removed(
     stub.add_response("deregister_task_definition", {}, {"taskDefinition": "load:1"})
     failure = {"arn": "load:1", "reason": "it is in use"}
     stub.add_response("delete_task_definitions", {"failures": [failure]}, {"taskDefinitions": ["load:1"]})
-    load_tasks._remove(client, "fabric", ["a", "b"], "load:1")
+    load_tasks._remove_tasks(client, "fabric", ["a", "b"], "load:1")
     stub.assert_no_pending_responses()
     refusal = "An error occurred (ThrottlingException) when calling the StopTask operation: Rate exceeded"
     assert capsys.readouterr().err.splitlines() == [
         f"Part of the load's tasks was not removed: {refusal}",
-        "Fix: run aws ecs stop-task --cluster fabric --task a --region us-east-1",
+        "Fix: run aws ecs stop-task --cluster fabric --task a --reason 'the load ended' --region us-east-1",
         "Part of the load's tasks was not removed: it is in use",
-        "Fix: run aws ecs delete-task-definitions --task-definitions load:1 --region us-east-1",
+        """Fix: run aws ecs delete-task-definitions --task-definitions '["load:1"]' --region us-east-1""",
     ]
 
 
@@ -221,7 +221,7 @@ def test_an_interruption_of_the_removal_leaves_no_task() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Client().stop_task(task="a")  # the negative control
-    load_tasks._remove(Client(), "fabric", ["a", "b"], "load:1")
+    load_tasks._remove_tasks(Client(), "fabric", ["a", "b"], "load:1")
     assert calls == ["stop_task a", "stop_task b", "deregister_task_definition", "delete_task_definitions"]
 
 

@@ -100,7 +100,7 @@ def _start(
             started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
         yield LoadTasks(client, cluster, started)
     finally:
-        _remove(client, cluster, started, definition)
+        _remove_tasks(client, cluster, started, definition)
 
 
 @contextlib.contextmanager
@@ -114,39 +114,26 @@ def _store_inputs(plan: DeploymentPlan, variables: Mapping[str, str]) -> Iterato
     try:
         yield secret
     finally:
-        delete = functools.partial(client.delete_secret, SecretId=secret, ForceDeleteWithoutRecovery=True)
-        arguments = ["secretsmanager", "delete-secret", "--secret-id", secret, "--force-delete-without-recovery"]
         with processes.ignore_signals():
-            _run_removal(client, delete, arguments)
+            _remove(client, "secretsmanager delete-secret", SecretId=secret, ForceDeleteWithoutRecovery=True)
 
 
-def _remove(client: Any, cluster: str, tasks: Sequence[str], definition: str) -> None:
+def _remove_tasks(client: Any, cluster: str, tasks: Sequence[str], definition: str) -> None:
     """Stop the tasks and delete their definition: each, whatever becomes of the others; name what is left."""
-    stop = functools.partial(client.stop_task, cluster=cluster, reason="the load ended")
-    steps: list[tuple[Callable[[], dict[str, Any]], list[str]]] = [
-        (functools.partial(stop, task=task), ["ecs", "stop-task", "--cluster", cluster, "--task", task])
-        for task in tasks
-    ]
-    steps += [
-        (
-            functools.partial(client.deregister_task_definition, taskDefinition=definition),
-            ["ecs", "deregister-task-definition", "--task-definition", definition],
-        ),
-        (
-            functools.partial(client.delete_task_definitions, taskDefinitions=[definition]),
-            ["ecs", "delete-task-definitions", "--task-definitions", definition],
-        ),
-    ]
     with processes.ignore_signals():  # a second one would leave tasks that cost
-        for call, arguments in steps:
-            _run_removal(client, call, arguments)
+        for task in tasks:
+            _remove(client, "ecs stop-task", cluster=cluster, task=task, reason="the load ended")
+        _remove(client, "ecs deregister-task-definition", taskDefinition=definition)
+        _remove(client, "ecs delete-task-definitions", taskDefinitions=[definition])
 
 
-def _run_removal(client: Any, call: Callable[[], dict[str, Any]], arguments: Sequence[str]) -> None:
-    """Remove a part of the load; where that fails, print the arguments of `aws` that do it."""
-    if reason := _find_refusal(call):
-        command = console.quote_command(["aws", *arguments, "--region", client.meta.region_name])
-        console.err.print(f"Part of the load's tasks was not removed: {reason}\nFix: run {command}", markup=False)
+def _remove(client: Any, command: str, **parameters: Any) -> None:
+    """Remove a part of the load by a call that is a command of the AWS CLI too; where it fails, print that."""
+    operation = command.partition(" ")[2].replace("-", "_")
+    if reason := _find_refusal(functools.partial(getattr(client, operation), **parameters)):
+        options = session.format_options(parameters)
+        words = console.quote_command(["aws", *command.split(), *options, "--region", client.meta.region_name])
+        console.err.print(f"Part of the load's tasks was not removed: {reason}\nFix: run {words}", markup=False)
 
 
 def _find_refusal(call: Callable[[], dict[str, Any]]) -> str | None:

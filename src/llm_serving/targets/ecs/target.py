@@ -10,12 +10,10 @@ from contextlib import AbstractContextManager
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import tunnel
-from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import load_tasks, stack
 from llm_serving.targets.ecs.conventions import CONVENTIONS
-from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.validation.remote.play import Containers
 
@@ -27,6 +25,8 @@ class EcsTarget(AwsTarget):
     conventions = CONVENTIONS
     rehearsal_limit = "the embedded ECS starts no instances, so no task can run"
 
+    format_namespace = staticmethod(names.format_namespace)
+
     diff = staticmethod(stack.diff)
     apply = staticmethod(stack.deploy)
     remove = staticmethod(stack.destroy)
@@ -37,12 +37,6 @@ class EcsTarget(AwsTarget):
     list_metrics_pages = staticmethod(stack.list_metrics_pages)
     show_role_logs = staticmethod(stack.show_logs)
     open_tunnel = staticmethod(stack.open_tunnel)
-
-    def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
-        """Return the environment of the fleet's private DNS namespace."""
-        return environment.resolve_environment(
-            self.name, fleet, conventions=self.conventions, namespace=names.format_namespace(fleet), account=account
-        )
 
     def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
         """List those of the tunnel, through which a load goes without the image of load drivers."""

@@ -11,7 +11,6 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.targets.base import Confirm
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -25,7 +24,6 @@ from llm_serving.targets.eks import (
     values_check,
 )
 from llm_serving.targets.eks.conventions import CONVENTIONS
-from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.validation.remote.play import Containers
 
@@ -36,6 +34,7 @@ class EksTarget(AwsTarget):
     name = "eks"
     conventions = CONVENTIONS
     has_add_ons = True
+    service_account = names.ENGINE_SERVICE_ACCOUNT
     rehearsal_limit = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
 
     find_mistakes = staticmethod(values_check.find_mistakes)
@@ -49,16 +48,9 @@ class EksTarget(AwsTarget):
     show_role_logs = staticmethod(release.show_logs)
     open_tunnel = staticmethod(release.open_tunnel)
 
-    def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
-        """Return the environment of the engines' namespace and service account, which all releases share."""
-        return environment.resolve_environment(
-            self.name,
-            fleet,
-            conventions=self.conventions,
-            namespace=names.SERVING_NAMESPACE,
-            service_account=names.ENGINE_SERVICE_ACCOUNT,
-            account=account,
-        )
+    def format_namespace(self, fleet: Fleet) -> str:  # noqa: ARG002
+        """Return that of all releases."""
+        return names.SERVING_NAMESPACE
 
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
         """Return the manifests that the release presumes, for those who install the chart themselves, and its stack."""

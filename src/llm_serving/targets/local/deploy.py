@@ -87,8 +87,8 @@ def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
         step.note = endpoint
 
 
-def create_bucket(plan: DeploymentPlan) -> str:
-    """Create the model bucket in the embedded AWS unless it is there, and return its name.
+def create_bucket(plan: DeploymentPlan) -> None:
+    """Create the model bucket in the embedded AWS unless it is there.
 
     It is all of the fleet that a deployment here uses. `./install.sh` and `blueprint rehearse` apply whole stacks with
     Terraform, whose provider waits for most of a minute for a bucket's lifecycle rules.
@@ -106,7 +106,6 @@ def create_bucket(plan: DeploymentPlan) -> str:
             s3.create_bucket(Bucket=target.bucket, **region)
     except (BotoCoreError, ClientError) as error:
         raise Unavailable(f"the embedded AWS creates no bucket {target.bucket}: {error}") from None
-    return target.bucket
 
 
 def start_roles(
@@ -136,16 +135,15 @@ def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
         supervisord.start(process.name)
 
 
-def bring_up(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
-    """Start everything in order, with progress; return the plan with the bucket that was created.
+def bring_up(plan: DeploymentPlan, supervisord: Supervisor) -> None:
+    """Start everything in order, with progress.
 
     Raises:
         BlueprintError: a step failed.
     """
     start_emulator(plan, supervisord)
-    plan = plan.replace_bucket(create_bucket(plan))
+    create_bucket(plan)
     serve(plan, supervisord)
-    return plan
 
 
 def serve(plan: DeploymentPlan, supervisord: Supervisor) -> None:
@@ -173,7 +171,7 @@ def is_bucket_ready(plan: DeploymentPlan) -> bool:
     return True
 
 
-def update(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
+def update(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Update a running deployment to `plan`; processes that do not change keep running.
 
     Raises:
@@ -181,7 +179,7 @@ def update(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     """
     deployed = plan.directory.load_deployment()
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
-        plan = plan.replace_bucket(create_bucket(plan))
+        create_bucket(plan)
     if deployed is None or deployed.loaded_models != plan.deployment.loaded_models:
         _upload_weights(plan)
     else:
@@ -190,7 +188,6 @@ def update(plan: DeploymentPlan, supervisord: Supervisor) -> DeploymentPlan:
     with console.step("Restart changed processes") as step:
         step.note = ", ".join(supervisord.update()) or "none"
     _start_with_progress(plan, supervisord)
-    return plan
 
 
 def _upload_weights(plan: DeploymentPlan) -> None:
@@ -283,9 +280,11 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         plan.directory.save_ports(plan.deployment.environment.ports)  # another plan may have chosen others meanwhile
         with stop_on_failure(plan.directory):
             if supervisord is not None:
-                return update(plan, supervisord)
-            prepare_start(plan)
-            return bring_up(plan, supervisor.start_detached(plan.directory))
+                update(plan, supervisord)
+            else:
+                prepare_start(plan)
+                bring_up(plan, supervisor.start_detached(plan.directory))
+        return plan
 
 
 def prepare_start(plan: DeploymentPlan) -> None:

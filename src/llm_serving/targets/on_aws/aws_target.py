@@ -15,6 +15,9 @@ from pathlib import Path
 from llm_serving import console
 from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
+from llm_serving.catalog.registry import format_registry
+from llm_serving.fleet import image_cache
+from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.services import kinds
@@ -33,6 +36,11 @@ from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
 
+_NO_ACCOUNT = f"No AWS credentials found: names contain the embedded AWS's account {emulator.ACCOUNT}, not yours."
+
+_SCRATCH = "/scratch"
+"""Directory that an engine's container may write to, besides /tmp."""
+
 
 class AwsTarget(Target):
     """A target in the fleet's AWS account."""
@@ -42,22 +50,44 @@ class AwsTarget(Target):
     has_add_ons = False
     """Whether the platform's charts are installed before the first deployment."""
 
+    service_account = ""
+    """Kubernetes service account of the engines."""
+
     rehearsal_limit: str
     """Why a rehearsal against the embedded AWS ends before the deployment."""
 
     def resolve_environment(
         self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
     ) -> Environment:
-        """Return the environment of the fleet's account, which `account` is; the embedded AWS's if None."""
         return self.build_environment(fleet, account)
 
     def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:
-        """Return the environment of the embedded AWS's account."""
         return self.build_environment(fleet, emulator.ACCOUNT)
 
-    @abc.abstractmethod
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
-        """Return the environment of one account; the embedded AWS's if None."""
+        """Return the environment of the fleet's account, which `account` is; the embedded AWS's if None."""
+        account_id = account or emulator.ACCOUNT
+        host = format_registry(account_id, fleet.region)
+        return Environment(
+            target=self.name,
+            conventions=self.conventions,
+            region=fleet.region,
+            account=account_id,
+            bucket=build_bucket_name(fleet.name, "models", account_id, fleet.region),
+            results_bucket=build_bucket_name(fleet.name, "results", account_id, fleet.region),
+            env={"AWS_REGION": fleet.region},
+            data_folder=_SCRATCH,
+            socket_folder="/tmp",
+            registry=f"{host}/{fleet.name}",
+            image_prefixes=image_cache.build_prefixes(fleet, host),
+            namespace=self.format_namespace(fleet),
+            service_account=self.service_account,
+            emulated=() if account else (_NO_ACCOUNT,),
+        )
+
+    @abc.abstractmethod
+    def format_namespace(self, fleet: Fleet) -> str:
+        """Return the Kubernetes namespace, or the private DNS namespace on ECS."""
 
     def list_warnings(self, fleet: Fleet) -> list[str]:
         """List what a user should know before the stacks are created."""
