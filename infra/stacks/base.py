@@ -82,10 +82,10 @@ class DeploymentStack(Generic[DataT]):
 
 def list_deployments(
     kind: str,
+    read: Callable[[Path, Document[Fleet]], Rendered[DataT]],
+    add: Callable[[FleetStack, Rendered[DataT]], None],
     document: Document[Fleet],
     files: Sequence[Path],
-    read: Callable[[Path], Rendered[DataT]],
-    add: Callable[[FleetStack, Rendered[DataT]], None],
 ) -> list[DeploymentStack[DataT]]:
     """Return the stack of each rendered deployment of a kind.
 
@@ -96,7 +96,7 @@ def list_deployments(
     for file in files:
         if rendered.read_kind(file, document.value) != kind:
             continue
-        stack = DeploymentStack(read(file), add)
+        stack = DeploymentStack(read(file, document), add)
         if stack.NAME in stacks:
             raise InputError(
                 f"{file}: both targets have the stack {stack.NAME}. Fix: delete the folder of the target that does not "

@@ -7,8 +7,7 @@ their roles.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from infra.bindings import aws
 from infra.constructs import (
@@ -28,25 +27,12 @@ from infra.constructs.task_place import TaskPlace
 from infra.constructs.workflow import WorkflowContext
 from infra.stacks import base
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch.stack import BatchStack
 from llm_serving.services.rendered import Rendered
-from llm_serving.settings.document import Document
 
 KIND = "batch"
 
 Batch = Rendered[BatchStack]
-
-
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[BatchStack]]:
-    """Return the stack of each batch that is rendered for ECS or EKS.
-
-    Raises:
-        InputError: a rendered file is wrong, or a batch is rendered for both.
-    """
-    return base.list_deployments(
-        KIND, document, files, lambda file: task_checks.read(file, document, Batch).value, _add_resources
-    )
 
 
 def _add_resources(stack: FleetStack, batch: Batch) -> None:
@@ -102,3 +88,8 @@ def _add_security_groups(
     for service in batch.services:
         task_network.add_call_rules(stack, service, groups[service.name], place.vpc)
     return groups
+
+
+list_stacks = functools.partial(
+    base.list_deployments, KIND, lambda file, fleet: task_checks.read(file, fleet, Batch).value, _add_resources
+)

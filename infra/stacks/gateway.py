@@ -6,8 +6,6 @@ On ECS the programs are services of this stack. On EKS they are pods of charts/b
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from pathlib import Path
 
 from infra.bindings import aws
 from infra.constructs import (
@@ -29,25 +27,12 @@ from infra.constructs.security_group import add_rule
 from infra.constructs.task_place import TaskPlace
 from infra.stacks import base
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
 from llm_serving.services.rendered import Rendered
-from llm_serving.settings.document import Document
 
 KIND = "gateway"
 
 Gateway = Rendered[GatewayStack]
-
-
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[GatewayStack]]:
-    """Return the stack of each gateway that is rendered for ECS or EKS.
-
-    Raises:
-        InputError: a rendered file is wrong, or a gateway is rendered for both.
-    """
-    return base.list_deployments(
-        KIND, document, files, lambda file: task_checks.read(file, document, Gateway).value, _add_resources
-    )
 
 
 def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
@@ -130,3 +115,8 @@ def _add_task_groups(
         others = {name: call for name, call in service.calls.items() if name not in (DATABASE_CALL, CACHE_CALL)}
         task_network.add_call_rules(context.stack, service.model_copy(update={"calls": others}), group, place.vpc)
     return task_groups
+
+
+list_stacks = functools.partial(
+    base.list_deployments, KIND, lambda file, fleet: task_checks.read(file, fleet, Gateway).value, _add_resources
+)

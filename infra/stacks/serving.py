@@ -5,6 +5,7 @@ On EKS, where routers are pods of charts/inference and ask for keys, the stack h
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,15 +58,6 @@ _ROUTER_READY = "/readiness"
 """Answers once the router has an engine."""
 
 Serving = Rendered[ServingStack]
-
-
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[ServingStack]]:
-    """Return the stack of each deployment of models that is rendered with one, for ECS or EKS.
-
-    Raises:
-        InputError: a rendered file is wrong, or a deployment is rendered for both.
-    """
-    return base.list_deployments(KIND, document, files, lambda file: read(file, document), _add_resources)
 
 
 def read(file: Path, fleet: Document[Fleet]) -> Serving:
@@ -351,3 +343,6 @@ def _add_monitoring(parts: _Parts, service: Service, ecs_services: Sequence[aws.
     if service.replicas.scale:
         task_watch.add_maximum_alarm(stack, serving.name, service, ecs_names)
         task_scaling.add_scaling(stack, serving.entry, service, parts.stream, ecs_services[0])
+
+
+list_stacks = functools.partial(base.list_deployments, KIND, read, _add_resources)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import functools
 
 from infra.constructs import network, results_table, stream, stream_watch
 from infra.constructs.fleet_stack import FleetStack
@@ -11,26 +10,13 @@ from infra.constructs.key import add_key, add_log_group, build_log_group_grant, 
 from infra.constructs.stream import StreamContext
 from infra.stacks import base
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.streaming.stack import StreamStack
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
-from llm_serving.settings.document import Document
 
 KIND = "streaming"
 
 Stream = Rendered[StreamStack]
-
-
-def list_stacks(document: Document[Fleet], files: Sequence[Path]) -> list[base.DeploymentStack[StreamStack]]:
-    """Return the stack of each stream that is rendered.
-
-    Raises:
-        InputError: a rendered file is wrong.
-    """
-    return base.list_deployments(
-        KIND, document, files, lambda file: rendered.read(file, document, Stream).value, _add_resources
-    )
 
 
 def _add_resources(stack: FleetStack, deployment: Stream) -> None:
@@ -66,3 +52,8 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
     base.add_output(stack, "cache_url", stream.format_cache_url(cache), "The cache")
     base.add_output(stack, "clients_group", groups.clients.id, "Security group of whoever reaches Kafka and the cache")
     base.add_output(stack, "job_name", job.name, "The job on Managed Service for Apache Flink")
+
+
+list_stacks = functools.partial(
+    base.list_deployments, KIND, lambda file, fleet: rendered.read(file, fleet, Stream).value, _add_resources
+)
