@@ -51,11 +51,6 @@ def test_batch_gives_way_to_the_peak() -> None:
     assert shifting.decide(Allocation(60, 40), peak, LIMITS) == Allocation(96, 4)
 
 
-def test_a_budget_that_burns_adds_a_tenth() -> None:
-    burning = dataclasses.replace(QUIET, burn_rate=1.5)
-    assert shifting.decide(Allocation(40, 10), burning, LIMITS).real_time == 44
-
-
 def test_in_a_storm_of_faults_nothing_is_taken_away() -> None:
     storm = dataclasses.replace(QUIET, is_frozen=True)
     assert shifting.decide(Allocation(60, 20), storm, LIMITS) == Allocation(60, 20)
@@ -67,7 +62,6 @@ def test_in_a_storm_of_faults_nothing_is_taken_away() -> None:
         Signals,
         needed=st.floats(0, 500),
         forecast=st.floats(0, 500),
-        burn_rate=st.floats(0, 20),
         batch_instances=st.integers(0, 500),
         batch_pace=st.integers(0, 500),
         since_growth_s=st.floats(0, 1e6),

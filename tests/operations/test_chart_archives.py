@@ -229,7 +229,7 @@ def test_an_archive_of_an_earlier_run_is_not_taken(charts: Charts, tmp_path: Pat
 def test_the_table_s_digest_comes_before_the_lock_file_s_and_that_is_of_one_version(tmp_path: Path) -> None:
     fleet_file, locked = tmp_path / "fleet.yaml", f"sha256:{'1' * 64}"
     image_pins.write(fleet_file, {"quay.io/other:1": OTHER_DIGEST})
-    image_pins.write_charts(fleet_file, {f"tiny:{VERSION}": locked})
+    image_pins.write(fleet_file, {}, charts={f"tiny:{VERSION}": locked})
     assert image_pins.read(fleet_file) == {"quay.io/other:1": OTHER_DIGEST}, "charts are no images"
     image_pins.write(fleet_file, {"quay.io/more:1": OTHER_DIGEST})
     row = build_row("tiny", None, repository="http://127.0.0.1:9")

@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-BURN_SHARE = 0.1
-"""Share of its instances by which real time grows while the SLO's budget burns too fast."""
-
 
 @dataclass(frozen=True)
 class Allocation:
@@ -34,9 +31,6 @@ class Signals:
 
     forecast: float
     """Most that the schedule expects until instances asked for now are ready, corrected by the load of now."""
-
-    burn_rate: float = 0.0
-    """Of the SLO's budget; above 1 it will not last."""
 
     batch_instances: int = 0
     """Instances that could work on what is left of all batches."""
@@ -87,8 +81,6 @@ def add_zone_reserve(needed: float, zones: int) -> int:
 def _decide_real_time(now: Allocation, signals: Signals, limits: Limits) -> int:
     """Grow at once and shrink slowly, and keep what a lost zone needs."""
     target = add_zone_reserve(max(signals.needed, signals.forecast), limits.zones)
-    if signals.burn_rate > 1:
-        target = max(target, now.real_time + math.ceil(now.real_time * BURN_SHARE))
     target = min(target, limits.most)
     if target >= now.real_time:
         return target

@@ -166,7 +166,7 @@ def install(
     def keep_digest(command: Command) -> None:
         if command.archive and not command.archive.digest:
             reference = command.archive.reference
-            image_pins.write_charts(fleet_file, {reference: digests[reference]})
+            image_pins.write(fleet_file, {}, charts={reference: digests[reference]})
         on_done(command)
 
     run_commands(commands, folder, kubeconfig=kubeconfig, on_done=keep_digest)

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Mapping
 from email.message import Message
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -68,7 +69,7 @@ def read(fleet_file: Path) -> dict[str, str]:
     Raises:
         InputError: it is not a mapping of images to digests.
     """
-    return {reference: digest for reference, digest in _read_all(fleet_file).items() if reference != _CHARTS}
+    return _read(fleet_file)[0]
 
 
 def read_charts(fleet_file: Path) -> dict[str, str]:
@@ -77,24 +78,26 @@ def read_charts(fleet_file: Path) -> dict[str, str]:
     Raises:
         InputError: as `read`.
     """
-    charts: dict[str, str] = _read_all(fleet_file).get(_CHARTS, {})
-    return charts
+    return _read(fleet_file)[1]
 
 
-def write(fleet_file: Path, digests: Mapping[str, str]) -> Path:
-    with processes.lock_file(locate(fleet_file)):  # two builds may end at once
-        return _write_all(fleet_file, {**_read_all(fleet_file), **digests})
+def write(fleet_file: Path, digests: Mapping[str, str], charts: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """Add digests to the lock file: of images, and of charts by NAME:VERSION."""
+    path = locate(fleet_file)
+    with processes.lock_file(path):  # two builds may end at once
+        old_digests, old_charts = _read(fleet_file)
+        rows: dict[str, Any] = {**old_digests, **digests}
+        if all_charts := {**old_charts, **charts}:
+            rows[_CHARTS] = all_charts
+        path.write_text(_HEADER + yaml.safe_dump(rows, sort_keys=True, width=200), encoding="utf-8")
+    return path
 
 
-def write_charts(fleet_file: Path, digests: Mapping[str, str]) -> Path:
-    with processes.lock_file(locate(fleet_file)):
-        return _write_all(fleet_file, {**_read_all(fleet_file), _CHARTS: {**read_charts(fleet_file), **digests}})
-
-
-def _read_all(fleet_file: Path) -> dict[str, Any]:
+def _read(fleet_file: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the digests of images and those of charts."""
     path = locate(fleet_file)
     if not path.is_file():
-        return {}
+        return {}, {}
     try:
         rows = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError:
@@ -104,17 +107,11 @@ def _read_all(fleet_file: Path) -> dict[str, Any]:
         raise InputError(f"{path}: it does not map images to digests. Fix: delete it and run `blueprint images pin`.")
     if not isinstance(charts, dict) or not all(map(_is_digest, charts.values())):
         raise InputError(f"{path}: {_CHARTS}: it does not map charts to digests. Fix: delete that key.")
-    return {**rows, _CHARTS: charts} if charts else rows
+    return rows, charts
 
 
 def _is_digest(value: Any) -> bool:
     return bool(re.fullmatch("sha256:[0-9a-f]{64}", str(value)))
-
-
-def _write_all(fleet_file: Path, rows: Mapping[str, Any]) -> Path:
-    path = locate(fleet_file)
-    path.write_text(_HEADER + yaml.safe_dump(dict(rows), sort_keys=True, width=200), encoding="utf-8")
-    return path
 
 
 def fetch_digest(reference: str) -> str:

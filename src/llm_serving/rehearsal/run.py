@@ -108,8 +108,7 @@ def rehearse(
         stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())
         stack_results = {
-            name: _build_result(folder, planned[name], len(state.list_managed_ids(folder)))
-            for name, folder in folders.items()
+            name: _build_result(folder, planned[name], state.count_managed(folder)) for name, folder in folders.items()
         }
         stacks.destroy(data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())

@@ -200,15 +200,10 @@ def render(
 
 
 def _would_lose_edits(file: Path, rendered: str) -> bool:
-    return _is_edited(file) and file.read_text(encoding="utf-8") != rendered
-
-
-def _is_edited(file: Path) -> bool:
-    if not file.exists():
-        return False
     manifest = file.parent / MANIFEST
     digests = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
-    return bool(digests.get(file.name) != _compute_digest(file.read_text(encoding="utf-8")))
+    current = file.read_text(encoding="utf-8") if file.exists() else rendered
+    return current != rendered and digests.get(file.name) != _compute_digest(current)
 
 
 def _compute_digest(content: str) -> str:

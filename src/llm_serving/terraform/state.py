@@ -49,18 +49,10 @@ def read_outputs(folder: Path) -> dict[str, Any]:
     return {name: output["value"] for name, output in payload["outputs"].items()}
 
 
-def list_managed_ids(folder: Path) -> list[str]:
-    """Return the id of each resource in a local state; none where a killed Terraform left half a file."""
-    try:
-        resources = json.loads((folder / FILE).read_text(encoding="utf-8"))["resources"]
-        return [
-            instance["attributes"]["id"]
-            for resource in resources
-            if resource["mode"] == "managed"
-            for instance in resource["instances"]
-        ]
-    except (ValueError, KeyError):
-        return []
+def count_managed(folder: Path) -> int:
+    """Return the number of resources in a local state."""
+    resources = json.loads((folder / FILE).read_text(encoding="utf-8"))["resources"]
+    return sum(len(resource["instances"]) for resource in resources if resource["mode"] == "managed")
 
 
 def delete(folder: Path) -> None:

@@ -75,14 +75,10 @@ def _start(client: Any, fleet: Fleet, group: Group, network: dict[str, list[str]
     )
 
 
-def _describe(client: Any, fleet: Fleet, tasks: Sequence[str]) -> list[dict[str, Any]]:
-    return list(client.describe_tasks(cluster=names.format_cluster_name(fleet), tasks=list(tasks))["tasks"])
-
-
 def _wait_for_address(client: Any, fleet: Fleet, task: str, deadline: float, step: console.Step) -> str:
     """Return the private address of a task, once its interface is attached and its container runs."""
     while time.monotonic() < deadline:
-        (state,) = _describe(client, fleet, [task])
+        (state,) = ecs_tasks.describe_tasks(client, names.format_cluster_name(fleet), [task])
         step.note = state["lastStatus"]
         if state["lastStatus"] == "STOPPED":
             raise CheckFailed(f"rank 0 ended before the test: {state.get('stoppedReason', 'no reason')}")
@@ -96,7 +92,8 @@ def _wait_for_address(client: Any, fleet: Fleet, task: str, deadline: float, ste
 def _wait_until_stopped(client: Any, fleet: Fleet, tasks: Sequence[str], deadline: float, step: console.Step) -> None:
     """Wait until rank 0, the first task, has stopped."""
     while time.monotonic() < deadline:
-        states = {state["taskArn"]: state["lastStatus"] for state in _describe(client, fleet, tasks)}
+        described = ecs_tasks.describe_tasks(client, names.format_cluster_name(fleet), tasks)
+        states = {state["taskArn"]: state["lastStatus"] for state in described}
         step.note = ", ".join(states[task] for task in tasks)
         if states[tasks[0]] == "STOPPED":
             return
