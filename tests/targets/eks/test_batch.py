@@ -169,7 +169,7 @@ def test_a_release_of_another_chart_is_not_touched(working_folder: Path, monkeyp
     plan = planning.plan(Path("mine"), Path("fleet.yaml"), target="eks", account="123456789012")
     history = [{"revision": 1, "status": "deployed", "chart": "inference-0.1.0"}]
     monkeypatch.setattr(release, "run_query", lambda *_: json.dumps(history))
-    monkeypatch.setattr(release, "require_tools", lambda *_: None)
+    monkeypatch.setattr(release.addons, "require_tools", lambda *_: None)
     for operation in (release.diff, release.destroy):
         with pytest.raises(CheckFailed) as refusal:
             operation(plan)

@@ -115,7 +115,7 @@ def test_images_with_code_of_ours_are_pulled_by_the_digest_of_their_build(name: 
 
 
 def test_a_release_on_eks_looks_for_its_images_before_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "require_tools", lambda *_: None)
+    monkeypatch.setattr(release.addons, "require_tools", lambda *_: None)
     monkeypatch.setattr(release.planning, "write_rendered", lambda *_, **__: Path("values.yaml"))
     monkeypatch.setattr(release, "_read_release", lambda _: SimpleNamespace(is_latest=False))
     monkeypatch.setattr(release, "_diff_release", lambda *_: "+ deployment")

@@ -86,7 +86,7 @@ def diff(plan: DeploymentPlan) -> str:
         Unavailable: helm is missing, or the cluster does not answer.
         CommandFailed: the chart refuses the values.
     """
-    require_tools("helm")
+    addons.require_tools()
     return _diff_release(plan, _read_release(plan))
 
 
@@ -104,7 +104,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     """
     from llm_serving.aws.preflight import identity
 
-    require_tools("helm")
+    addons.require_tools()
     if plan.fleet.value.account:
         identity.require_account(plan.fleet, plan.aws)
     values_file = planning.write_rendered(plan, force=force)
@@ -270,7 +270,7 @@ def destroy(plan: DeploymentPlan) -> bool:
     Raises:
         Unavailable: helm is missing, or the cluster does not answer.
     """
-    require_tools("helm")
+    addons.require_tools()
     if not _list_revisions(plan):
         return False
     with console.step(f"Remove {plan.deployment.name}"):
@@ -333,7 +333,7 @@ def require_release(plan: DeploymentPlan) -> None:
     Raises:
         Unavailable: it has none, helm is missing, or the cluster does not answer.
     """
-    require_tools("helm")
+    addons.require_tools()
     if not _list_revisions(plan):
         raise Unavailable(f"{plan.deployment.name}: not deployed on eks. Fix: run blueprint deploy.")
 
@@ -578,15 +578,6 @@ def _find_refusal(containers: Sequence[dict[str, Any]]) -> list[str]:
                 lines = ended.get("message", "").splitlines()
                 return [" ".join(line for line in lines if "Fix: " in line) or f"{_NODE_CHECK}: {ended.get('reason')}"]
     return []
-
-
-def require_tools(*tools: str) -> None:
-    """Check that programs are on PATH.
-
-    Raises:
-        Unavailable: one is missing.
-    """
-    addons.require_tools({name: addons.TOOLS[name] for name in tools})
 
 
 def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from llm_serving.operations import add_ons as addons
 from llm_serving.operations import apply
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.services.deployment import Deployment
@@ -68,7 +69,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         CheckFailed: an image is missing, or the release did not become ready and was rolled back.
         CommandFailed: Terraform failed; run the command again to resume.
     """
-    release.require_tools("helm")
+    addons.require_tools()
     file = _find_stack_file(plan, planning.write_rendered(plan, force=force))
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)

@@ -57,7 +57,7 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
         raise InputError(
             f"--gateway: {quote_value(gateway)}: it is not a Gateway. Fix: write NAMESPACE/NAME, such as gateway/edge."
         )
-    addons.require_tools({"helm": addons.TOOLS["helm"]})
+    addons.require_tools()
     backends = [
         {"release": release, "port": deployments.ENTRY_PORT, "weight": weight} for release, weight in weights.items()
     ]
@@ -78,5 +78,5 @@ def roll_back(route: str, log: Path) -> None:
         Unavailable: helm is missing.
         CommandFailed: there are no previous shares, or the cluster does not respond.
     """
-    addons.require_tools({"helm": addons.TOOLS["helm"]})
+    addons.require_tools()
     console.run(["helm", "rollback", route, "--namespace", names.SERVING_NAMESPACE], log=log, timeout_s=_HELM_TIMEOUT_S)
