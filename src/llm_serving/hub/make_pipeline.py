@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_serving.catalog import pipelines
-
-Shape = tuple[str, tuple[int, ...], float]
-"""Name, shape and standard deviation of a tensor; all ones where that is 0."""
+from llm_serving.hub.tensors import Tensor, list_layer, list_norm
 
 PROMPT_TOKENS = 77
 """Of CLIP's text encoder, and so the longest prompt."""
@@ -106,7 +104,7 @@ def build_configs(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def list_tensors(vocabulary: int) -> Mapping[str, list[Shape]]:
+def list_tensors(vocabulary: int) -> Mapping[str, list[Tensor]]:
     """Return the tensors of each file of weights, by its name."""
     return {
         "text_encoder/model.safetensors": list(_list_text_encoder(vocabulary)),
@@ -115,25 +113,25 @@ def list_tensors(vocabulary: int) -> Mapping[str, list[Shape]]:
     }
 
 
-def _list_text_encoder(vocabulary: int) -> Iterator[Shape]:
+def _list_text_encoder(vocabulary: int) -> Iterator[Tensor]:
     prefix = "text_model"
-    yield f"{prefix}.embeddings.token_embedding.weight", (vocabulary, _CROSS), 0.5
-    yield f"{prefix}.embeddings.position_embedding.weight", (PROMPT_TOKENS, _CROSS), 0.1
+    yield Tensor(f"{prefix}.embeddings.token_embedding.weight", (vocabulary, _CROSS), 0.5)
+    yield Tensor(f"{prefix}.embeddings.position_embedding.weight", (PROMPT_TOKENS, _CROSS), 0.1)
     for number in range(_TEXT_LAYERS):
         layer = f"{prefix}.encoder.layers.{number}"
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from _list_linear(f"{layer}.self_attn.{name}", _CROSS, _CROSS)
-        yield from _list_norm(f"{layer}.layer_norm1", _CROSS)
-        yield from _list_linear(f"{layer}.mlp.fc1", _TEXT_INNER, _CROSS)
-        yield from _list_linear(f"{layer}.mlp.fc2", _CROSS, _TEXT_INNER)
-        yield from _list_norm(f"{layer}.layer_norm2", _CROSS)
-    yield from _list_norm(f"{prefix}.final_layer_norm", _CROSS)
+            yield from list_layer(f"{layer}.self_attn.{name}", (_CROSS, _CROSS))
+        yield from list_norm(f"{layer}.layer_norm1", _CROSS)
+        yield from list_layer(f"{layer}.mlp.fc1", (_TEXT_INNER, _CROSS))
+        yield from list_layer(f"{layer}.mlp.fc2", (_CROSS, _TEXT_INNER))
+        yield from list_norm(f"{layer}.layer_norm2", _CROSS)
+    yield from list_norm(f"{prefix}.final_layer_norm", _CROSS)
 
 
-def _list_unet() -> Iterator[Shape]:
+def _list_unet() -> Iterator[Tensor]:
     yield from _list_conv("conv_in", _WIDTH, _LATENTS)
-    yield from _list_linear("time_embedding.linear_1", _TIME, _WIDTH)
-    yield from _list_linear("time_embedding.linear_2", _TIME, _TIME)
+    yield from list_layer("time_embedding.linear_1", (_TIME, _WIDTH))
+    yield from list_layer("time_embedding.linear_2", (_TIME, _TIME))
     yield from _list_residual("down_blocks.0.resnets.0", _WIDTH, _WIDTH, _TIME)
     yield from _list_transformer("down_blocks.0.attentions.0")
     yield from _list_residual("mid_block.resnets.0", _WIDTH, _WIDTH, _TIME)
@@ -142,26 +140,26 @@ def _list_unet() -> Iterator[Shape]:
     for number in range(2):  # each takes what the other half of the network computed too
         yield from _list_residual(f"up_blocks.0.resnets.{number}", _WIDTH, 2 * _WIDTH, _TIME)
         yield from _list_transformer(f"up_blocks.0.attentions.{number}")
-    yield from _list_norm("conv_norm_out", _WIDTH)
+    yield from list_norm("conv_norm_out", _WIDTH)
     yield from _list_conv("conv_out", _LATENTS, _WIDTH)
 
 
-def _list_transformer(name: str) -> Iterator[Shape]:
+def _list_transformer(name: str) -> Iterator[Tensor]:
     block, inner = f"{name}.transformer_blocks.0", 4 * _WIDTH
-    yield from _list_norm(f"{name}.norm", _WIDTH)
+    yield from list_norm(f"{name}.norm", _WIDTH)
     yield from _list_conv(f"{name}.proj_in", _WIDTH, _WIDTH, side=1)
     for attention, width in (("attn1", _WIDTH), ("attn2", _CROSS)):
         for key, columns in (("to_q", _WIDTH), ("to_k", width), ("to_v", width)):
-            yield f"{block}.{attention}.{key}.weight", (_WIDTH, columns), 1 / math.sqrt(columns)
-        yield from _list_linear(f"{block}.{attention}.to_out.0", _WIDTH, _WIDTH)
+            yield Tensor(f"{block}.{attention}.{key}.weight", (_WIDTH, columns), 1 / math.sqrt(columns))
+        yield from list_layer(f"{block}.{attention}.to_out.0", (_WIDTH, _WIDTH))
     for number in (1, 2, 3):
-        yield from _list_norm(f"{block}.norm{number}", _WIDTH)
-    yield from _list_linear(f"{block}.ff.net.0.proj", 2 * inner, _WIDTH)
-    yield from _list_linear(f"{block}.ff.net.2", _WIDTH, inner)
+        yield from list_norm(f"{block}.norm{number}", _WIDTH)
+    yield from list_layer(f"{block}.ff.net.0.proj", (2 * inner, _WIDTH))
+    yield from list_layer(f"{block}.ff.net.2", (_WIDTH, inner))
     yield from _list_conv(f"{name}.proj_out", _WIDTH, _WIDTH, side=1)
 
 
-def _list_vae() -> Iterator[Shape]:
+def _list_vae() -> Iterator[Tensor]:
     width, last = _DECODER_WIDTH, _LEVELS - 1
     for half, (inputs, outputs), blocks, layers, sampler in (
         ("encoder", (3, 2 * _LATENTS), "down_blocks", 1, "downsamplers"),
@@ -174,38 +172,27 @@ def _list_vae() -> Iterator[Shape]:
             if level < last:
                 yield from _list_conv(f"{half}.{blocks}.{level}.{sampler}.0.conv", width, width)
         attention = f"{half}.mid_block.attentions.0"
-        yield from _list_norm(f"{attention}.group_norm", width)
+        yield from list_norm(f"{attention}.group_norm", width)
         for name in ("to_q", "to_k", "to_v", "to_out.0"):
-            yield from _list_linear(f"{attention}.{name}", width, width)
+            yield from list_layer(f"{attention}.{name}", (width, width))
         for number in range(2):
             yield from _list_residual(f"{half}.mid_block.resnets.{number}", width, width)
-        yield from _list_norm(f"{half}.conv_norm_out", width)
+        yield from list_norm(f"{half}.conv_norm_out", width)
         yield from _list_conv(f"{half}.conv_out", outputs, width)
     yield from _list_conv("quant_conv", 2 * _LATENTS, 2 * _LATENTS, side=1)
     yield from _list_conv("post_quant_conv", _LATENTS, _LATENTS, side=1)
 
 
-def _list_residual(name: str, outputs: int, inputs: int, time: int = 0) -> Iterator[Shape]:
-    yield from _list_norm(f"{name}.norm1", inputs)
+def _list_residual(name: str, outputs: int, inputs: int, time: int = 0) -> Iterator[Tensor]:
+    yield from list_norm(f"{name}.norm1", inputs)
     yield from _list_conv(f"{name}.conv1", outputs, inputs)
     if time:
-        yield from _list_linear(f"{name}.time_emb_proj", outputs, time)
-    yield from _list_norm(f"{name}.norm2", outputs)
+        yield from list_layer(f"{name}.time_emb_proj", (outputs, time))
+    yield from list_norm(f"{name}.norm2", outputs)
     yield from _list_conv(f"{name}.conv2", outputs, outputs)
     if inputs != outputs:
         yield from _list_conv(f"{name}.conv_shortcut", outputs, inputs, side=1)
 
 
-def _list_conv(name: str, outputs: int, inputs: int, side: int = 3) -> Iterator[Shape]:
-    yield f"{name}.weight", (outputs, inputs, side, side), 1 / math.sqrt(inputs * side * side)
-    yield f"{name}.bias", (outputs,), 0.02
-
-
-def _list_linear(name: str, outputs: int, inputs: int) -> Iterator[Shape]:
-    yield f"{name}.weight", (outputs, inputs), 1 / math.sqrt(inputs)
-    yield f"{name}.bias", (outputs,), 0.02
-
-
-def _list_norm(name: str, width: int) -> Iterator[Shape]:
-    yield f"{name}.weight", (width,), 0
-    yield f"{name}.bias", (width,), 0.02
+def _list_conv(name: str, outputs: int, inputs: int, side: int = 3) -> Iterator[Tensor]:
+    return list_layer(name, (outputs, inputs, side, side))

@@ -14,11 +14,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from llm_serving.catalog import models
 from llm_serving.hub import files, make_pipeline, make_vision
 from llm_serving.hub.files import OnProgress
+from llm_serving.hub.tensors import Tensor
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 if TYPE_CHECKING:
@@ -53,22 +54,6 @@ _LOGIT_SPREAD = 3.0
 
 _STEER_INDEX = 0
 """Index in the residual stream that no layer writes to."""
-
-
-class Tensor(NamedTuple):
-    """One tensor of the checkpoint, under Hugging Face's name; with `spread` 0 it is all ones."""
-
-    name: str
-    shape: tuple[int, ...]
-    spread: float
-
-    @property
-    def bytes(self) -> int:
-        """Size in bfloat16."""
-        count = 2
-        for length in self.shape:
-            count *= length
-        return count
 
 
 def make(size: Size, folder: Path, on_progress: OnProgress | None = None) -> Path:
@@ -162,14 +147,13 @@ def list_tensors(size: Size) -> Iterator[Tensor]:
     """Yield the checkpoint's tensors in the order of the shards."""
     m = models.find(size)
     if m.task == "draw":
-        for shapes in make_pipeline.list_tensors(models.find("tiny").vocabulary).values():
-            yield from (Tensor(*shape) for shape in shapes)
+        for tensors in make_pipeline.list_tensors(models.find("tiny").vocabulary).values():
+            yield from tensors
         return
     width, kv_width = m.heads * m.head_dim, m.kv_heads * m.head_dim
     decoder = make_vision.DECODER if m.vision else "model"
     if m.vision:
-        for name, shape, spread in make_vision.list_tensors(models.read_config(size)["vision_config"]):
-            yield Tensor(name, shape, spread)
+        yield from make_vision.list_tensors(models.read_config(size)["vision_config"])
     yield Tensor(f"{decoder}.embed_tokens.weight", (m.vocabulary, m.hidden), _EMBEDDING_SPREAD)
     for layer in range(m.layers):
         prefix = f"{decoder}.layers.{layer}"
@@ -282,8 +266,7 @@ def _build_pipeline_configs(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _write_pipeline(folder: Path, vocabulary: int) -> None:
     first_number = 0
-    for name, shapes in make_pipeline.list_tensors(vocabulary).items():
-        shard = [Tensor(*shape) for shape in shapes]
+    for name, shard in make_pipeline.list_tensors(vocabulary).items():
         _write_shard(folder / name, shard, first_number, None)
         first_number += len(shard)
 

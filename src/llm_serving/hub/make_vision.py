@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from llm_serving.hub.tensors import Tensor, list_layer, list_norm
+
 TOKENS = {
     "vision_start": "<|vision_start|>",
     "vision_end": "<|vision_end|>",
@@ -28,41 +30,28 @@ _MIN_PIXELS, _MIN_VIDEO_PIXELS = 65_536, 4_096
 _VIDEO_PICTURES = 2
 """Of the largest video, in place of the published model's hundreds."""
 
-Shape = tuple[str, tuple[int, ...], float]
-"""Name, shape and standard deviation of a tensor; all ones where that is 0."""
 
-
-def list_tensors(vision: Mapping[str, Any]) -> Iterator[Shape]:
+def list_tensors(vision: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the tensors of the tower, by `vision_config` of config.json."""
     hidden, merged = vision["hidden_size"], vision["hidden_size"] * vision["spatial_merge_size"] ** 2
     patch = (vision["in_channels"], vision["temporal_patch_size"], vision["patch_size"], vision["patch_size"])
     prefix = "model.visual"
-    yield from _list_linear(f"{prefix}.patch_embed.proj", (hidden, *patch))
-    yield f"{prefix}.pos_embed.weight", (vision["num_position_embeddings"], hidden), _SPREAD
+    yield from list_layer(f"{prefix}.patch_embed.proj", (hidden, *patch), _SPREAD)
+    yield Tensor(f"{prefix}.pos_embed.weight", (vision["num_position_embeddings"], hidden), _SPREAD)
     for number in range(vision["depth"]):
         block = f"{prefix}.blocks.{number}"
-        yield from _list_norm(f"{block}.norm1", hidden)
-        yield from _list_norm(f"{block}.norm2", hidden)
-        yield from _list_linear(f"{block}.attn.qkv", (3 * hidden, hidden))
-        yield from _list_linear(f"{block}.attn.proj", (hidden, hidden))
-        yield from _list_linear(f"{block}.mlp.linear_fc1", (vision["intermediate_size"], hidden))
-        yield from _list_linear(f"{block}.mlp.linear_fc2", (hidden, vision["intermediate_size"]))
+        yield from list_norm(f"{block}.norm1", hidden)
+        yield from list_norm(f"{block}.norm2", hidden)
+        yield from list_layer(f"{block}.attn.qkv", (3 * hidden, hidden), _SPREAD)
+        yield from list_layer(f"{block}.attn.proj", (hidden, hidden), _SPREAD)
+        yield from list_layer(f"{block}.mlp.linear_fc1", (vision["intermediate_size"], hidden), _SPREAD)
+        yield from list_layer(f"{block}.mlp.linear_fc2", (hidden, vision["intermediate_size"]), _SPREAD)
     mergers = {"merger": hidden}
     mergers |= {f"deepstack_merger_list.{n}": merged for n in range(len(vision["deepstack_visual_indexes"]))}
     for name, norm in mergers.items():
-        yield from _list_norm(f"{prefix}.{name}.norm", norm)
-        yield from _list_linear(f"{prefix}.{name}.linear_fc1", (merged, merged))
-        yield from _list_linear(f"{prefix}.{name}.linear_fc2", (vision["out_hidden_size"], merged), _OUTPUT_SPREAD)
-
-
-def _list_linear(name: str, shape: tuple[int, ...], spread: float = _SPREAD) -> Iterator[Shape]:
-    yield f"{name}.weight", shape, spread
-    yield f"{name}.bias", shape[:1], _SPREAD
-
-
-def _list_norm(name: str, width: int) -> Iterator[Shape]:
-    yield f"{name}.weight", (width,), 0
-    yield f"{name}.bias", (width,), _SPREAD
+        yield from list_norm(f"{prefix}.{name}.norm", norm)
+        yield from list_layer(f"{prefix}.{name}.linear_fc1", (merged, merged), _SPREAD)
+        yield from list_layer(f"{prefix}.{name}.linear_fc2", (vision["out_hidden_size"], merged), _OUTPUT_SPREAD)
 
 
 def build_processor_configs(vision: Mapping[str, Any]) -> dict[str, Any]:
