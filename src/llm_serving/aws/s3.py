@@ -11,9 +11,9 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from llm_serving.aws import session
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
@@ -152,31 +152,28 @@ class Bucket:
         Raises:
             Unavailable: S3 went away or refused; what arrived stays for the next try.
         """
-        key = self.location.prefix + name
+        object_key = {"Bucket": self.location.bucket, "Key": self.location.prefix + name}
+        metadata = {HASH_KEY: sha256}
         with self._translate_errors("s3:PutObject"):
             if path.stat().st_size <= PART_BYTES:
-                self._upload_whole(path, key, sha256, on_bytes)
+                body = path.read_bytes()
+                self._client.put_object(
+                    **object_key, Body=body, ChecksumSHA256=_compute_checksum(body), Metadata=metadata
+                )
+                on_bytes(len(body))
             else:
-                self._upload_parts(path, key, sha256, on_bytes)
+                self._upload_parts(path, object_key, metadata, on_bytes)
         if not self.has_object(name, path.stat().st_size, sha256):
             raise Unavailable(f"{self.location}{name}: S3 holds other bytes than were sent. Fix: run it again.")
 
-    def _upload_whole(self, path: Path, key: str, sha256: str, on_bytes: OnBytes) -> None:
-        body = path.read_bytes()
-        object_key = {"Bucket": self.location.bucket, "Key": key}
-        self._client.put_object(
-            **object_key, Body=body, ChecksumSHA256=_compute_checksum(body), Metadata={HASH_KEY: sha256}
-        )
-        on_bytes(len(body))
-
-    def _upload_parts(self, path: Path, key: str, sha256: str, on_bytes: OnBytes) -> None:
-        object_key = {"Bucket": self.location.bucket, "Key": key}
-        upload_id, uploaded_parts = self._find_resumable_upload(path, key)
+    def _upload_parts(
+        self, path: Path, object_key: dict[str, str], metadata: dict[str, str], on_bytes: OnBytes
+    ) -> None:
+        upload_id, uploaded_parts = self._find_resumable_upload(path, object_key)
         if upload_id is None:
-            response = self._client.create_multipart_upload(
-                **object_key, ChecksumAlgorithm="SHA256", Metadata={HASH_KEY: sha256}
-            )
-            upload_id = response["UploadId"]
+            upload_id = self._client.create_multipart_upload(
+                **object_key, ChecksumAlgorithm="SHA256", Metadata=metadata
+            )["UploadId"]
         parts = []
         for number, body in _split_file(path):
             checksum = _compute_checksum(body)
@@ -189,75 +186,51 @@ class Bucket:
             parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
         self._client.complete_multipart_upload(**object_key, UploadId=upload_id, MultipartUpload={"Parts": parts})
 
-    def _find_resumable_upload(self, path: Path, key: str) -> tuple[str | None, dict[int, _UploadedPart]]:
+    def _find_resumable_upload(
+        self, path: Path, object_key: dict[str, str]
+    ) -> tuple[str | None, dict[int, _UploadedPart]]:
         """Return an upload of this file that broke off, and its parts. One of another content is ended."""
-        upload_id = self._find_newest_upload(key)
-        uploaded_parts = self._list_parts(key, upload_id) if upload_id else {}
-        if (
-            upload_id
-            and uploaded_parts
-            and all(
-                uploaded_parts[number].has_content(body)
-                for number, body in _split_file(path)
-                if number in uploaded_parts
-            )
-        ):
-            return upload_id, uploaded_parts
-        if upload_id:
-            self._client.abort_multipart_upload(Bucket=self.location.bucket, Key=key, UploadId=upload_id)
-        return None, {}
-
-    def _find_newest_upload(self, key: str) -> str | None:
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.location.bucket, Prefix=key)
-        uploads = [entry for page in pages for entry in page.get("Uploads", ()) if entry["Key"] == key]
-        return str(max(uploads, key=lambda entry: entry["Initiated"])["UploadId"]) if uploads else None
-
-    def _list_parts(self, key: str, upload_id: str) -> dict[int, _UploadedPart]:
-        pages = self._client.get_paginator("list_parts").paginate(
-            Bucket=self.location.bucket, Key=key, UploadId=upload_id
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=object_key["Bucket"], Prefix=object_key["Key"]
         )
-        return {
+        uploads = [entry for page in pages for entry in page.get("Uploads", ()) if entry["Key"] == object_key["Key"]]
+        if not uploads:
+            return None, {}
+        upload = {**object_key, "UploadId": max(uploads, key=lambda entry: entry["Initiated"])["UploadId"]}
+        parts = {
             entry["PartNumber"]: _UploadedPart(entry["ETag"], entry["Size"], entry.get("ChecksumSHA256"))
-            for page in pages
+            for page in self._client.get_paginator("list_parts").paginate(**upload)
             for entry in page.get("Parts", ())
         }
+        if parts and all(parts[number].has_content(body) for number, body in _split_file(path) if number in parts):
+            return upload["UploadId"], parts
+        self._client.abort_multipart_upload(**upload)
+        return None, {}
 
-    def _translate_errors(self, action: str) -> AbstractContextManager[None]:
-        return _translate_errors(f"s3://{self.location.bucket}", self.endpoint_name, action)
+    @contextmanager
+    def _translate_errors(self, action: str) -> Iterator[None]:
+        """Turn the SDK's errors into one line each."""
+        from botocore import exceptions
 
-
-@contextmanager
-def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator[None]:
-    """Turn the SDK's errors into one line each."""
-    from botocore import exceptions
-
-    try:
-        yield
-    except exceptions.ClientError as error:
-        _raise_client_error(error, subject, endpoint_name, action)
-    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
-        raise Unavailable(
-            f"{subject}: there are no AWS credentials here. "
-            "Fix: run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-        ) from None
-    except (exceptions.BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
-        reason = str(error).rstrip(".")
-        fix = "check the network, the region, and AWS_ENDPOINT_URL where it is set"
-        raise Unavailable(f"{subject}: {endpoint_name} does not answer: {reason}. Fix: {fix}.") from None
-
-
-def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: str) -> NoReturn:
-    code = session.get_error_code(error)
-    if code in _MISSING:
-        raise Unavailable(
-            f"{subject}: {endpoint_name} has no such bucket. Fix: apply the stack storage, or name another bucket."
-        ) from None
-    if code in _DENIED:
-        raise AccessDenied(
-            f"{subject}: {endpoint_name} denies {action} ({code}). "
-            "Fix: use an identity that may read and write the bucket and use its KMS key."
-        ) from None
-    raise Unavailable(f"{subject}: {endpoint_name} refuses {action}: {str(error).rstrip('.')}.") from None
+        subject = f"s3://{self.location.bucket}"
+        try:
+            yield
+        except exceptions.ClientError as error:
+            code = session.get_error_code(error)
+            if code in _MISSING:
+                fix = "apply the stack storage, or name another bucket"
+                raise Unavailable(f"{subject}: {self.endpoint_name} has no such bucket. Fix: {fix}.") from None
+            if code in _DENIED:
+                fix = "use an identity that may read and write the bucket and use its KMS key"
+                raise AccessDenied(f"{subject}: {self.endpoint_name} denies {action} ({code}). Fix: {fix}.") from None
+            raise Unavailable(f"{subject}: {self.endpoint_name} refuses {action}: {str(error).rstrip('.')}.") from None
+        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
+            fix = "run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise Unavailable(f"{subject}: there are no AWS credentials here. Fix: {fix}.") from None
+        except (exceptions.BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
+            reason = str(error).rstrip(".")
+            fix = "check the network, the region, and AWS_ENDPOINT_URL where it is set"
+            raise Unavailable(f"{subject}: {self.endpoint_name} does not answer: {reason}. Fix: {fix}.") from None
 
 
 class _UploadedPart(NamedTuple):
