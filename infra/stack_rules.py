@@ -249,7 +249,7 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
         ]
         expected = []
         if pool and pool.efa:
-            row = instances.find(template["instance_type"], instances.load())
+            row = instances.find(template["instance_type"])
             expected = [
                 (interface.card, interface.device, interface.kind)
                 for interface in interfaces.list_requested(

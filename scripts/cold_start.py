@@ -25,7 +25,6 @@ import yaml
 from rich.table import Table
 
 from llm_serving import console
-from llm_serving.catalog import instances
 from llm_serving.fleet import groups, loading
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings import overrides
@@ -113,7 +112,7 @@ def _choose_pool(text: str, pool: str) -> dict[str, str]:
 def _find_images(fleet: Path, target: str, pool: str) -> str:
     if not registry.load_target(target).needs_aws or not pool:
         return ""
-    fleet_groups = groups.resolve_all(loading.load_fleet(fleet).value, instances.load())
+    fleet_groups = groups.resolve_all(loading.load_fleet(fleet).value)
     return next(group.images for group in fleet_groups if group.pool == pool)
 
 

@@ -108,11 +108,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def read_pools(fleet_file: Path, traffic: Path) -> list[Pool]:
     """Read the pools at their most; those without a curve are full of real time."""
-    document, catalog = loading.load_fleet(fleet_file), instances.load()
+    document = loading.load_fleet(fleet_file)
     curves = traffic_curves.load_curves(traffic, document.value).value
-    plans = {plan.pool: plan for plan in shift_plan.plan(document.value, curves, catalog)}
+    plans = {plan.pool: plan for plan in shift_plan.plan(document.value, curves)}
     return [
-        Pool(name, catalog[pool.types[0]], pool.size.max, *_find_shift(plans.get(name), pool.size.max))
+        Pool(name, instances.load()[pool.types[0]], pool.size.max, *_find_shift(plans.get(name), pool.size.max))
         for name, pool in document.value.pools.items()
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from infra.constructs import alarm
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.topic_rule import add_topic_rule
-from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, groups
 
 _QUOTA_PERCENT = 80
@@ -20,13 +19,12 @@ Source: EC2 user guide, "Monitor Capacity Blocks using EventBridge", whose editi
 
 def add_capacity_watch(stack: FleetStack) -> None:
     """Add an alarm for each quota of vCPUs that the fleet meets, and a rule for its Capacity Blocks."""
-    catalog = instances.load()
-    for need in capacity.compute(stack.fleet, catalog).needs:
+    for need in capacity.compute(stack.fleet).needs:
         if need.quota.usage_class:
             _add_quota_alarm(stack, need.quota.usage_class)
     blocks = {
         group.reservation
-        for group in groups.resolve_all(stack.fleet, catalog)
+        for group in groups.resolve_all(stack.fleet)
         if group.purchase_option == "capacity-block" and group.reservation
     }
     if blocks:

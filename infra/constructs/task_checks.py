@@ -102,7 +102,7 @@ def _find_pool_mistakes(
     """Yield what the pool of a service does not have."""
     key_path: list[str | int] = ["services", index]
     rows, pool_name = instances.load(), service.placement.pool
-    pool_groups = groups.resolve_pool(fleet, pool_name, rows) if pool_name in fleet.pools else ()
+    pool_groups = groups.resolve_pool(fleet, pool_name) if pool_name in fleet.pools else ()
     if not any(group.orchestrator == "ecs" for group in pool_groups):
         ecs_pools = [name for name, pool in fleet.pools.items() if fleet.get_orchestrator(pool) == "ecs"]
         reason = f"the fleet {fleet.name} has no such pool on ECS"

@@ -19,7 +19,6 @@ from infra.constructs.alarm import build_cluster_dimensions
 from infra.constructs.efa_group import add_efa_group
 from infra.constructs.topic_rule import add_topic_rule
 from infra.stacks import base
-from llm_serving.catalog import instances
 from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -41,10 +40,10 @@ def add(app: App, document: Document[Fleet]) -> None:
     """Add the stack to the app. Outputs: cluster_name, namespaces (service_connect, peers: ids or ARNs), strategies
     (by pool, by service in the order to fall back in: capacity providers with their weights).
     """
-    fleet, catalog = document.value, instances.load()
+    fleet = document.value
     stack = base.create_stack(app, NAME, document)
     fleet_network = network.find_network(stack)
-    machine_groups = [group for group in groups.resolve_all(fleet, catalog) if group.orchestrator == "ecs"]
+    machine_groups = [group for group in groups.resolve_all(fleet) if group.orchestrator == "ecs"]
     pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
     tested_groups = network_test.list_task_groups(machine_groups)
     cluster = ecs_cluster.add_cluster(

@@ -23,7 +23,7 @@ from infra.constructs.task_load_balancer import CERTIFICATE_DAYS
 from infra.constructs.topic_rule import add_topic_rule
 from infra.constructs.vpc import Network
 from infra.stacks import base
-from llm_serving.catalog import eks, instances, signals
+from llm_serving.catalog import eks, signals
 from llm_serving.fleet import groups, log_outputs, node_template
 from llm_serving.fleet.log_outputs import CLOUDWATCH
 from llm_serving.fleet.model import Fleet
@@ -43,10 +43,10 @@ def add(app: App, document: Document[Fleet]) -> None:
     """Add the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, end_of_standard_support,
     node_groups (names).
     """
-    fleet, catalog = document.value, instances.load()
+    fleet = document.value
     stack = base.create_stack(app, NAME, document)
     fleet_network = network.find_network(stack)
-    eks_groups = [group for group in groups.resolve_all(fleet, catalog) if group.orchestrator == "eks"]
+    eks_groups = [group for group in groups.resolve_all(fleet) if group.orchestrator == "eks"]
     cluster = eks_cluster.add_cluster(
         stack,
         vpc_id=fleet_network.vpc_id,
@@ -55,14 +55,14 @@ def add(app: App, document: Document[Fleet]) -> None:
         log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)} if fleet.logs.to == CLOUDWATCH else {},
     )
     context = _build_context(stack, fleet_network, cluster.resource, efa=any(group.efa for group in eks_groups))
-    system_group = build_system_group(fleet, catalog)
+    system_group = build_system_group(fleet)
     system_node_group = node_groups.add_node_group(context, system_group)
     eks_add_ons.add(stack, cluster=cluster.resource, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
         *(
-            (group, node_groups.add_node_group(context, group, node_template.build_tags(group, catalog)))
+            (group, node_groups.add_node_group(context, group, node_template.build_tags(group)))
             for group in managed_groups
         ),
     ]

@@ -9,7 +9,7 @@ from botocore.loaders import Loader
 
 from llm_serving import paths
 from llm_serving.aws.preflight import permissions
-from llm_serving.catalog import account_needs, instances, own_image, services
+from llm_serving.catalog import account_needs, own_image, services
 from llm_serving.catalog.account_needs import AccountNeeds
 from llm_serving.fleet import endpoints, standing_cost
 from llm_serving.fleet.model import Fleet, Storage
@@ -71,7 +71,7 @@ def test_a_kind_that_is_added_is_asked_by_networks_costs_registries_and_prefligh
             }
         )
         assert permissions.list_actions_by_kind(fleet) == {"some-diary": ("kinesis:CreateStream",)}
-        items = {item.name: item.count for item in standing_cost.list_items(fleet, instances.load())}
+        items = {item.name: item.count for item in standing_cost.list_items(fleet)}
         assert items["kms-key for some-diary"] == 2
     finally:
         account_needs.load_all.cache_clear()

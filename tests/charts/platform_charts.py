@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
@@ -49,7 +48,7 @@ Facts = Mapping[str, Any]
 
 def select_charts() -> list[SelectedAddOn]:
     """The charts of the fleet, with their values filled in."""
-    return [selected for selected in add_ons.select_add_ons(FLEET, instances.load()) if selected.add_on.chart]
+    return [selected for selected in add_ons.select_add_ons(FLEET) if selected.add_on.chart]
 
 
 def load_facts() -> dict[str, Facts]:

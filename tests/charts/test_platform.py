@@ -14,7 +14,6 @@ from llm_serving.fleet.system_group import build_system_group
 from tests.charts import platform_charts
 from tests.charts.platform_charts import FLEET, find_unknown_names
 
-CATALOG = instances.load()
 FACTS = platform_charts.load_facts()
 CHARTS = {selected.add_on.name: selected for selected in platform_charts.select_charts()}
 
@@ -45,7 +44,7 @@ def build_node(group: Group) -> Node:
     return Node(group.pool, labels, group.taints)
 
 
-NODES = [build_node(group) for group in (build_system_group(FLEET, CATALOG), *resolve_all(FLEET, CATALOG))]
+NODES = [build_node(group) for group in (build_system_group(FLEET), *resolve_all(FLEET))]
 
 
 def is_schedulable(pod: Mapping[str, Any], node: Node) -> bool:
@@ -169,5 +168,7 @@ def test_the_neuron_chart_knows_every_neuron_type_of_the_catalog() -> None:
         for expression in term["matchExpressions"]
         if expression["key"] == "node.kubernetes.io/instance-type"
     ]
-    neuron_types = {name for name, row in CATALOG.items() if row.accelerators and row.accelerators.kind == "neuron"}
+    neuron_types = {
+        name for name, row in instances.load().items() if row.accelerators and row.accelerators.kind == "neuron"
+    }
     assert neuron_types <= set(types)

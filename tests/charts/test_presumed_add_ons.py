@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from llm_serving import paths
-from llm_serving.catalog import instances
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
 from llm_serving.fleet.groups import resolve_all
 from llm_serving.fleet.loading import load_fleet
@@ -22,8 +21,6 @@ from tests.charts.test_batch import Values, values  # noqa: F401, a fixture
 from tests.charts.test_cluster import EXTRA_VALUES
 from tests.charts.test_presets import NAMES, Preset, each_preset
 from tests.infra.batch.conftest import FLEET as BATCH_FLEET
-
-CATALOG = instances.load()
 
 BUILT_IN_GROUPS = {"", "apps", "batch", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io"}
 """API groups of every cluster."""
@@ -84,8 +81,8 @@ def list_presumed(manifest: Any) -> Iterator[str]:
 
 def find_missing(manifests: Sequence[Mapping[str, Any]], fleet: Fleet) -> list[str]:
     """Return what objects take for granted and the fleet's cluster lacks, with the row that would bring it."""
-    rows = {selected.add_on.name for selected in add_ons.select_add_ons(fleet, CATALOG)}
-    if any(group.os == "bottlerocket" for group in resolve_all(fleet, CATALOG)):
+    rows = {selected.add_on.name for selected in add_ons.select_add_ons(fleet)}
+    if any(group.os == "bottlerocket" for group in resolve_all(fleet)):
         rows.add("nvidia-device-plugin")
     presumed = sorted({name for manifest in manifests for name in list_presumed(manifest)})
     return [f"{name}: {ROWS.get(name, 'no row')}" for name in presumed if ROWS.get(name) not in rows]
@@ -153,7 +150,7 @@ def test_what_no_row_brings_is_missing() -> None:
 def test_the_platform_s_own_manifests_come_after_what_brings_their_kinds() -> None:
     before: set[str] = set()
     own_kinds = set()
-    for selected in add_ons.select_add_ons(platform_charts.FLEET, CATALOG):
+    for selected in add_ons.select_add_ons(platform_charts.FLEET):
         row = selected.add_on
         for manifest in load_own_manifests(row.manifest or ""):
             kinds = {found for found in list_presumed(manifest) if found in ROWS}
@@ -171,7 +168,7 @@ def load_own_manifests(manifest: str) -> list[dict[str, Any]]:
         add_ons.SPARE: spare_manifests.build,
     }
     if manifest in builders:
-        return builders[manifest](platform_charts.FLEET, CATALOG)
+        return builders[manifest](platform_charts.FLEET)
     if not manifest or manifest.startswith("https://"):
         return []
     return list(yaml.safe_load_all((add_ons.FILE.parent / manifest).read_text()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from llm_serving.catalog import eks, instances
+from llm_serving.catalog import eks
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import Fleet
 from tests.charts import objects
@@ -28,5 +28,5 @@ def test_kubernetes_knows_every_field_of_the_class(schema_location: str) -> None
 def test_every_cluster_has_the_class_first_and_the_driver_that_serves_it() -> None:
     pools = {"general": {"types": "m8g.large", "size": "0..2"}}
     fleet = Fleet(name="demo", region="us-west-2", zones=("us-west-2a", "us-west-2b"), pools=pools)
-    assert add_ons.select_add_ons(fleet, instances.load())[0].add_on.manifest == FILE.name
+    assert add_ons.select_add_ons(fleet)[0].add_on.manifest == FILE.name
     assert [row.csi_driver for row in eks.ADD_ONS if row.name == "aws-ebs-csi-driver"] == [None]

@@ -18,9 +18,7 @@ _VM_OVERHEAD = 0.075
 
 def build_for_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels: str) -> list[dict[str, Any]]:
     """Build nodes of a pool's first choice, in its zones in turn, named after the pool."""
-    group = next(
-        entry for entry in resolve_all(fleet, instances.load()) if entry.pool == pool and entry.orchestrator == "eks"
-    )
+    group = next(entry for entry in resolve_all(fleet) if entry.pool == pool and entry.orchestrator == "eks")
     row = instances.load()[group.types[0]]
     return [
         build(

@@ -8,7 +8,6 @@ import yaml
 from pydantic import ValidationError
 
 from infra.constructs import controllers, karpenter
-from llm_serving.catalog import instances
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import AddOns, Fleet
@@ -24,7 +23,7 @@ def load_example(name: str) -> Fleet:
 
 
 def list_rows(name: str) -> list[str]:
-    return [step.add_on.name for step in add_ons.select_add_ons(load_example(name), instances.load())]
+    return [step.add_on.name for step in add_ons.select_add_ons(load_example(name))]
 
 
 def test_every_row_is_pinned_has_a_source_and_a_known_condition() -> None:
@@ -71,16 +70,14 @@ def test_a_fleet_s_logs_have_one_output_that_the_chart_knows(to: str, on: str, p
     zones, pools = ("us-west-2a", "us-west-2b"), {"general": {"types": "g6e.2xlarge", "size": "0..4"}}
     fields = {"name": "demo", "region": "us-west-2", "zones": zones, "pools": pools, "account": "123456789012"}
     fleet = Fleet.model_validate({**fields, "logs": {"to": to}})
-    [collector] = [
-        row for row in add_ons.select_add_ons(fleet, instances.load()) if row.add_on.name == "aws-for-fluent-bit"
-    ]
+    [collector] = [row for row in add_ons.select_add_ons(fleet) if row.add_on.name == "aws-for-fluent-bit"]
     outputs = {name: collector.values[name] for name in ("cloudWatchLogs", "s3", "opensearch")}
     assert {name for name, output in outputs.items() if output["enabled"]} == {on}
     assert outputs[on].items() >= {place}
     names = platform_charts.load_facts()["aws-for-fluent-bit"]["names"]
     assert list(platform_charts.find_unknown_names(collector.values, names)) == []
     silent = Fleet.model_validate(fields)
-    assert "aws-for-fluent-bit" not in {row.add_on.name for row in add_ons.select_add_ons(silent, instances.load())}
+    assert "aws-for-fluent-bit" not in {row.add_on.name for row in add_ons.select_add_ons(silent)}
 
 
 def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
@@ -116,9 +113,7 @@ def test_the_load_balancer_controller_finds_the_gateway_api_as_it_starts(tmp_pat
     annotations = [
         step.values["podAnnotations"]
         for switch in (False, True)
-        for step in add_ons.select_add_ons(
-            fleet.model_copy(update={"add_ons": AddOns(gateway=switch)}), instances.load()
-        )
+        for step in add_ons.select_add_ons(fleet.model_copy(update={"add_ons": AddOns(gateway=switch)}))
         if step.add_on.name == "aws-load-balancer-controller"
     ]
     assert annotations == [{"fleet/gateway-api": "off"}, {"fleet/gateway-api": "on"}], "a change starts its pods again"
@@ -126,7 +121,7 @@ def test_the_load_balancer_controller_finds_the_gateway_api_as_it_starts(tmp_pat
 
 def test_manifests_beside_the_table_are_applied_from_there(tmp_path: Path) -> None:
     fleet = load_example("mixed").model_copy(update={"add_ons": AddOns(gateway=True)})
-    commands = installer.build_install_commands(fleet, instances.load(), tmp_path, tmp_path / "fleet.yaml")
+    commands = installer.build_install_commands(fleet, tmp_path, tmp_path / "fleet.yaml")
     [classes] = [command for command in commands if command.selected.add_on.name == "gateway-classes"]
     manifests = list(yaml.safe_load_all(Path(classes.arguments[-1]).read_text()))
     assert {manifest["metadata"]["name"]: manifest["spec"]["controllerName"] for manifest in manifests} == {
@@ -138,7 +133,7 @@ def test_manifests_beside_the_table_are_applied_from_there(tmp_path: Path) -> No
 def test_the_efa_plugin_comes_from_the_fleets_own_region() -> None:
     [values] = [
         step.values
-        for step in add_ons.select_add_ons(load_example("p5-efa"), instances.load())
+        for step in add_ons.select_add_ons(load_example("p5-efa"))
         if step.add_on.name == "aws-efa-k8s-device-plugin"
     ]
     repository = "602401143452.dkr.ecr.us-east-1.amazonaws.com/eks/aws-efa-k8s-device-plugin"
@@ -158,7 +153,7 @@ def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
 
 
 def test_values_come_from_the_fleet() -> None:
-    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(load_example("mixed"), instances.load())}
+    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(load_example("mixed"))}
     assert filled["karpenter"]["settings"]["interruptionQueue"] == "mixed-interruptions"
     assert filled["aws-load-balancer-controller"]["vpcTags"] == {"fleet": "mixed", "Name": "mixed"}
     assert "{" not in str([value for values in filled.values() for value in find_leaves(values)])
@@ -170,9 +165,7 @@ def test_node_groups_are_tried_in_the_order_of_their_pools_choices(tmp_path: Pat
         "  large: {types: [p5.48xlarge, g6e.48xlarge], buy: [spot, on-demand], size: 1..4}\n"
     )
     fleet = load(tmp_path / "fleet.yaml", Fleet).value
-    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(fleet, instances.load())}[
-        "cluster-autoscaler"
-    ]
+    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(fleet)}["cluster-autoscaler"]
     assert filled["extraArgs"]["expander"].split(",")[0] == "priority"
     priorities = filled["expanderPriorities"]
     group_names = {
@@ -198,9 +191,7 @@ def find_leaves(value: object) -> list[str]:
 
 
 def test_every_command_waits_and_is_idempotent(tmp_path: Path) -> None:
-    commands = installer.build_install_commands(
-        load_example("mixed"), instances.load(), tmp_path, tmp_path / "fleet.yaml"
-    )
+    commands = installer.build_install_commands(load_example("mixed"), tmp_path, tmp_path / "fleet.yaml")
     for command in commands:
         if command.arguments[0] == "helm":
             assert command.arguments[1:3] == ["upgrade", "--install"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from llm_serving.catalog import instances, quotas
+from llm_serving.catalog import quotas
 from llm_serving.fleet import addresses, capacity, checks, groups
 from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.settings import document as files
@@ -27,7 +27,7 @@ def _load_fleet(tmp_path: Path, text: str) -> Document[Fleet]:
 
 
 def _compute_capacity(tmp_path: Path, pools: str, head: str = HEAD) -> capacity.Capacity:
-    return capacity.compute(_load_fleet(tmp_path, f"{head}pools:\n{pools}").value, instances.load())
+    return capacity.compute(_load_fleet(tmp_path, f"{head}pools:\n{pools}").value)
 
 
 def _sum_needs(fleet_capacity: capacity.Capacity, quota: quotas.Quota) -> int:
@@ -116,7 +116,7 @@ def test_a_fleet_without_accelerators_loses_none_with_a_zone(tmp_path: Path) -> 
 
 
 def _get_error(tmp_path: Path, text: str) -> str:
-    (mistake,) = capacity.find_mistakes(_load_fleet(tmp_path, text), instances.load())
+    (mistake,) = capacity.find_mistakes(_load_fleet(tmp_path, text))
     return str(mistake).removeprefix(f"{tmp_path}/")
 
 
@@ -155,21 +155,20 @@ def test_too_many_container_instances_for_a_cluster_are_refused(tmp_path: Path) 
 
 def test_an_unknown_type_is_left_out_of_the_limits(tmp_path: Path) -> None:
     document = _load_fleet(tmp_path, f"{HEAD}pools:\n  aa: {{types: g6e.7xlarge, size: 0..90000}}\n")
-    assert capacity.find_mistakes(document, instances.load()) == []
+    assert capacity.find_mistakes(document) == []
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_a_fleet_without_enough_addresses_is_refused(fleet: Fleet) -> None:
     document = strategies.build_document(fleet)
-    catalog = instances.load()
-    fleet_capacity = capacity.compute(fleet, catalog)
+    fleet_capacity = capacity.compute(fleet)
     short_subnets = [subnet for subnet in fleet_capacity.subnets if subnet.needed > subnet.available]
-    mistakes = [mistake for mistake in capacity.find_mistakes(document, catalog) if mistake.field == "network.cidr"]
+    mistakes = [mistake for mistake in capacity.find_mistakes(document) if mistake.field == "network.cidr"]
     assert bool(short_subnets) == bool(mistakes)
     if mistakes and mistakes[0].fix.startswith("cidr: "):
         wider_network = NewNetwork(cidr=mistakes[0].fix.removeprefix("cidr: "))
-        wider_capacity = capacity.compute(fleet.model_copy(update={"network": wider_network}), catalog)
+        wider_capacity = capacity.compute(fleet.model_copy(update={"network": wider_network}))
         assert all(subnet.needed <= subnet.available for subnet in wider_capacity.subnets), (
             "what is offered instead is enough"
         )
@@ -192,13 +191,12 @@ def test_planned_subnets_are_disjoint_and_inside_the_vpc(fleet: Fleet) -> None:
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_an_accepted_fleet_stays_within_fixed_limits(fleet: Fleet) -> None:
-    catalog = instances.load()
-    if checks.find_mistakes(strategies.build_document(fleet), catalog):
+    if checks.find_mistakes(strategies.build_document(fleet)):
         return
-    fleet_capacity = capacity.compute(fleet, catalog)
+    fleet_capacity = capacity.compute(fleet)
     assert all(limit.amount <= limit.most for limit in fleet_capacity.limits)
-    providers = [group for group in groups.resolve_all(fleet, catalog) if group.kind == "capacity-provider"]
+    providers = [group for group in groups.resolve_all(fleet) if group.kind == "capacity-provider"]
     assert len(providers) <= 20
     assert sum(share for _, share in fleet_capacity.zone_shares) == pytest.approx(1.0) or not any(
-        group.accelerators for group in groups.resolve_all(fleet, catalog)
+        group.accelerators for group in groups.resolve_all(fleet)
     )

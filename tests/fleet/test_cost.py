@@ -13,8 +13,7 @@ from llm_serving.fleet import cost, standing_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.units import Bounds
 
-CATALOG = instances.load()
-PRICED = sorted(name for name, row in CATALOG.items() if "us-east-1" in row.prices)
+PRICED = sorted(name for name, row in instances.load().items() if "us-east-1" in row.prices)
 BLOCK = {"capacity-block": "cr-0123456789abcdef0"}
 
 
@@ -31,7 +30,7 @@ def _sum_max(costs: cost.Cost) -> float:
 
 
 def test_the_minimum_uses_the_cheapest_type_and_the_maximum_the_dearest() -> None:
-    costs = cost.estimate(_build_fleet(aa={"types": ["g6e.48xlarge", "g6e.xlarge"], "size": "2..3"}), CATALOG)
+    costs = cost.estimate(_build_fleet(aa={"types": ["g6e.48xlarge", "g6e.xlarge"], "size": "2..3"}))
     assert _sum_min(costs) == pytest.approx(2 * 1.861)
     assert _sum_max(costs) == pytest.approx(3 * 30.13118)
     assert costs.unknown == ()
@@ -39,19 +38,19 @@ def test_the_minimum_uses_the_cheapest_type_and_the_maximum_the_dearest() -> Non
 
 
 def test_an_unknown_price_is_named_and_left_out_of_the_sum() -> None:
-    costs = cost.estimate(_build_fleet(aa={"types": ["p5.48xlarge", "p5e.48xlarge", "no.such"], "size": 2}), CATALOG)
+    costs = cost.estimate(_build_fleet(aa={"types": ["p5.48xlarge", "p5e.48xlarge", "no.such"], "size": 2}))
     assert costs.pools[0].unknown == ("p5e.48xlarge", "no.such")
     assert _sum_max(costs) == _sum_min(costs) == pytest.approx(110.08)
 
 
 def test_a_capacity_block_is_paid_up_front() -> None:
-    costs = cost.estimate(_build_fleet(aa={"types": "p5e.48xlarge", "size": 2, "buy": BLOCK}), CATALOG)
+    costs = cost.estimate(_build_fleet(aa={"types": "p5e.48xlarge", "size": 2, "buy": BLOCK}))
     assert (_sum_max(costs), costs.unknown, costs.pools[0].prepaid, costs.sources) == (0, (), True, ())
 
 
 def test_an_on_demand_reservation_costs_its_hours_like_any_machine() -> None:
     reserved = {"reservation": "cr-0123456789abcdef0"}
-    costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": 2, "buy": reserved}), CATALOG)
+    costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": 2, "buy": reserved}))
     assert _sum_max(costs) == pytest.approx(110.08)
 
 
@@ -60,7 +59,7 @@ def test_spare_instances_cost_from_the_first_hour() -> None:
         "idle": {"types": "g6e.xlarge", "size": "0..3", "spare": 2},
         "busy": {"types": "g6e.xlarge", "size": "3..4", "spare": 1},
     }
-    costs = cost.estimate(_build_fleet(**pools), CATALOG)
+    costs = cost.estimate(_build_fleet(**pools))
     assert [pool.min_usd_h for pool in costs.pools] == pytest.approx([2 * 1.861, 3 * 1.861]), (
         "those of the least size are idle too"
     )
@@ -69,14 +68,14 @@ def test_spare_instances_cost_from_the_first_hour() -> None:
 
 def test_the_fleets_own_reservation_costs_the_same_used_or_idle() -> None:
     buy = [{"reserve": 4}, "on-demand"]
-    costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10", "buy": buy}), CATALOG)
+    costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10", "buy": buy}))
     assert _sum_min(costs) == pytest.approx(4 * 55.04), "four are paid for where one runs"
     assert _sum_max(costs) == pytest.approx(10 * 55.04), "a machine in the reservation is not paid for twice"
     assert costs.pools[0].reserved_usd_h == pytest.approx(4 * 55.04)
 
 
 def test_a_pool_without_its_own_reservation_costs_its_minimum() -> None:
-    costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10"}), CATALOG)
+    costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10"}))
     assert (_sum_min(costs), costs.pools[0].reserved_usd_h) == (pytest.approx(55.04), 0)
 
 
@@ -94,18 +93,16 @@ _pools = st.dictionaries(
 
 @given(_pools)
 def test_the_minimum_never_exceeds_the_maximum_and_pools_add_up(pools: dict[str, Any]) -> None:
-    costs = cost.estimate(_build_fleet(**pools), CATALOG)
+    costs = cost.estimate(_build_fleet(**pools))
     assert 0 <= _sum_min(costs) <= _sum_max(costs)
-    single_costs = [_sum_max(cost.estimate(_build_fleet(**{name: pool}), CATALOG)) for name, pool in pools.items()]
+    single_costs = [_sum_max(cost.estimate(_build_fleet(**{name: pool}))) for name, pool in pools.items()]
     assert math.isclose(_sum_max(costs), sum(single_costs), abs_tol=1e-9)
 
 
 @given(_pools, st.sampled_from(PRICED))
 def test_one_more_fallback_type_never_lowers_the_maximum(pools: dict[str, Any], name: str) -> None:
     larger_pools = {key: {**pool, "types": list(dict.fromkeys([*pool["types"], name]))} for key, pool in pools.items()}
-    assert _sum_max(cost.estimate(_build_fleet(**larger_pools), CATALOG)) >= _sum_max(
-        cost.estimate(_build_fleet(**pools), CATALOG)
-    )
+    assert _sum_max(cost.estimate(_build_fleet(**larger_pools))) >= _sum_max(cost.estimate(_build_fleet(**pools)))
 
 
 # EKS control plane, system nodes, NAT gateways with their addresses, endpoints in zones, KMS keys.
@@ -124,7 +121,7 @@ def test_what_stands_without_instances_is_in_the_least_and_the_most(
     zones = tuple(f"us-east-1{letter}" for letter in "abcd"[:zone_count])
     pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": "0..1"}}
     fleet = Fleet(name="demo", region="us-east-1", zones=zones, orchestrator=orchestrator, pools=pools)
-    costs = cost.estimate(fleet, CATALOG)
+    costs = cost.estimate(fleet)
     assert costs.standing_usd_h == pytest.approx(usd_h)
     assert costs.min_usd_h == pytest.approx(usd_h)
     assert costs.max_usd_h == pytest.approx(usd_h + 1.861)
@@ -138,13 +135,13 @@ def test_an_existing_network_is_its_owners_cost() -> None:
     fleet = Fleet(
         name="demo", region="us-east-1", zones=("us-east-1a",), orchestrator="ecs", pools=pools, network=network
     )
-    assert [(item.name, item.count) for item in cost.estimate(fleet, CATALOG).standing] == [("KMS keys", 2)]
+    assert [(item.name, item.count) for item in cost.estimate(fleet).standing] == [("KMS keys", 2)]
 
 
 def test_a_region_without_prices_of_its_own_is_estimated_and_says_so() -> None:
     pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": 0}}
     fleet = Fleet(name="demo", region="eu-west-1", zones=("eu-west-1a",), orchestrator="ecs", pools=pools)
-    is_regional = {item.name: item.is_regional_price for item in cost.estimate(fleet, CATALOG).standing}
+    is_regional = {item.name: item.is_regional_price for item in cost.estimate(fleet).standing}
     assert is_regional == {
         "NAT gateways": False,
         "public addresses": True,
@@ -157,8 +154,5 @@ def test_extended_support_costs_six_times_as_much() -> None:
     pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": 0}}
     fleet = Fleet(name="demo", region="us-east-1", zones=("us-east-1a", "us-east-1b"), pools=pools)
     ended = eks.END_OF_STANDARD_SUPPORT[fleet.eks.version]
-    by_day = {
-        day: standing_cost.list_items(fleet, CATALOG, day)[0].usd_h
-        for day in (ended - datetime.timedelta(days=1), ended)
-    }
+    by_day = {day: standing_cost.list_items(fleet, day)[0].usd_h for day in (ended - datetime.timedelta(days=1), ended)}
     assert list(by_day.values()) == [0.10, 0.60]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import ecs_node_config, groups
 from llm_serving.fleet.groups import Group
 
@@ -20,7 +19,7 @@ def build_group(**overrides: Any) -> Group:
     from llm_serving.settings.document import load
 
     path = Path(__file__).parents[2] / "infra/fleets/ecs-multi-az.yaml"
-    return dataclasses.replace(groups.resolve_all(load(path, Fleet).value, instances.load())[0], **overrides)
+    return dataclasses.replace(groups.resolve_all(load(path, Fleet).value)[0], **overrides)
 
 
 def parse_parts(text: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ def make_groups(tmp_path: Path) -> GroupFactory:
     def make(lines: str, orchestrator: str = "eks") -> tuple[Group, ...]:
         text = f"{HEAD}orchestrator: {orchestrator}\npools:\n  aa: {{{lines}}}\n"
         (tmp_path / "fleet.yaml").write_text(text)
-        return groups.resolve_all(files.load(tmp_path / "fleet.yaml", Fleet).value, instances.load())
+        return groups.resolve_all(files.load(tmp_path / "fleet.yaml", Fleet).value)
 
     return make
 
@@ -241,7 +241,7 @@ def test_no_strategy_is_too_long_in_a_fleet_of_six_zones() -> None:
     zones = tuple(f"us-east-1{letter}" for letter in "abcdef")
     pool = {"types": ["p5.48xlarge", "g6.48xlarge"], "buy": ["spot", "on-demand"], "size": "6..60"}
     fleet = Fleet(name="demo", region="us-east-1", zones=zones, orchestrator="ecs", pools={"aa": pool})
-    lengths = [len(service) for service in groups.group_by_choice(groups.resolve_all(fleet, instances.load()))]
+    lengths = [len(service) for service in groups.group_by_choice(groups.resolve_all(fleet))]
     assert lengths == [groups.MAX_PROVIDERS] * 2 + [5, 5], "one of the zones has no g6"
 
 
@@ -255,7 +255,7 @@ def test_no_group_makes_no_service() -> None:
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_any_valid_fleet_resolves_within_its_bounds(fleet: Fleet) -> None:
-    machine_groups = groups.resolve_all(fleet, instances.load())
+    machine_groups = groups.resolve_all(fleet)
     names = [group.name for group in machine_groups]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[a-z][a-z0-9-]{0,62}", name) for name in names)
@@ -274,7 +274,7 @@ def test_any_valid_fleet_resolves_within_its_bounds(fleet: Fleet) -> None:
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_efa_implies_one_zone_one_type_and_all_of_its_interfaces(fleet: Fleet) -> None:
-    for group in groups.resolve_all(fleet, instances.load()):
+    for group in groups.resolve_all(fleet):
         if not group.efa:
             assert interfaces.count_addresses(group.interfaces) == len(group.interfaces) == 1
             continue
@@ -285,7 +285,7 @@ def test_efa_implies_one_zone_one_type_and_all_of_its_interfaces(fleet: Fleet) -
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_every_provider_is_in_a_strategy_of_at_most_six(fleet: Fleet) -> None:
-    machine_groups = groups.resolve_all(fleet, instances.load())
+    machine_groups = groups.resolve_all(fleet)
     for name in fleet.pools:
         pool_groups = [group for group in machine_groups if group.pool == name and group.kind == "capacity-provider"]
         services = groups.group_by_choice(pool_groups)
@@ -300,7 +300,7 @@ def test_every_provider_is_in_a_strategy_of_at_most_six(fleet: Fleet) -> None:
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_each_orchestrator_gets_only_settings_that_it_supports(fleet: Fleet) -> None:
-    for group in groups.resolve_all(fleet, instances.load()):
+    for group in groups.resolve_all(fleet):
         if group.orchestrator == "ecs":
             assert (group.kind, group.taints, group.os) == ("capacity-provider", (), "al2023")
             assert group.images != "soci"

@@ -9,7 +9,6 @@ import jsonschema
 import pytest
 import yaml
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import karpenter_manifests, names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import Fleet
@@ -44,13 +43,11 @@ def fleet(tmp_path: Path) -> Fleet:
 def get_manifests(fleet: Fleet, pool: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Class and NodePool of the first group of a pool."""
     group = get_first_group(fleet, pool)
-    return karpenter_manifests.build_node_class(fleet, group), karpenter_manifests.build_node_pool(
-        group, instances.load()
-    )
+    return karpenter_manifests.build_node_class(fleet, group), karpenter_manifests.build_node_pool(group)
 
 
 def get_first_group(fleet: Fleet, pool: str) -> Group:
-    return next(group for group in resolve_all(fleet, instances.load()) if group.pool == pool)
+    return next(group for group in resolve_all(fleet) if group.pool == pool)
 
 
 def require_crds() -> None:
@@ -85,12 +82,12 @@ def close_schema(schema: Any) -> Any:
 @pytest.mark.parametrize("file", FLEETS, ids=lambda file: file.stem)
 def test_the_manifests_of_every_example_match_karpenters_schemas(file: Path) -> None:
     fleet = load(file, Fleet).value
-    for manifest in karpenter_manifests.build(fleet, instances.load()):
+    for manifest in karpenter_manifests.build(fleet):
         build_validator(manifest["kind"]).validate(manifest["spec"])
 
 
 def test_every_field_matches_karpenters_schemas(fleet: Fleet) -> None:
-    manifests = karpenter_manifests.build(fleet, instances.load())
+    manifests = karpenter_manifests.build(fleet)
     assert [entry["kind"] for entry in manifests].count("NodePool") == len(manifests) / 2 == 10
     for manifest in manifests:
         build_validator(manifest["kind"]).validate(manifest["spec"])
@@ -115,9 +112,7 @@ def test_a_real_api_server_validates_the_manifests_of_every_example_by_karpenter
     karpenter_cluster: ControlPlane, fleet: Fleet
 ) -> None:
     for example in [*(load(file, Fleet).value for file in FLEETS), fleet]:
-        assert (
-            manifests := karpenter_manifests.build(example, instances.load())
-        ) == [] or karpenter_cluster.find_errors(manifests) == []
+        assert (manifests := karpenter_manifests.build(example)) == [] or karpenter_cluster.find_errors(manifests) == []
     invalid = copy.deepcopy(get_manifests(fleet, "general")[0])
     invalid["spec"]["amiSelectorTerms"].append({"id": "ami-0123456789abcdef0"})
     [error] = karpenter_cluster.find_errors([invalid])
@@ -125,9 +120,7 @@ def test_a_real_api_server_validates_the_manifests_of_every_example_by_karpenter
 
 
 def test_preferred_groups_weigh_more_and_each_is_bounded(fleet: Fleet) -> None:
-    pools = [
-        manifest for manifest in karpenter_manifests.build(fleet, instances.load()) if manifest["kind"] == "NodePool"
-    ]
+    pools = [manifest for manifest in karpenter_manifests.build(fleet) if manifest["kind"] == "NodePool"]
     general = [manifest["spec"] for manifest in pools if manifest["metadata"]["name"].startswith("general-")]
     assert [manifest["weight"] for manifest in general] == [100, 99, 98, 97]
     assert [manifest["limits"] for manifest in general[:1]] == [{"nodes": "10", "nvidia.com/gpu": "40"}]
@@ -167,7 +160,7 @@ def test_efa_nodes_request_the_catalogs_interfaces_and_efas_security_group(fleet
 
 
 def test_only_the_machine_reads_its_metadata_and_volumes_are_encrypted(fleet: Fleet) -> None:
-    for manifest in karpenter_manifests.build(fleet, instances.load()):
+    for manifest in karpenter_manifests.build(fleet):
         if manifest["kind"] == "EC2NodeClass":
             assert manifest["spec"]["metadataOptions"]["httpTokens"] == "required"
             assert manifest["spec"]["metadataOptions"]["httpPutResponseHopLimit"] == 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import add_ons, kueue_manifests, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as installer
@@ -38,7 +37,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def get_specs(fleet: Fleet, kind: str) -> dict[str, Any]:
-    manifests = kueue_manifests.build(fleet, instances.load())
+    manifests = kueue_manifests.build(fleet)
     return {item["metadata"]["name"]: item["spec"] for item in manifests if item["kind"] == kind}
 
 
@@ -79,12 +78,12 @@ def test_a_quota_is_what_the_pool_holds_at_full_size(fleet: Fleet) -> None:
 
 
 def test_queues_come_after_kueue_and_a_removal_leaves_the_namespace(fleet: Fleet, tmp_path: Path) -> None:
-    rows = [selected.add_on.name for selected in add_ons.select_add_ons(fleet, instances.load())]
+    rows = [selected.add_on.name for selected in add_ons.select_add_ons(fleet)]
     assert rows.index("kueue") < rows.index("queues")
     folder = tmp_path / "platform"
-    installer.build_install_commands(fleet, instances.load(), folder, folder / "fleet.yaml")
+    installer.build_install_commands(fleet, folder, folder / "fleet.yaml")
     assert "kind: Namespace" in (folder / "queues.yaml").read_text()
-    installer.build_remove_commands(fleet, instances.load(), folder)
+    installer.build_remove_commands(fleet, folder)
     assert "kind: Namespace" not in (folder / "queues.yaml").read_text()
     assert (folder / "queues.yaml").read_text().count("kind: LocalQueue") == len(fleet.pools)
 
@@ -101,7 +100,7 @@ def kueue_cluster(control_plane: ControlPlane) -> ControlPlane:
 
 def test_a_real_api_server_accepts_the_queues_of_every_example(kueue_cluster: ControlPlane, fleet: Fleet) -> None:
     for example in [*(load(file, Fleet).value for file in EXAMPLES), fleet]:
-        manifests = kueue_manifests.build(example, instances.load())
+        manifests = kueue_manifests.build(example)
         assert kueue_cluster.find_errors([item for item in manifests if item["kind"] != "Namespace"]) == []
     queue = next(item for item in manifests if item["kind"] == "ClusterQueue")
     invalid = copy.deepcopy(queue)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import images, instances
+from llm_serving.catalog import images
 from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -30,7 +30,7 @@ def _load(tmp_path: Path, orchestrator: str) -> Fleet:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Group:
-    return groups.resolve_pool(_load(tmp_path, "eks"), "large", instances.load())[0]
+    return groups.resolve_pool(_load(tmp_path, "eks"), "large")[0]
 
 
 def test_the_image_is_pinned_by_digest() -> None:
@@ -66,5 +66,5 @@ def test_a_task_on_ecs_takes_all_gpus_and_every_efa_device(group: Group) -> None
 
 def test_pools_on_ecs_with_gpus_and_efa_can_be_tested(tmp_path: Path) -> None:
     for orchestrator, pools in (("ecs", ["large"]), ("eks", [])):
-        resolved = groups.resolve_all(_load(tmp_path, orchestrator), instances.load())
+        resolved = groups.resolve_all(_load(tmp_path, orchestrator))
         assert [group.pool for group in network_test.list_task_groups(resolved)] == pools

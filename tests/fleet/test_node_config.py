@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import node_config as user_data
 from llm_serving.fleet.groups import Group, resolve_pool
 from llm_serving.fleet.model import Fleet
@@ -21,7 +20,7 @@ def build_group(**settings: Any) -> Group:
     fleet = Fleet.model_validate(
         {"name": "demo", "region": "us-west-2", "zones": ["us-west-2a"], "pools": {"general": pool}}
     )
-    return resolve_pool(fleet, "general", instances.load())[0]
+    return resolve_pool(fleet, "general")[0]
 
 
 def parse_node_config(text: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import groups, node_template
 from llm_serving.fleet.model import Fleet
 
@@ -18,8 +17,8 @@ def build_tags(**pool: object) -> dict[str, str]:
         zones=("us-west-2b", "us-west-2c"),
         pools={"aa": {"size": "0..4", "by": "node-groups", "zones": "us-west-2b", **pool}},
     )
-    (group,) = groups.resolve_all(fleet, instances.load())
-    tags = node_template.build_tags(group, instances.load())
+    (group,) = groups.resolve_all(fleet)
+    tags = node_template.build_tags(group)
     assert all(key.startswith(PREFIX) and len(key) <= 128 for key in tags)
     return {key.removeprefix(PREFIX): value for key, value in tags.items()}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from llm_serving import paths
-from llm_serving.catalog import instances
 from llm_serving.fleet import shift_plan, shifting, traffic_curves
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.shift_plan import PoolPlan
@@ -43,7 +42,7 @@ pools:
 def plan_example(name: str) -> list[PoolPlan]:
     fleet = load(paths.EXAMPLE_FLEETS / f"{name}.yaml", Fleet).value
     curves = traffic_curves.load_curves(paths.EXAMPLE_FLEETS / "curves" / f"{name}.yaml", fleet).value
-    return shift_plan.plan(fleet, curves, instances.load())
+    return shift_plan.plan(fleet, curves)
 
 
 def write_small(
@@ -59,7 +58,7 @@ def write_small(
 def plan_small(folder: Path, batch: str, variation: str = "2%") -> PoolPlan:
     fleet_file, curve = write_small(folder, batch, variation=variation)
     fleet = load(fleet_file, Fleet).value
-    [plan] = shift_plan.plan(fleet, traffic_curves.load_curves(curve, fleet).value, instances.load())
+    [plan] = shift_plan.plan(fleet, traffic_curves.load_curves(curve, fleet).value)
     return plan
 
 

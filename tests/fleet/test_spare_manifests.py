@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from llm_serving import processes
-from llm_serving.catalog import instances
 from llm_serving.fleet import spare_manifests
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations.kube_api import POD
@@ -32,7 +31,7 @@ FLEET = Fleet.model_validate(
 
 
 def build() -> list[dict[str, Any]]:
-    return spare_manifests.build(FLEET, instances.load())
+    return spare_manifests.build(FLEET)
 
 
 def test_each_pool_with_accelerators_has_pods_that_fill_its_first_type() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.catalog import ecs, eks, images, instances
+from llm_serving.catalog import ecs, eks, images
 from llm_serving.fleet import machine_images, upgrade
 from llm_serving.fleet.add_ons import select_add_ons
 from llm_serving.fleet.eks_add_ons import list_eks_add_ons
@@ -37,7 +37,7 @@ def read_fleet(tmp_path: Path, version: str = NEWEST, more: str = "", orchestrat
 
 
 def list_steps(fleet: Fleet, installed: Installed | None = None) -> list[Step]:
-    return upgrade.list_steps(fleet, instances.load(), installed)
+    return upgrade.list_steps(fleet, installed)
 
 
 def format_ami(kubernetes: str, release: str = eks.AL2023) -> str:
@@ -47,7 +47,7 @@ def format_ami(kubernetes: str, release: str = eks.AL2023) -> str:
 def build_installed(fleet: Fleet, version: str, **changed: object) -> Installed:
     """A cluster in which all is as pinned for a version, but for what is changed."""
     add_ons = {row.name: row.versions[version] for row in eks.ADD_ONS if row.csi_driver is None}
-    charts = {row.add_on.name: str(row.add_on.version) for row in select_add_ons(fleet, instances.load())}
+    charts = {row.add_on.name: str(row.add_on.version) for row in select_add_ons(fleet)}
     known = {"kubernetes": version, "add_ons": add_ons, "charts": charts, "amis": {format_ami(version): 2}}
     return Installed(**{**known, **changed})  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ def test_charts_come_first_and_engines_last(tmp_path: Path) -> None:
     older = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo-docker-hub/vllm/vllm-openai:v0.1.0@sha256:0"
     steps = list_steps(fleet, build_installed(fleet, "1.35", charts=charts, images=frozenset({older, known, "mine:1"})))
     assert [step.name for step in steps] == ["Platform charts", "Kubernetes 1.36", "Deployments"]
-    pinned = next(row.add_on for row in select_add_ons(fleet, instances.load()) if row.add_on.name == "karpenter")
+    pinned = next(row.add_on for row in select_add_ons(fleet) if row.add_on.name == "karpenter")
     assert steps[0].changes == (f"karpenter 1.6.0 -> {pinned.version}",)
     assert steps[2].changes == (f"vllm/vllm-openai v0.1.0 -> {known.rpartition(':')[2]}",)
 
@@ -175,7 +175,7 @@ def test_names_of_amis_are_read_as_their_parameters_write_them(tmp_path: Path, o
     file = tmp_path / "fleet.yaml"
     file.write_text(file.read_text().replace("size: 0..4", "size: 0..4" + f", os: {os}" * (os != "al2023")))
     fleet = load(file, Fleet).value
-    for parameter in machine_images.list_parameters(fleet, instances.load()):
+    for parameter in machine_images.list_parameters(fleet):
         words = parameter.split("/")
         name = f"bottlerocket-{words[4]}-{words[5]}-v{words[6]}-1a2b3c4d"
         node = upgrade.parse_ami(name if words[3] == "bottlerocket" else words[-2])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.preflight import zones
-from llm_serving.catalog import account_needs, instances, quotas
+from llm_serving.catalog import account_needs, quotas
 from llm_serving.catalog.quotas import Quota
 from llm_serving.fleet import capacity
 from llm_serving.fleet.model import Fleet
@@ -74,7 +74,7 @@ def test_every_type_of_resource_is_known_to_start_something_or_not(stacks: Stack
 
 def list_counted(folder: Path, shape: str) -> set[Quota]:
     fleet = load(folder / shape / "fleet.yaml", Fleet).value
-    return {need.quota for need in capacity.compute(fleet, instances.load()).needs if need.amount}
+    return {need.quota for need in capacity.compute(fleet).needs if need.amount}
 
 
 @pytest.mark.parametrize("shape", [*EXAMPLES, *FLEETS])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from llm_serving.catalog import instances
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, cached_images
@@ -60,9 +59,7 @@ def build_fleet(image_cache: dict[str, str] | None) -> Fleet:
 def test_every_chart_of_a_fleet_with_a_cache_is_installed_by_the_post_renderer(tmp_path: Path) -> None:
     rows = {}
     for name, cache in (("with", {}), ("without", None)):
-        commands = add_ons.build_install_commands(
-            build_fleet(cache), instances.load(), tmp_path, tmp_path / "fleet.yaml"
-        )
+        commands = add_ons.build_install_commands(build_fleet(cache), tmp_path, tmp_path / "fleet.yaml")
         rows[name] = ["--post-renderer" in command.arguments for command in commands if command.arguments[0] == "helm"]
     assert rows["with"] and all(rows["with"])
     assert not any(rows["without"])

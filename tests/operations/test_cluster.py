@@ -8,7 +8,6 @@ import yaml
 
 from llm_serving import processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as platform
 from llm_serving.operations import cluster, kube_api
@@ -196,7 +195,7 @@ def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recor
     connection = cluster.ClusterContext(demo_fleet, tmp_path, cluster.open_session(AwsSession(REGION), tmp_path))
     cluster.terminate_machines(connection)
     cluster.delete_load_balancers(connection)
-    removals = platform.build_remove_commands(demo_fleet, instances.load(), tmp_path / "platform")
+    removals = platform.build_remove_commands(demo_fleet, tmp_path / "platform")
     platform.run_commands(removals, tmp_path / "platform", verb="Remove", kubeconfig=connection.aws.kubeconfig)
     calls = [" ".join(call[:4]) for call in recorder.calls if call[:2] != ["api", "open"]]
     assert calls == [
@@ -215,14 +214,12 @@ def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recor
 
 
 def test_removal_is_the_installation_backwards(tmp_path: Path) -> None:
-    demo_fleet, catalog = write_fleet(tmp_path), instances.load()
+    demo_fleet = write_fleet(tmp_path)
     installed = [
         command.selected.add_on.name
-        for command in platform.build_install_commands(demo_fleet, catalog, tmp_path, tmp_path / "fleet.yaml")
+        for command in platform.build_install_commands(demo_fleet, tmp_path, tmp_path / "fleet.yaml")
     ]
-    removed = [
-        command.selected.add_on.name for command in platform.build_remove_commands(demo_fleet, catalog, tmp_path)
-    ]
+    removed = [command.selected.add_on.name for command in platform.build_remove_commands(demo_fleet, tmp_path)]
     assert removed == installed[::-1]
     assert installed.index("karpenter") < installed.index("node-pools")
 

@@ -218,24 +218,23 @@ def has_region(region: str) -> bool:
     return region in load_regions()
 
 
-def find(name: str, catalog: Catalog | None = None) -> Instance:
+def find(name: str) -> Instance:
     """Return the instance type called `name`.
 
     Raises:
         InputError: there is none; the message names the nearest ones.
     """
-    instances = load() if catalog is None else catalog
-    if name not in instances:
-        raise InputError(f"{name}: the catalog has no such instance type. Fix: use {suggest_names(name, instances)}.")
-    return instances[name]
+    if name not in load():
+        raise InputError(f"{name}: the catalog has no such instance type. Fix: use {suggest_names(name)}.")
+    return load()[name]
 
 
-def suggest_names(name: str, catalog: Catalog) -> str:
+def suggest_names(name: str) -> str:
     """Return what a person may have meant by `name`, as words for a message."""
-    matches = difflib.get_close_matches(name, catalog, n=3, cutoff=0.75)
+    matches = difflib.get_close_matches(name, load(), n=3, cutoff=0.75)
     if matches:
         return " or ".join(matches)
-    return f"a type of the families {', '.join(dict.fromkeys(instance.family for instance in catalog.values()))}"
+    return f"a type of the families {', '.join(dict.fromkeys(instance.family for instance in load().values()))}"
 
 
 def build(generated: Mapping[str, Any], overlay: Mapping[str, Any]) -> Catalog:

@@ -13,7 +13,6 @@ from pydantic import model_validator
 from llm_serving import paths
 from llm_serving.catalog import eks, signals
 from llm_serving.catalog.images import Digest
-from llm_serving.catalog.instances import Catalog
 from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import log_outputs, names
 from llm_serving.fleet.groups import Group, resolve_all
@@ -76,10 +75,10 @@ def load_add_ons() -> tuple[AddOn, ...]:
     return tuple(AddOn.model_validate(row) for row in own_yaml.read(FILE))
 
 
-def select_add_ons(fleet: Fleet, catalog: Catalog) -> list[SelectedAddOn]:
+def select_add_ons(fleet: Fleet) -> list[SelectedAddOn]:
     """Return what a fleet's cluster runs."""
-    conditions = _find_conditions(fleet, catalog)
-    values = _collect_values(fleet, catalog)
+    conditions = _find_conditions(fleet)
+    values = _collect_values(fleet)
     return [
         SelectedAddOn(add_on, own_yaml.fill_values(add_on.values or {}, values))
         for add_on in load_add_ons()
@@ -91,9 +90,9 @@ CONDITIONS = ("always", "accelerators", "nvidia", "neuron", "efa", "karpenter", 
 """What a row's `when` may name beside the fleet's add-ons."""
 
 
-def _find_conditions(fleet: Fleet, catalog: Catalog) -> set[str]:
-    eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
-    values = _collect_values(fleet, catalog)
+def _find_conditions(fleet: Fleet) -> set[str]:
+    eks_groups = [group for group in resolve_all(fleet) if group.orchestrator == "eks"]
+    values = _collect_values(fleet)
     flags = {
         "nvidia": bool(values["nvidia_pools"]),
         "neuron": bool(values["neuron_pools"]),
@@ -107,8 +106,8 @@ def _find_conditions(fleet: Fleet, catalog: Catalog) -> set[str]:
     return {"always", *(name for name, on in flags.items() if on)}
 
 
-def _collect_values(fleet: Fleet, catalog: Catalog) -> dict[str, Any]:
-    eks_groups = [group for group in resolve_all(fleet, catalog) if group.orchestrator == "eks"]
+def _collect_values(fleet: Fleet) -> dict[str, Any]:
+    eks_groups = [group for group in resolve_all(fleet) if group.orchestrator == "eks"]
 
     def select_pools(predicate: Callable[[Group], bool]) -> list[str]:
         return list(dict.fromkeys(group.pool for group in eks_groups if predicate(group)))

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from llm_serving.catalog import quotas
-from llm_serving.catalog.instances import Catalog, Instance
+from llm_serving.catalog import instances, quotas
+from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.quotas import Quota
 from llm_serving.fleet import addresses, endpoints, interfaces
 from llm_serving.fleet.groups import Group, resolve_all
@@ -105,31 +105,31 @@ class Capacity:
     """Pools in a single zone, which are lost with it."""
 
 
-def compute(fleet: Fleet, catalog: Catalog) -> Capacity:
+def compute(fleet: Fleet) -> Capacity:
     """Return all that the fleet meets.
 
     Raises:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
-    machine_groups = resolve_all(fleet, catalog)
-    system_groups = [build_system_group(fleet, catalog)] if "eks" in fleet.orchestrators else []
+    machine_groups = resolve_all(fleet)
+    system_groups = [build_system_group(fleet)] if "eks" in fleet.orchestrators else []
     machines = sum(pool.size.max for pool in fleet.pools.values())
     burst, per_second = RUN_INSTANCES_RATE
     return Capacity(
         needs=tuple(
             _sum_needs(
                 [
-                    *_list_vcpu_needs(fleet, machine_groups, catalog),
+                    *_list_vcpu_needs(fleet, machine_groups),
                     *_list_network_needs(fleet),
-                    *_list_machine_needs(fleet, machine_groups, catalog),
-                    *(need for group in system_groups for need in _list_system_needs(group, catalog)),
+                    *_list_machine_needs(fleet, machine_groups),
+                    *(need for group in system_groups for need in _list_system_needs(group)),
                 ]
             )
         ),
-        limits=tuple(_list_limits(fleet, machine_groups, catalog)),
-        subnets=tuple(_list_subnets(fleet, machine_groups, catalog)),
+        limits=tuple(_list_limits(fleet, machine_groups)),
+        subnets=tuple(_list_subnets(fleet, machine_groups)),
         max_machines=sum(group.max_size for group in machine_groups),
-        max_usd_h=sum(group.max_size * _get_max_price(fleet, group, catalog) for group in machine_groups),
+        max_usd_h=sum(group.max_size * _get_max_price(fleet, group) for group in machine_groups),
         launch_s=max(0, machines - burst) / per_second,
         zone_shares=tuple(_compute_zone_shares(fleet, machine_groups)),
         single_zone_pools=tuple(
@@ -138,12 +138,12 @@ def compute(fleet: Fleet, catalog: Catalog) -> Capacity:
     )
 
 
-def find_mistakes(document: Document[Fleet], catalog: Catalog) -> list[Mistake]:
+def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Return what cannot work at the greatest size; nothing if a type is unknown, because nothing can be counted."""
     fleet = document.value
-    if any(name not in catalog for pool in fleet.pools.values() for name in pool.types):
+    if any(name not in instances.load() for pool in fleet.pools.values() for name in pool.types):
         return []
-    capacity = compute(fleet, catalog)
+    capacity = compute(fleet)
     return [*_check_subnet_sizes(document, capacity.subnets), *_check_limits(document, capacity.limits)]
 
 
@@ -158,7 +158,7 @@ def _sum_needs(parts: Iterable[Need]) -> Iterator[Need]:
         )
 
 
-def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Need]:
+def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Need]:
     """Yield the vCPUs by family and way to buy: each of a pool's choices may come to carry all of it.
 
     A Capacity Block counts against no vCPU quota; a reservation counts as on demand, used or not.
@@ -167,7 +167,7 @@ def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Cat
         largest: dict[Quota, Instance] = {}
         for group in machine_groups:
             if group.pool == name and group.purchase_option != "capacity-block":
-                row = max((catalog[item] for item in group.types), key=lambda item: item.vcpus)
+                row = max((instances.load()[item] for item in group.types), key=lambda item: item.vcpus)
                 family = quotas.find_family(row.name)
                 quota = family.spot if group.purchase_option == "spot" else family.on_demand
                 largest[quota] = max(largest.get(quota, row), row, key=lambda item: item.vcpus)
@@ -191,12 +191,10 @@ def _list_network_needs(fleet: Fleet) -> Iterator[Need]:
         yield Need(quotas.NETWORK_INTERFACES, zones, f"{zones} NAT gateways")
 
 
-def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Need]:
+def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Need]:
     for name, pool in fleet.pools.items():
         pool_groups = [group for group in machine_groups if group.pool == name]
-        per_machine = max(
-            (len(group.interfaces) + _count_task_interfaces(group, catalog) for group in pool_groups), default=0
-        )
+        per_machine = max((len(group.interfaces) + _count_task_interfaces(group) for group in pool_groups), default=0)
         if per_machine:
             yield Need(
                 quotas.NETWORK_INTERFACES, pool.size.max * per_machine, f"{name} {pool.size.max:,} × {per_machine}"
@@ -225,12 +223,12 @@ def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group], catalog: 
         )
 
 
-def _list_system_needs(group: Group, catalog: Catalog) -> Iterator[Need]:
+def _list_system_needs(group: Group) -> Iterator[Need]:
     """Yield what the cluster's own nodes use; an update starts as many again before it ends the old ones."""
     [instance_type] = group.types
     breakdown = f"system {group.max_size} × {instance_type}"
-    if instance_type in catalog:
-        vcpus = catalog[instance_type].vcpus
+    if instance_type in instances.load():
+        vcpus = instances.load()[instance_type].vcpus
         yield Need(quotas.find_family(instance_type).on_demand, group.max_size * vcpus, breakdown)
     yield Need(quotas.NETWORK_INTERFACES, group.max_size, breakdown)
     yield Need(quotas.VOLUMES, -(-group.max_size * group.volume.size_gib // 1024), breakdown)
@@ -238,7 +236,7 @@ def _list_system_needs(group: Group, catalog: Catalog) -> Iterator[Need]:
     yield Need(quotas.LAUNCH_TEMPLATES, 1, "system")
 
 
-def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Limit]:
+def _list_limits(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Limit]:
     providers = sum(group.kind == "capacity-provider" for group in machine_groups)
     if providers:
         source = "ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable"
@@ -248,7 +246,7 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog
     if isinstance(fleet.network, NewNetwork):
         usage = sum(
             pool.size.max
-            * max((_count_address_units(group, catalog) for group in machine_groups if group.pool == name), default=0)
+            * max((_count_address_units(group) for group in machine_groups if group.pool == name), default=0)
             for name, pool in fleet.pools.items()
         )
         fixed = 6 * len(fleet.zones) * (len(endpoints.list_own(fleet)) + fleet.network.nat)
@@ -256,35 +254,31 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog
         yield Limit("network address units of the VPC", usage + fixed, 256_000, source)
 
 
-def _get_max_price(fleet: Fleet, group: Group, catalog: Catalog) -> float:
+def _get_max_price(fleet: Fleet, group: Group) -> float:
     """Return US dollars an hour of the group's dearest type; 0 where no price is known, or it is paid already."""
-    prices = [catalog[name].get_price_usd_h(fleet.region) or 0.0 for name in group.types]
+    prices = [instances.load()[name].get_price_usd_h(fleet.region) or 0.0 for name in group.types]
     return 0.0 if group.purchase_option == "capacity-block" else max(prices)
 
 
-def _count_address_units(group: Group, catalog: Catalog) -> int:
+def _count_address_units(group: Group) -> int:
     """Return the network address units of one instance: an address and a prefix count one each."""
-    pods = (
-        NODE_PREFIXES[bool(group.accelerators)]
-        if group.orchestrator == "eks"
-        else _count_task_interfaces(group, catalog)
-    )
+    pods = NODE_PREFIXES[bool(group.accelerators)] if group.orchestrator == "eks" else _count_task_interfaces(group)
     return interfaces.count_addresses(group.interfaces) + pods
 
 
-def _count_machine_addresses(group: Group, catalog: Catalog) -> int:
+def _count_machine_addresses(group: Group) -> int:
     """Return the addresses that one instance of the group and what runs on it take from its subnet."""
     own = interfaces.count_addresses(group.interfaces)
     if group.orchestrator == "eks":
         return own + PREFIX_ADDRESSES * NODE_PREFIXES[bool(group.accelerators)]
-    return own + _count_task_interfaces(group, catalog)
+    return own + _count_task_interfaces(group)
 
 
-def _count_task_interfaces(group: Group, catalog: Catalog) -> int:
+def _count_task_interfaces(group: Group) -> int:
     """Return the interfaces of ECS tasks: one a task, at most one an accelerator, and no more than the cards hold."""
     if group.orchestrator != "ecs":
         return 0
-    rows = [catalog[name] for name in group.types]
+    rows = [instances.load()[name] for name in group.types]
     return max(_count_tasks(row) for row in rows)
 
 
@@ -293,7 +287,7 @@ def _count_tasks(row: Instance) -> int:
     return min(free, row.accelerators.count) if row.accelerators else free
 
 
-def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalog) -> Iterator[Subnet]:
+def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Subnet]:
     network = fleet.network
     if not isinstance(network, NewNetwork):
         return
@@ -301,29 +295,29 @@ def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group], catalog: Catalo
         if zone[-1] in addresses.LETTERS:
             cidr = addresses.compute_private_cidr(network.cidr, zone)
             available = IPv4Network(cidr).num_addresses - RESERVED_BY_AWS
-            yield Subnet(zone, cidr, _sum_zone_addresses(fleet, machine_groups, zone, catalog), available)
+            yield Subnet(zone, cidr, _sum_zone_addresses(fleet, machine_groups, zone), available)
 
 
-def count_zone_addresses(zone: str, fleet: Fleet, catalog: Catalog) -> int:
+def count_zone_addresses(zone: str, fleet: Fleet) -> int:
     """Return the addresses that the fleet takes in a zone's private subnet, whoever made it."""
-    return _sum_zone_addresses(fleet, resolve_all(fleet, catalog), zone, catalog)
+    return _sum_zone_addresses(fleet, resolve_all(fleet), zone)
 
 
-def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str, catalog: Catalog) -> int:
+def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str) -> int:
     fixed = (
         len(endpoints.list_own(fleet))
         + LOAD_BALANCER_ADDRESSES
         + ("eks" in fleet.orchestrators) * (CONTROL_PLANE_ADDRESSES + SYSTEM_NODE_ADDRESSES)
     )
-    return fixed + sum(_count_pool_addresses(machine_groups, name, zone, catalog) for name in fleet.pools)
+    return fixed + sum(_count_pool_addresses(machine_groups, name, zone) for name in fleet.pools)
 
 
-def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str, catalog: Catalog) -> int:
+def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str) -> int:
     """Return the addresses of one pool in one zone: those of the choice that takes most there."""
     zone_groups = [group for group in machine_groups if group.pool == pool and zone in group.zones]
     # Warm instances hold their addresses while they are stopped.
     counts = ((group, -(-(group.max_size + group.warm) // len(group.zones))) for group in zone_groups)
-    return max((count * _count_machine_addresses(group, catalog) for group, count in counts), default=0)
+    return max((count * _count_machine_addresses(group) for group, count in counts), default=0)
 
 
 def _compute_zone_shares(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[tuple[str, float]]:

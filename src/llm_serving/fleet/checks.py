@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from llm_serving.catalog import instances
-from llm_serving.catalog.instances import Catalog, Instance
+from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import capacity, cost
 from llm_serving.fleet.model import Fleet, Reservation
 from llm_serving.settings.document import Document
@@ -18,24 +18,24 @@ from llm_serving.settings.errors import InputError, Mistake
 Mistakes = Iterator[Mistake]
 
 
-def find_mistakes(document: Document[Fleet], catalog: Catalog) -> list[Mistake]:
+def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Return all mistakes in file order; empty if the fleet can be rented.
 
     Where the catalog has no answer for the fleet's region, nothing is claimed about what that region offers.
     """
-    mistakes = list(_check_spend_limit(document, catalog))
+    mistakes = list(_check_spend_limit(document))
     for name, pool in document.value.pools.items():
-        rows = [catalog[type_name] for type_name in pool.types if type_name in catalog]
-        mistakes += _check_types_known(document, catalog, name)
-        mistakes += _check_types_offered(document, catalog, name, rows)
-        mistakes += _check_efa(document, catalog, name, rows)
-        mistakes += _check_purchases(document, catalog, name, rows)
+        rows = [instances.load()[type_name] for type_name in pool.types if type_name in instances.load()]
+        mistakes += _check_types_known(document, name)
+        mistakes += _check_types_offered(document, name, rows)
+        mistakes += _check_efa(document, name, rows)
+        mistakes += _check_purchases(document, name, rows)
         mistakes += _check_same_hardware(document, name, rows)
         mistakes += _check_nvme(document, name, rows)
         mistakes += _check_volume_speed(document, name, rows)
         mistakes += _check_closed_network(document, name, rows)
         mistakes += _check_spare(document, name, rows)
-    mistakes += capacity.find_mistakes(document, catalog)
+    mistakes += capacity.find_mistakes(document)
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
 
@@ -45,23 +45,23 @@ def require(document: Document[Fleet]) -> None:
     Raises:
         InputError: with all that cannot work.
     """
-    mistakes = find_mistakes(document, instances.load())
+    mistakes = find_mistakes(document)
     if mistakes:
         raise InputError(mistakes)
 
 
-def _check_types_known(document: Document[Fleet], catalog: Catalog, name: str) -> Mistakes:
+def _check_types_known(document: Document[Fleet], name: str) -> Mistakes:
     for index, type_name in enumerate(document.value.pools[name].types):
-        if type_name not in catalog:
+        if type_name not in instances.load():
             key_path = ("pools", name, "types", index)
             reason = "the catalog has no such instance type"
-            yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name, catalog))
+            yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name))
 
 
-def _check_types_offered(document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_types_offered(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     """Return the types that none of the pool's zones offers; else zones that offer none of the pool's types."""
     fleet, pool = document.value, document.value.pools[name]
-    if not any(fleet.region in row.zones for row in catalog.values()):
+    if not any(fleet.region in row.zones for row in instances.load().values()):
         return
     zones = fleet.get_zones(pool)
     lacking = [row for row in rows if not set(zones) & set(row.zones.get(fleet.region, ()))]
@@ -127,25 +127,25 @@ def _suggest_refresh(fleet: Fleet) -> str:
     return f"run `blueprint catalog refresh --region {fleet.region}` to read your own account's zones"
 
 
-def _check_efa(document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_efa(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     lacking = [row for row in rows if not row.efa_interfaces]
     if not lacking or not document.value.pools[name].efa:
         return
     families = {row.family for row in lacking}
-    alternatives = [row.name for row in catalog.values() if row.efa_interfaces and row.family in families]
+    alternatives = [row.name for row in instances.load().values() if row.efa_interfaces and row.family in families]
     reason = f"{join_words([row.name for row in lacking])} {'has' if len(lacking) == 1 else 'have'} no EFA"
     fix = f"use types with it ({', '.join(alternatives)}), or set efa: false" if alternatives else "set efa: false"
     yield document.build_mistake(("pools", name, "efa"), True, reason, fix)
 
 
-def _check_purchases(document: Document[Fleet], catalog: Catalog, name: str, rows: Sequence[Instance]) -> Mistakes:
+def _check_purchases(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     for index, purchase in enumerate(document.value.pools[name].buy):
         purchase_class, label = _classify_purchase(purchase)
         lacking = [row.name for row in rows if purchase_class not in row.purchase]
         if not lacking:
             continue
         available = [option for option in ("on-demand", "spot") if all(option in row.purchase for row in rows)]
-        alternatives = [row.name for row in catalog.values() if purchase_class in row.purchase]
+        alternatives = [row.name for row in instances.load().values() if purchase_class in row.purchase]
         reason = f"EC2 does not sell {join_words(lacking)} {label}"
         fix = f"set buy: [{', '.join(available)}]" if available else "use another type"
         fix += f", or use a type that is sold this way, such as {', '.join(alternatives[-3:])}" if alternatives else ""
@@ -204,19 +204,19 @@ def _describe_accelerator(row: Instance) -> str:
     return kinds[row.accelerators.kind] if row.accelerators else "carries no accelerator"
 
 
-def _check_spend_limit(document: Document[Fleet], catalog: Catalog) -> Mistakes:
+def _check_spend_limit(document: Document[Fleet]) -> Mistakes:
     """Refuse a limit that is exceeded, or that cannot be checked because a price is unknown."""
     fleet, limit = document.value, document.value.spend_limit
-    costs = cost.estimate(fleet, catalog)
+    costs = cost.estimate(fleet)
     if limit is None or (costs.max_usd_h <= limit and not costs.unknown):
         return
     sums = [f"{pool.pool} {pool.max_usd_h:,.2f}" for pool in costs.pools if pool.max_usd_h]
     sums.append(f"without instances {costs.standing_usd_h:,.2f}")
     unknown = [
-        f"{type_name} in pool {pool.pool}{_describe_unpriced(catalog[type_name], fleet.region)}"
+        f"{type_name} in pool {pool.pool}{_describe_unpriced(instances.load()[type_name], fleet.region)}"
         for pool in costs.pools
         for type_name in pool.unknown
-        if type_name in catalog
+        if type_name in instances.load()
     ]
     unpriced = f"no price is known in {fleet.region} of {join_words(unknown)}" if unknown else ""
     key_path, value = ("spend_limit",), f"{limit:.10g} USD/h"

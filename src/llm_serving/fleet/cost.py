@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from llm_serving.catalog.instances import Catalog, Price, Source
+from llm_serving.catalog import instances
+from llm_serving.catalog.instances import Price, Source
 from llm_serving.fleet import standing_cost
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 
@@ -75,18 +76,16 @@ class Cost:
         return tuple(dict.fromkeys((*(name for pool in self.pools for name in pool.unknown), *self.unpriced)))
 
 
-def estimate(fleet: Fleet, catalog: Catalog, deployed: Sequence[standing_cost.Units] = ()) -> Cost:
+def estimate(fleet: Fleet, deployed: Sequence[standing_cost.Units] = ()) -> Cost:
     """Return the fleet's cost in its region. A type that the catalog does not have counts as one of unknown price.
 
     Args:
         deployed: what its deployments rent beside instances.
     """
-    prices = [
-        price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalog)
-    ]
+    prices = [price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool)]
     return Cost(
-        tuple(_estimate_pool(fleet, name, pool, catalog) for name, pool in fleet.pools.items()),
-        (*standing_cost.list_items(fleet, catalog), *standing_cost.price_units(fleet, deployed)),
+        tuple(_estimate_pool(fleet, name, pool) for name, pool in fleet.pools.items()),
+        (*standing_cost.list_items(fleet), *standing_cost.price_units(fleet, deployed)),
         tuple(dict.fromkeys(price.source for price in prices)),
         standing_cost.list_unpriced(deployed),
     )
@@ -97,14 +96,14 @@ def is_prepaid(pool: Pool) -> bool:
     return all(isinstance(purchase, Reservation) and purchase.capacity_block for purchase in pool.buy)
 
 
-def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalog) -> PoolCost:
+def _estimate_pool(fleet: Fleet, name: str, pool: Pool) -> PoolCost:
     if is_prepaid(pool) or not pool.size.max:
         return PoolCost(name, 0.0, 0.0, (), is_prepaid(pool))
-    known_prices = [price.usd_h for price in _list_prices(fleet, pool, catalog)]
+    known_prices = [price.usd_h for price in _list_prices(fleet, pool)]
     unknown = tuple(
         type_name
         for type_name in pool.types
-        if type_name not in catalog or fleet.region not in catalog[type_name].prices
+        if type_name not in instances.load() or fleet.region not in instances.load()[type_name].prices
     )
     cheapest, dearest = min(known_prices, default=0.0), max(known_prices, default=0.0)
     return PoolCost(
@@ -118,7 +117,7 @@ def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalog: Catalog) -> Poo
     )
 
 
-def _list_prices(fleet: Fleet, pool: Pool, catalog: Catalog) -> Iterable[Price]:
+def _list_prices(fleet: Fleet, pool: Pool) -> Iterable[Price]:
     """Return the known prices of the pool's types in the fleet's region."""
-    rows = (catalog[type_name] for type_name in pool.types if type_name in catalog)
+    rows = (instances.load()[type_name] for type_name in pool.types if type_name in instances.load())
     return [row.prices[fleet.region] for row in rows if fleet.region in row.prices]

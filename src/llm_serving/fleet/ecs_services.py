@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet
 
@@ -29,7 +28,7 @@ def list_choices(fleet: Fleet, pool: str, replica: int | None = None) -> list[Pl
     """
     if not pool:
         return [PlacementChoice(0, ())]
-    strategies = groups.group_by_choice(groups.resolve_pool(fleet, pool, instances.load()))
+    strategies = groups.group_by_choice(groups.resolve_pool(fleet, pool))
     if replica is not None:
         peers = strategies[0]
         return [PlacementChoice(0, (groups.format_provider_name(fleet, peers[replica % len(peers)]),))]

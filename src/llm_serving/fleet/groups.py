@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Literal, TypedDict
 
 from llm_serving.catalog import instances
-from llm_serving.catalog.instances import Catalog, Instance
+from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.interfaces import Interface
 from llm_serving.fleet.model import Fleet, Pool, Reservation
@@ -176,22 +176,22 @@ class Group:
         return "price-capacity-optimized" if self.purchase_option == "spot" else "prioritized"
 
 
-def resolve_all(fleet: Fleet, catalog: Catalog) -> tuple[Group, ...]:
+def resolve_all(fleet: Fleet) -> tuple[Group, ...]:
     """Return all groups of the fleet: by pool, in order of preference, by zone.
 
     Raises:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
-    return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalog))
+    return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name))
 
 
-def resolve_pool(fleet: Fleet, name: str, catalog: Catalog) -> tuple[Group, ...]:
+def resolve_pool(fleet: Fleet, name: str) -> tuple[Group, ...]:
     """Return the groups of one pool; the choices that no zone offers are left out."""
     pool = fleet.pools[name]
     pool_groups: list[Group] = []
     choice = 0
     for types, purchase in _list_choices(fleet, pool):
-        choice_groups = list(_resolve_choice(fleet, name, types, purchase, choice, catalog))
+        choice_groups = list(_resolve_choice(fleet, name, types, purchase, choice))
         pool_groups += choice_groups
         choice += bool(choice_groups)
     return tuple(pool_groups)
@@ -246,11 +246,11 @@ def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], P
 
 
 def _resolve_choice(
-    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int, catalog: Catalog
+    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int
 ) -> Iterator[Group]:
     pool = fleet.pools[name]
-    rows = [instances.find(type_name, catalog) for type_name in types]
-    zones = tuple(zone for zone in fleet.get_zones(pool) if _is_offered(rows, fleet.region, zone, catalog))
+    rows = [instances.find(type_name) for type_name in types]
+    zones = tuple(zone for zone in fleet.get_zones(pool) if _is_offered(rows, fleet.region, zone))
     if not zones or not pool.size.max:
         return
     spans = pool.size.max < len(zones) or (select_kind(fleet, pool) == "karpenter" and pool.placement_group == "none")
@@ -262,7 +262,7 @@ def _resolve_choice(
     is_spare = not choice and select_kind(fleet, pool) == "capacity-provider"
     spare_counts = _split_evenly(pool.spare if is_spare else 0, len(zone_sets))
     for index, zone_set in enumerate(zone_sets):
-        offered = [row for row in rows if any(_is_offered([row], fleet.region, zone, catalog) for zone in zone_set)]
+        offered = [row for row in rows if any(_is_offered([row], fleet.region, zone) for zone in zone_set)]
         spare = min(spare_counts[index], max_sizes[index])
         sizes = _Sizes(
             min_size=max(min_sizes[index], spare), max_size=max_sizes[index], warm=warm_counts[index], spare=spare
@@ -270,9 +270,9 @@ def _resolve_choice(
         yield _build_group(fleet, name, offered, zone_set, purchase, choice, sizes)
 
 
-def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalog: Catalog) -> bool:
+def _is_offered(rows: Sequence[Instance], region: str, zone: str) -> bool:
     """Return whether the zone has one of the types; true where the catalog has no answer for the region."""
-    if not any(region in row.zones for row in catalog.values()):
+    if not any(region in row.zones for row in instances.load().values()):
         return True
     return any(zone in row.zones.get(region, ()) for row in rows)
 

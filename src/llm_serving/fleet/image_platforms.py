@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet.groups import resolve_all
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.system_group import build_system_group
@@ -13,11 +12,11 @@ _FARGATE = "x86_64"
 """Architecture of the tasks on Fargate, as their task definitions have it."""
 
 
-def list_platforms(fleet: Fleet, catalog: Catalog) -> list[str]:
+def list_platforms(fleet: Fleet) -> list[str]:
     """Return the platforms of the pools' instances, of the system's nodes on EKS and of Fargate on ECS."""
-    architectures: set[str] = {group.arch for group in resolve_all(fleet, catalog)}
+    architectures: set[str] = {group.arch for group in resolve_all(fleet)}
     if "eks" in fleet.orchestrators:
-        architectures.add(build_system_group(fleet, catalog).arch)
+        architectures.add(build_system_group(fleet).arch)
     if "ecs" in fleet.orchestrators:
         architectures.add(_FARGATE)
     return sorted(_PLATFORMS[architecture] for architecture in architectures)

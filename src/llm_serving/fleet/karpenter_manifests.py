@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import instances
 from llm_serving.fleet import groups, machine_images, names, node_config
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
 from llm_serving.fleet.model import ExistingNetwork, Fleet
@@ -31,12 +31,12 @@ _EXPIRE_AFTER = "720h"
 _NODE_POOL = Path(__file__).with_name("node_pool.yaml")
 
 
-def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
+def build(fleet: Fleet) -> list[Manifest]:
     """Return all of them, classes before the pools that name them."""
-    karpenter_groups = [group for group in groups.resolve_all(fleet, catalog) if group.kind == "karpenter"]
+    karpenter_groups = [group for group in groups.resolve_all(fleet) if group.kind == "karpenter"]
     return [
         *(build_node_class(fleet, group) for group in karpenter_groups),
-        *(build_node_pool(group, catalog) for group in karpenter_groups),
+        *(build_node_pool(group) for group in karpenter_groups),
     ]
 
 
@@ -78,12 +78,12 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
     }
 
 
-def build_node_pool(group: Group, catalog: Catalog) -> Manifest:
+def build_node_pool(group: Group) -> Manifest:
     """Return when the group's nodes are started and terminated, and their maximum."""
     values = {
         "name": group.name,
         "weight": max(1, _MAX_WEIGHT - group.choice),
-        "limits": _build_limits(group, catalog),
+        "limits": _build_limits(group),
         "labels": dict(group.labels),
         "requirements": list(_build_requirements(group)),
         "taints": [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints],
@@ -101,9 +101,9 @@ def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
     return {"tags": {"fleet": fleet.name, "Name": names.format_reservation_name(fleet.name, group.name)}}
 
 
-def _build_limits(group: Group, catalog: Catalog) -> dict[str, str]:
+def _build_limits(group: Group) -> dict[str, str]:
     """Return limits of accelerators and nodes: Karpenter counts accelerators before it asks EC2, nodes after."""
-    accelerators = [row.accelerators for type_name in group.types if (row := catalog[type_name]).accelerators]
+    accelerators = [row.accelerators for type_name in group.types if (row := instances.load()[type_name]).accelerators]
     accelerator_limits = {
         item.device: str(group.max_size * max(other.count for other in accelerators if other))
         for item in accelerators

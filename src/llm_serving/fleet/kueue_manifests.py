@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import instances
 from llm_serving.fleet import groups, names, node_template
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -30,13 +30,13 @@ Source: kubernetes/cloud-provider-aws, pkg/resourcemanagers/topology.go.
 """
 
 
-def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
+def build(fleet: Fleet) -> list[Manifest]:
     """Return all of them; what others name comes first."""
     groups_by_pool: dict[str, list[Group]] = {}
-    for group in groups.resolve_all(fleet, catalog):
+    for group in groups.resolve_all(fleet):
         if group.orchestrator == "eks":
             groups_by_pool.setdefault(group.pool, []).append(group)
-    pools = [_build_values(pool, pool_groups, catalog) for pool, pool_groups in groups_by_pool.items()]
+    pools = [_build_values(pool, pool_groups) for pool, pool_groups in groups_by_pool.items()]
     templates = own_yaml.read(_FILE)
     return [
         templates["topology"],
@@ -47,13 +47,13 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     ]
 
 
-def _build_values(pool: str, pool_groups: Sequence[Group], catalog: Catalog) -> dict[str, Any]:
+def _build_values(pool: str, pool_groups: Sequence[Group]) -> dict[str, Any]:
     nodes: Manifest = {"nodeLabels": {"fleet/pool": pool}}
     if taints := pool_groups[0].taints:
         nodes["tolerations"] = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in taints]
     if _has_topology(pool_groups):
         nodes["topologyName"] = "ec2"
-    quotas = _compute_quotas(pool_groups, catalog)
+    quotas = _compute_quotas(pool_groups)
     return {
         "pool": pool,
         "namespace": names.SERVING_NAMESPACE,
@@ -73,7 +73,7 @@ def _has_topology(pool_groups: Sequence[Group]) -> bool:
     )
 
 
-def _compute_quotas(pool_groups: Sequence[Group], catalog: Catalog) -> dict[str, str]:
+def _compute_quotas(pool_groups: Sequence[Group]) -> dict[str, str]:
     """Return what the pool's nodes hold at full size, all of them of the type that has most.
 
     Kueue admits no pod that asks for a resource without a quota, so that the list has all that a pod of the chart may
@@ -82,7 +82,7 @@ def _compute_quotas(pool_groups: Sequence[Group], catalog: Catalog) -> dict[str,
     quotas: dict[str, int] = {}
     for group in pool_groups:
         for type_name in group.types:
-            instance = catalog[type_name]
+            instance = instances.load()[type_name]
             resources = {"cpu": instance.vcpus, "memory": instance.memory_mib}
             for resource, count in (resources | node_template.count_resources(group, instance)).items():
                 quotas[resource] = max(quotas.get(resource, 0), group.max_size * count)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from llm_serving.catalog import ecs, eks
 from llm_serving.catalog.drivers import Ami
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
@@ -45,14 +44,14 @@ def format_parameter(fleet: Fleet, group: Group) -> str:
     )
 
 
-def list_parameters(fleet: Fleet, catalog: Catalog) -> dict[str, Group]:
+def list_parameters(fleet: Fleet) -> dict[str, Group]:
     """Return the parameters of all AMIs that the fleet starts instances from, each with the first group that takes it.
 
     Groups with an AMI of the user's own have none.
     """
-    groups = list(resolve_all(fleet, catalog))
+    groups = list(resolve_all(fleet))
     if "eks" in fleet.orchestrators:
-        groups.insert(0, build_system_group(fleet, catalog))
+        groups.insert(0, build_system_group(fleet))
     parameters: dict[str, Group] = {}
     for group in groups:
         if not group.ami:

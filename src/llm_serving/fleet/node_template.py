@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from llm_serving.catalog import instances
-from llm_serving.catalog.instances import Catalog, Instance
+from llm_serving.catalog.instances import Instance
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 
@@ -20,9 +20,9 @@ _USABLE_STORAGE = 0.8
 """Kubelet keeps a tenth of the disk free, and the file system and the operating system take their share."""
 
 
-def build_tags(group: Group, catalog: Catalog) -> dict[str, str]:
+def build_tags(group: Group) -> dict[str, str]:
     """Return the tags of a node group of one instance type, a resource of its nodes each."""
-    instance = instances.find(group.types[0], catalog)
+    instance = instances.find(group.types[0])
     return {f"{_PREFIX}{name}": format_amount(name, count) for name, count in count_resources(group, instance).items()}
 
 

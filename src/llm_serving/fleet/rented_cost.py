@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llm_serving.catalog import instances
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
@@ -34,7 +33,7 @@ def find_excess(
     limit = fleet.spend_limit
     if limit is None:
         return
-    costs = cost.estimate(fleet, instances.load(), units)
+    costs = cost.estimate(fleet, units)
     if costs.max_usd_h > limit:
         usd_h = sum(item.usd_h for item in price_units(fleet, units))
         reason = f"{title} costs {usd_h:,.2f} USD/h, with the fleet at full size {costs.max_usd_h:,.2f}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import instances
 from llm_serving.fleet import shifting
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.model import Fleet
@@ -154,8 +154,8 @@ class _Simulation:
         self.work = [work for work in self.work if work.left_h > 1e-9]
 
 
-def plan(fleet: Fleet, curves: TrafficCurves, catalog: Catalog) -> list[PoolPlan]:
-    return [_plan_pool(fleet, name, curve, curves.variation, catalog) for name, curve in curves.pools.items()]
+def plan(fleet: Fleet, curves: TrafficCurves) -> list[PoolPlan]:
+    return [_plan_pool(fleet, name, curve, curves.variation) for name, curve in curves.pools.items()]
 
 
 def sum_hours(plans: Sequence[PoolPlan], unit: Literal["instance", "gpu", "usd"]) -> Hours:
@@ -169,7 +169,7 @@ def sum_hours(plans: Sequence[PoolPlan], unit: Literal["instance", "gpu", "usd"]
     )
 
 
-def _plan_pool(fleet: Fleet, name: str, curve: PoolCurve, variation: float, catalog: Catalog) -> PoolPlan:
+def _plan_pool(fleet: Fleet, name: str, curve: PoolCurve, variation: float) -> PoolPlan:
     pool = fleet.pools[name]
     zones = len(fleet.get_zones(pool))
     max_moves = max(1, math.ceil(pool.size.max * _MAX_MOVED_SHARE))
@@ -180,7 +180,7 @@ def _plan_pool(fleet: Fleet, name: str, curve: PoolCurve, variation: float, cata
     for index in range(_STEPS):
         simulation.step(index)
         violations += _find_violations(name, simulation, index)
-    instance = catalog[pool.types[0]]
+    instance = instances.load()[pool.types[0]]
     price = instance.prices.get(fleet.region)
     return PoolPlan(
         pool=name,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.catalog import eks, instances
-from llm_serving.catalog.instances import Catalog
 from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
@@ -32,10 +31,10 @@ login alone. Source: awslabs/amazon-eks-ami 9e910f8, templates/al2023/variables-
 _FILE = Path(__file__).with_name("spare.yaml")
 
 
-def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
+def build(fleet: Fleet) -> list[Manifest]:
     """Return all of them; what others name comes first."""
     first_choices: dict[str, Group] = {}
-    for group in groups.resolve_all(fleet, catalog):
+    for group in groups.resolve_all(fleet):
         if group.orchestrator == "eks" and group.accelerators:
             first_choices.setdefault(group.pool, group)
     manifests = own_yaml.read(_FILE)
@@ -53,7 +52,7 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
                         {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}
                         for taint in group.taints
                     ],
-                    **_build_resources(group, catalog),
+                    **_build_resources(group),
                 },
             )
             for pool, group in first_choices.items()
@@ -61,8 +60,8 @@ def build(fleet: Fleet, catalog: Catalog) -> list[Manifest]:
     ]
 
 
-def _build_resources(group: Group, catalog: Catalog) -> dict[str, Manifest]:
-    accelerators = instances.find(group.types[0], catalog).accelerators
+def _build_resources(group: Group) -> dict[str, Manifest]:
+    accelerators = instances.find(group.types[0]).accelerators
     assert accelerators
     devices = {accelerators.device: accelerators.count}
     return {

@@ -9,8 +9,8 @@ import datetime
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from llm_serving.catalog import account_needs, eks, services
-from llm_serving.catalog.instances import Catalog, Source
+from llm_serving.catalog import account_needs, eks, instances, services
+from llm_serving.catalog.instances import Source
 from llm_serving.fleet import endpoints
 from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.fleet.system_group import build_system_group
@@ -62,20 +62,20 @@ def list_unpriced(units: Iterable[Units]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry.service for entry in units if entry.service not in services.load()))
 
 
-def list_items(fleet: Fleet, catalog: Catalog, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
+def list_items(fleet: Fleet, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
     """Return what the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out.
 
     Args:
         today: tells whether the Kubernetes version is in extended support.
     """
-    return tuple(item for item in _list_items(fleet, catalog, today or datetime.date.today()) if item.count)
+    return tuple(item for item in _list_items(fleet, today or datetime.date.today()) if item.count)
 
 
-def _list_items(fleet: Fleet, catalog: Catalog, today: datetime.date) -> Iterator[StandingItem]:
+def _list_items(fleet: Fleet, today: datetime.date) -> Iterator[StandingItem]:
     if "eks" in fleet.orchestrators:
         is_extended = today >= eks.END_OF_STANDARD_SUPPORT[fleet.eks.version]
         yield _price(fleet, "EKS control plane", 1, "eks-cluster-extended" if is_extended else "eks-cluster")
-        yield from _price_system_nodes(fleet, catalog)
+        yield from _price_system_nodes(fleet)
     own_network = fleet.network if isinstance(fleet.network, NewNetwork) else None
     nat_count = len(fleet.zones) if own_network and own_network.nat else 0
     yield _price(fleet, "NAT gateways", nat_count, "nat-gateway")
@@ -94,10 +94,10 @@ def _price(fleet: Fleet, name: str, count: int, service_name: str) -> StandingIt
     return StandingItem(name, count, service.usd_h, service.source, service.is_known_in(fleet.region))
 
 
-def _price_system_nodes(fleet: Fleet, catalog: Catalog) -> Iterator[StandingItem]:
+def _price_system_nodes(fleet: Fleet) -> Iterator[StandingItem]:
     """None where not even the reference region has a price."""
-    group = build_system_group(fleet, catalog)
-    prices = catalog[group.types[0]].prices if group.types[0] in catalog else {}
+    group = build_system_group(fleet)
+    prices = instances.load()[group.types[0]].prices if group.types[0] in instances.load() else {}
     price = prices.get(fleet.region) or prices.get(_REFERENCE_REGION)
     if price:
         name = f"system nodes ({group.types[0]})"

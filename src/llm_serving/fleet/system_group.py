@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.catalog import eks
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import eks, instances
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.groups import SMALL_VOLUME, Group
 from llm_serving.fleet.model import Fleet
@@ -12,9 +11,9 @@ _SYSTEM_TYPES = (("m8g.xlarge", "arm64"), ("m7i.xlarge", "x86_64"))
 """For CoreDNS, controllers and metrics, in order of preference; the second is in every region."""
 
 
-def build_system_group(fleet: Fleet, catalog: Catalog) -> Group:
+def build_system_group(fleet: Fleet) -> Group:
     """Return the system's own group: one small node a zone, and never less than two."""
-    instance_type, arch, zones = _select_system_type(fleet, catalog)
+    instance_type, arch, zones = _select_system_type(fleet)
     count = max(2, len(zones))
     return Group(
         name="system",
@@ -36,8 +35,8 @@ def build_system_group(fleet: Fleet, catalog: Catalog) -> Group:
     )
 
 
-def _select_system_type(fleet: Fleet, catalog: Catalog) -> tuple[str, eks.Arch, tuple[str, ...]]:
+def _select_system_type(fleet: Fleet) -> tuple[str, eks.Arch, tuple[str, ...]]:
     first, second = _SYSTEM_TYPES
-    offered = catalog[first[0]].zones.get(fleet.region, ()) if first[0] in catalog else ()
+    offered = instances.load()[first[0]].zones.get(fleet.region, ()) if first[0] in instances.load() else ()
     zones = tuple(zone for zone in fleet.zones if zone in offered)
     return (first[0], "arm64", zones) if zones else (second[0], "x86_64", fleet.zones)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from llm_serving.catalog import ecs, eks, images
 from llm_serving.catalog.images import Image
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.add_ons import select_add_ons
 from llm_serving.fleet.eks_add_ons import list_eks_add_ons
@@ -95,16 +94,16 @@ class Step:
     """Key of the fleet file and its value, before the command; None where the file has it."""
 
 
-def list_steps(fleet: Fleet, catalog: Catalog, installed: Installed | None) -> list[Step]:
+def list_steps(fleet: Fleet, installed: Installed | None) -> list[Step]:
     """List what is behind, in the order to bring it up to date in.
 
     Raises:
         InputError: the cluster is older than all versions that this release knows.
     """
-    groups = list(resolve_all(fleet, catalog))
+    groups = list(resolve_all(fleet))
     steps = [*_list_releases(fleet, groups), *_list_kubernetes(fleet, groups, installed)]
     if installed:
-        charts = list(_compare_charts(fleet, catalog, installed)) if installed.charts else []
+        charts = list(_compare_charts(fleet, installed)) if installed.charts else []
         steps = [*_list_charts(charts), *steps, *_list_ecs(fleet, groups, installed), *_list_images(installed)]
     return steps
 
@@ -115,8 +114,8 @@ def _list_charts(changes: Sequence[str]) -> Iterator[Step]:
         yield Step("Platform charts", tuple(changes), drains, CHARTS_FIRST, "blueprint platform install")
 
 
-def _compare_charts(fleet: Fleet, catalog: Catalog, installed: Installed) -> Iterator[str]:
-    for row in select_add_ons(fleet, catalog):
+def _compare_charts(fleet: Fleet, installed: Installed) -> Iterator[str]:
+    for row in select_add_ons(fleet):
         version = installed.charts.get(row.add_on.name)
         if row.add_on.chart and version != row.add_on.version:
             yield f"{row.add_on.name} {version or 'none'} -> {row.add_on.version}"

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from llm_serving import console
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
@@ -32,7 +31,7 @@ LIMIT_S = 900
 _DOWNLOAD_S = 60
 """Longest time in which a manifest's page answers."""
 
-_BUILDERS: Mapping[str, Callable[[Fleet, Catalog], list[dict[str, Any]]]] = {
+_BUILDERS: Mapping[str, Callable[[Fleet], list[dict[str, Any]]]] = {
     add_ons.NODE_POOLS: karpenter_manifests.build,
     add_ons.QUEUES: kueue_manifests.build,
     add_ons.SPARE: spare_manifests.build,
@@ -102,7 +101,7 @@ def _require_helm_version() -> None:
         raise Unavailable(f'helm: "{version}": versions {supported} are supported. Fix: install one ({TOOLS["helm"]}).')
 
 
-def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_file: Path) -> list[Command]:
+def build_install_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list[Command]:
     """Write values and manifests to `folder`, and return the commands that use them, in order.
 
     Raises:
@@ -112,27 +111,27 @@ def build_install_commands(fleet: Fleet, catalog: Catalog, folder: Path, fleet_f
     options = cached_images.build_helm_options(fleet)
     renderer = cached_images.write_renderer(folder / "plugins") if options else None
     commands = []
-    for selected in add_ons.select_add_ons(fleet, catalog):
+    for selected in add_ons.select_add_ons(fleet):
         if selected.add_on.chart:
             archive = chart_archives.plan(selected.add_on, folder / "charts", fleet_file)
             words = _build_helm_install(selected, archive, folder, options)
             commands.append(Command(selected, words, archive, renderer=renderer))
         else:
-            manifest = _write_manifest(selected, fleet, catalog, folder)
+            manifest = _write_manifest(selected, fleet, folder)
             words = ["kubectl", "apply", "--server-side", "-f", manifest]
             commands.append(Command(selected, words, act=functools.partial(_apply, manifest)))
     return commands
 
 
-def build_remove_commands(fleet: Fleet, catalog: Catalog, folder: Path) -> list[Command]:
+def build_remove_commands(fleet: Fleet, folder: Path) -> list[Command]:
     """Write manifests to `folder`, and return the commands that remove everything, the last installed first.
 
     Node pools are removed before Karpenter, which terminates their instances; load balancer controllers late.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        _build_remove(selected, _write_manifest(selected, fleet, catalog, folder, without=_NOT_REMOVED))
-        for selected in reversed(add_ons.select_add_ons(fleet, catalog))
+        _build_remove(selected, _write_manifest(selected, fleet, folder, without=_NOT_REMOVED))
+        for selected in reversed(add_ons.select_add_ons(fleet))
     ]
 
 
@@ -263,14 +262,12 @@ _NOT_REMOVED = ("Namespace",)
 """Kinds that a removal leaves: a namespace takes along whatever else is in it."""
 
 
-def _write_manifest(
-    selected: SelectedAddOn, fleet: Fleet, catalog: Catalog, folder: Path, without: Sequence[str] = ()
-) -> str:
+def _write_manifest(selected: SelectedAddOn, fleet: Fleet, folder: Path, without: Sequence[str] = ()) -> str:
     """Return the row's manifest, written first if it depends on the fleet; "" for a chart."""
     manifest = selected.add_on.manifest or ""
     if manifest in _BUILDERS:
         file = folder / f"{manifest}.yaml"
-        objects = [item for item in _BUILDERS[manifest](fleet, catalog) if item["kind"] not in without]
+        objects = [item for item in _BUILDERS[manifest](fleet) if item["kind"] not in without]
         file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
         return console.shorten_path(file)
     if manifest and "://" not in manifest:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.aws import session
-from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.operations import add_ons, checkpoints, claim_volumes, cluster, ecs_tasks, non_empty_stores
@@ -181,7 +180,7 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
     with console.step("Delete load balancers"):
         cluster.delete_load_balancers(eks_cluster)
     folder = Path("rendered") / context.fleet.name / "platform"
-    commands = add_ons.build_remove_commands(context.fleet, instances.load(), folder)
+    commands = add_ons.build_remove_commands(context.fleet, folder)
     add_ons.run_commands(commands, folder, verb="Remove", kubeconfig=eks_cluster.aws.kubeconfig)
 
 

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from llm_serving import console
 from llm_serving.catalog import eks
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
@@ -33,9 +32,9 @@ _MAX_SHOWN = 20
 """Most resources listed for one stack; Terraform's log has all."""
 
 
-def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> dict[str, Any]:
+def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan]) -> dict[str, Any]:
     """Return what `--json` prints; costs in USD per hour on demand, as far as prices are known."""
-    costs = _estimate(context, catalog)
+    costs = _estimate(context)
     return {
         "fleet": context.fleet.name,
         "region": context.fleet.region,
@@ -56,13 +55,13 @@ def _find_plan_file(context: FleetContext, stack_name: str) -> str | None:
     return str(file) if file.is_file() else None
 
 
-def render(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> RenderableType:
+def render(context: FleetContext, stack_plans: Sequence[StackPlan]) -> RenderableType:
     """Render the plan; 80 columns are enough."""
     return Group(
         _render_title(context),
         _render_table(stack_plans),
         *_render_affected(stack_plans),
-        *_render_notes(context, stack_plans, catalog),
+        *_render_notes(context, stack_plans),
     )
 
 
@@ -110,8 +109,8 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
             yield Padding(Text(f"and {len(rows) - _MAX_SHOWN} more in {plan.name}", "dim"), (0, 0, 0, 2))
 
 
-def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan], catalog: Catalog) -> Iterator[Text]:
-    yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(context, catalog))
+def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Iterator[Text]:
+    yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(context))
     yield Text("      Excludes load balancers, storage, logs and traffic", "dim")
     if "eks" in context.fleet.orchestrators:
         yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
@@ -120,9 +119,9 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan], catal
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
 
 
-def describe_cost(context: FleetContext, catalog: Catalog) -> str:
+def describe_cost(context: FleetContext) -> str:
     """Describe the cost per hour in one line."""
-    costs = _estimate(context, catalog)
+    costs = _estimate(context)
     sign = "at least " if costs.unknown else ""
     dates = join_words(list(dict.fromkeys(source.date for source in costs.sources)))
     unknown = f"; no price for {join_words(costs.unknown)}" if costs.unknown else ""
@@ -131,8 +130,8 @@ def describe_cost(context: FleetContext, catalog: Catalog) -> str:
     return f"{message}{f', prices of {dates}' if dates else ''}{unknown}"
 
 
-def _estimate(context: FleetContext, catalog: Catalog) -> cost.Cost:
-    return cost.estimate(context.fleet, catalog, kinds.list_rented(context.document, Path()))
+def _estimate(context: FleetContext) -> cost.Cost:
+    return cost.estimate(context.fleet, kinds.list_rented(context.document, Path()))
 
 
 def describe_support(fleet: Fleet) -> Text:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_serving.catalog import eks, instances
-from llm_serving.catalog.instances import Catalog, Instance
+from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, Pool, Reservation
@@ -25,16 +25,16 @@ _LAYOUTS = (("━━━", False), ("━", False), ("━", True))
 """A zone's bar, and whether headings are short; the first layout that fits the terminal is used."""
 
 
-def build_payload(fleet: Fleet, catalog: Catalog, deployed: Sequence[Units] = ()) -> dict[str, Any]:
+def build_payload(fleet: Fleet, deployed: Sequence[Units] = ()) -> dict[str, Any]:
     """Return the table as data; costs in USD per hour on demand, as far as prices are known."""
-    costs = cost.estimate(fleet, catalog, deployed)
+    costs = cost.estimate(fleet, deployed)
     return {
         "name": fleet.name,
         "region": fleet.region,
         "zones": list(fleet.zones),
         "orchestrator": fleet.orchestrator,
         "spend_limit_usd_h": fleet.spend_limit,
-        "pools": [_build_pool_payload(fleet, pool, catalog) for pool in costs.pools],
+        "pools": [_build_pool_payload(fleet, pool) for pool in costs.pools],
         "standing": [_build_standing_payload(item) for item in costs.standing],
         "standing_usd_h": costs.standing_usd_h,
         "least_usd_h": costs.min_usd_h,
@@ -60,12 +60,12 @@ def find_support_end(fleet: Fleet) -> str | None:
     return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if "eks" in fleet.orchestrators else None
 
 
-def _build_pool_payload(fleet: Fleet, costs: cost.PoolCost, catalog: Catalog) -> dict[str, Any]:
+def _build_pool_payload(fleet: Fleet, costs: cost.PoolCost) -> dict[str, Any]:
     pool = fleet.pools[costs.pool]
-    accelerators = count_accelerators(pool, catalog)
+    accelerators = count_accelerators(pool)
     return {
         "name": costs.pool,
-        "types": [_build_type_payload(fleet, pool, kind, catalog.get(kind)) for kind in pool.types],
+        "types": [_build_type_payload(fleet, pool, kind, instances.load().get(kind)) for kind in pool.types],
         "zones": list(fleet.get_zones(pool)),
         "buy": [_build_purchase_payload(option) for option in pool.buy],
         "efa": pool.efa,
@@ -96,23 +96,23 @@ def _build_type_payload(fleet: Fleet, pool: Pool, name: str, instance: Instance 
     }
 
 
-def count_accelerators(pool: Pool, catalog: Catalog) -> Bounds:
+def count_accelerators(pool: Pool) -> Bounds:
     """Count a pool's accelerators at minimum and maximum size; unknown types count as none."""
-    known_types = (catalog[kind] for kind in pool.types if kind in catalog)
+    known_types = (instances.load()[kind] for kind in pool.types if kind in instances.load())
     counts = [instance.accelerators.count if instance.accelerators else 0 for instance in known_types] or [0]
     return Bounds(pool.size.min * min(counts), pool.size.max * max(counts))
 
 
-def render(fleet: Fleet, catalog: Catalog, width: int, deployed: Sequence[Units] = ()) -> RenderableType:
+def render(fleet: Fleet, width: int, deployed: Sequence[Units] = ()) -> RenderableType:
     """Render the table for a terminal of `width` columns; 80 are enough for six zones."""
-    costs = cost.estimate(fleet, catalog, deployed)
-    tables = [_render_table(fleet, costs, catalog, bar, short=short) for bar, short in _LAYOUTS]
+    costs = cost.estimate(fleet, deployed)
+    tables = [_render_table(fleet, costs, bar, short=short) for bar, short in _LAYOUTS]
     measuring_console = Console(width=10 * width)
     fitting = [table for table in tables if measuring_console.measure(table).maximum <= width] or tables[-1:]
     parts: list[RenderableType] = [_render_title(fleet), fitting[0]]
     if fleet.spend_limit is not None:
         parts.append(_render_gauge(costs, fleet.spend_limit))
-    return Group(*parts, *_render_legend(fleet, costs, catalog))
+    return Group(*parts, *_render_legend(fleet, costs))
 
 
 def _render_title(fleet: Fleet) -> Text:
@@ -121,9 +121,9 @@ def _render_title(fleet: Fleet) -> Text:
     return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}")
 
 
-def _render_table(fleet: Fleet, costs: cost.Cost, catalog: Catalog, bar: str, *, short: bool) -> Table:
+def _render_table(fleet: Fleet, costs: cost.Cost, bar: str, *, short: bool) -> Table:
     machines = [pool.size for pool in fleet.pools.values()]
-    accelerators = [count_accelerators(pool, catalog) for pool in fleet.pools.values()]
+    accelerators = [count_accelerators(pool) for pool in fleet.pools.values()]
     prefix = "≥ " if costs.unknown else ""
     # Only the first column wraps: names have up to 32 characters, and numbers must not break.
     padding = (0, 0 if short else 1, 0, 0)  # the box itself puts a space between columns
@@ -139,17 +139,17 @@ def _render_table(fleet: Fleet, costs: cost.Cost, catalog: Catalog, bar: str, *,
     ):
         table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
     for index, pool_cost in enumerate(costs.pools):
-        _add_pool(table, fleet, pool_cost, catalog, Text(bar, _COLOURS[index % len(_COLOURS)]))
+        _add_pool(table, fleet, pool_cost, Text(bar, _COLOURS[index % len(_COLOURS)]))
     standing_usd = _format_usd(costs.standing_usd_h)
     table.add_row(Text("without instances", "dim bold"), *([""] * len(fleet.zones)), "", "", standing_usd, standing_usd)
     return table
 
 
-def _add_pool(table: Table, fleet: Fleet, costs: cost.PoolCost, catalog: Catalog, bar: Text) -> None:
+def _add_pool(table: Table, fleet: Fleet, costs: cost.PoolCost, bar: Text) -> None:
     pool = fleet.pools[costs.pool]
     pool_zones = fleet.get_zones(pool)
     bars = [bar if zone in pool_zones else Text() for zone in fleet.zones]
-    accelerators = count_accelerators(pool, catalog)
+    accelerators = count_accelerators(pool)
     table.add_row(
         Text(costs.pool, f"bold {bar.style}"),
         *bars,
@@ -158,7 +158,7 @@ def _add_pool(table: Table, fleet: Fleet, costs: cost.PoolCost, catalog: Catalog
         *_format_costs(costs, pool),
     )
     for kind in pool.types:
-        instance = catalog.get(kind)
+        instance = instances.load().get(kind)
         marks = [_render_mark(instance, fleet.region, zone) if zone in pool_zones else Text() for zone in fleet.zones]
         table.add_row(
             f"  {kind}",
@@ -240,7 +240,7 @@ def _render_gauge(costs: cost.Cost, limit: float) -> Text:
     )
 
 
-def _render_legend(fleet: Fleet, costs: cost.Cost, catalog: Catalog) -> Iterator[Text]:
+def _render_legend(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     offer_source = instances.load_regions().get(fleet.region)
     if offer_source:
         yield _render_note(
@@ -260,14 +260,18 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalog: Catalog) -> Iterator
         yield _render_note("spot: ", "costs less than shown; prices change hourly")
     if costs.unknown and fleet.spend_limit is not None:
         yield Text(f"spend limit: blind for {join_words(costs.unknown)}, whose price is not known", "yellow")
-    reasons = {kind: catalog[kind].unpriced.get(fleet.region, "") for kind in costs.unknown if kind in catalog}
+    reasons = {
+        kind: instances.load()[kind].unpriced.get(fleet.region, "")
+        for kind in costs.unknown
+        if kind in instances.load()
+    }
     for kinds, reason in _group_by_text(reasons):
         yield _render_note(f"no price for {kinds}: ", reason)
     if "eks" in fleet.orchestrators:
         message, is_soon = eks.describe_support(fleet.eks.version, datetime.date.today())
         yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
-    efa_types = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in catalog]
-    for kinds, text in _group_by_text({kind: _describe_efa(catalog[kind]) for kind in efa_types}):
+    efa_types = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in instances.load()]
+    for kinds, text in _group_by_text({kind: _describe_efa(instances.load()[kind]) for kind in efa_types}):
         yield _render_note(f"EFA on {kinds}: ", text)
     if any(pool.efa and fleet.get_orchestrator(pool) == "ecs" for pool in fleet.pools.values()):
         yield Text(_UNSEEN_EFA, "yellow")

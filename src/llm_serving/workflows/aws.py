@@ -17,7 +17,7 @@ from pathlib import Path
 from llm_serving import console, paths, processes
 from llm_serving.aws.preflight import identity, report
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances, own_image
+from llm_serving.catalog import own_image
 from llm_serving.console import Step
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, apply, checkpoints, cluster, context, destroy, plans
@@ -183,7 +183,7 @@ def _run_steps(request: WorkflowRequest, aws: AwsSession, result: WorkflowResult
     _run_preflight(request, aws, checkpoint_file, result)
     fleet_context = context.prepare(request.fleet, aws, out=Path("cdktf.out"))
     stack_plans = plans.create(fleet_context)
-    console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
+    console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
     _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, result, yes=yes)
     apply.ensure_state_bucket(fleet_context)
     if request.blueprint and not fleet_context.endpoint:
@@ -228,7 +228,7 @@ def _run_preflight(
         console.err.print(f"[green]✓[/green] Preflight: skipped, passed on {checkpoint.recorded_at}")
         result.skipped.append("preflight")
         return
-    preflight_report = report.run_preflight(request.fleet, instances.load(), aws)
+    preflight_report = report.run_preflight(request.fleet, aws)
     preflight_table.print_report(preflight_report)
     failed_count = preflight_report.counts["fail"]
     if failed_count:
@@ -260,7 +260,7 @@ def _confirm_plan(
     for line in _list_warnings(request, fleet_context):
         console.err.print(line, markup=False)
     count = sum(stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
-    cost = fleet_plan_table.describe_cost(fleet_context, instances.load())
+    cost = fleet_plan_table.describe_cost(fleet_context)
     confirm.ask(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?", yes)
     checkpoint_file.record("agreed", key)
 
@@ -412,7 +412,7 @@ def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, 
     """Install the charts in order, but for those that were installed with the same values before."""
     fleet = fleet_context.fleet
     fleet_file, folder = fleet_context.document.path, Path("rendered") / fleet.name / "platform"
-    commands = add_ons.build_install_commands(fleet, instances.load(), folder, fleet_file)
+    commands = add_ons.build_install_commands(fleet, folder, fleet_file)
     with console.step(f"Connect to the cluster {fleet.name}"):
         cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)
         cluster_identity = cluster_access.fetch_uid()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.preflight import pins
-from llm_serving.catalog import ecs, eks, instances
+from llm_serving.catalog import ecs, eks
 from llm_serving.fleet.eks_add_ons import list_eks_add_ons
 from llm_serving.fleet.model import Fleet
 
@@ -22,7 +22,7 @@ SCHEMAS = {
 
 
 def _execute(aws: Any, fleet: Fleet, name: str) -> dict[str, Any]:
-    (check,) = [check for check in pins.list_checks(aws, fleet, instances.load()) if check.name == name]
+    (check,) = [check for check in pins.list_checks(aws, fleet) if check.name == name]
     return {line.name: line for line in check.execute()}
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 from typing import Any
+from unittest import mock
 
 from llm_serving.aws.preflight import price
 from llm_serving.aws.preflight.check import CheckResult
@@ -23,8 +24,9 @@ def _collect_lines(document: Any, today: str = "2026-11-21", **prices: float) ->
     if "unknown" in prices:
         region_prices = {}
     catalog["g6e.xlarge"] = row.model_copy(update={"prices": region_prices, "unpriced": {}})
-    limit = [mistake for mistake in checks.find_mistakes(document, catalog) if mistake.field == "spend_limit"]
-    return price.check_price(document.value, catalog, limit, datetime.date.fromisoformat(today))
+    with mock.patch.object(instances, "load", return_value=catalog):
+        limit = [mistake for mistake in checks.find_mistakes(document) if mistake.field == "spend_limit"]
+        return price.check_price(document.value, limit, datetime.date.fromisoformat(today))
 
 
 def test_the_cost_range_is_shown_with_the_prices_date(read_fleet: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from llm_serving.aws.preflight import quotas as preflight_quotas
 from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import account_needs, instances, quotas
+from llm_serving.catalog import account_needs, quotas
 from llm_serving.fleet import capacity
 from llm_serving.fleet.capacity import Limit
 
@@ -32,7 +32,7 @@ def _check_quota(
     stubbed_aws: Any, read_fleet: Any, quota: quotas.Quota, pools: str = POOL, **options: str
 ) -> CheckResult:
     document = read_fleet(pools, **options)
-    fleet_capacity = capacity.compute(document.value, instances.load())
+    fleet_capacity = capacity.compute(document.value)
     (check,) = [
         candidate
         for candidate in preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
@@ -128,7 +128,7 @@ def test_vpcs_of_others_count_and_the_fleets_own_do_not(account: AwsSession, rea
 def test_a_fixed_limit_is_compared_with_the_fleet(stubbed_aws: Any, read_fleet: Any) -> None:
     limit = Limit("capacity providers of the ECS cluster", 24, 20, "ECS developer guide")
     document = read_fleet(POOL)
-    fleet_capacity = replace(capacity.compute(document.value, instances.load()), needs=(), limits=(limit,))
+    fleet_capacity = replace(capacity.compute(document.value), needs=(), limits=(limit,))
     (check,) = preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
     (line,) = check.execute()
     assert (line.status, line.message) == ("fail", "needs 24 of 20 (ECS developer guide)")

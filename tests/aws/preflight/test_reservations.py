@@ -9,7 +9,6 @@ import pytest
 
 from llm_serving.aws.preflight import permissions, reservations
 from llm_serving.aws.preflight.check import CheckResult
-from llm_serving.catalog import instances
 from tests.aws.preflight.conftest import HEAD
 
 NAME = "cr-0123456789abcdef0"
@@ -44,7 +43,7 @@ def _check_reservation(stubbed_aws: Any, document: Any, reservation: dict[str, A
 
 
 def _run_check(stubbed_aws: Any, document: Any) -> CheckResult:
-    (check,) = reservations.list_checks(stubbed_aws, document.value, instances.load())
+    (check,) = reservations.list_checks(stubbed_aws, document.value)
     (line,) = check.execute()
     return line
 

@@ -7,7 +7,6 @@ import pytest
 from llm_serving.aws.preflight import subnets
 from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.fleet import capacity
 
 POOL = "  general:\n    types: g6e.xlarge\n    size: {size}\n"
@@ -15,11 +14,10 @@ HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\n"
 
 
 def _collect_lines(document: Any, aws: Any = None, *, check_name: str = "subnets") -> list[CheckResult]:
-    catalog = instances.load()
-    fleet_capacity = capacity.compute(document.value, catalog)
+    fleet_capacity = capacity.compute(document.value)
     return [
         line
-        for check in subnets.list_checks(aws, document.value, catalog, fleet_capacity)
+        for check in subnets.list_checks(aws, document.value, fleet_capacity)
         for line in check.execute()
         if check.name == check_name
     ]

@@ -59,7 +59,7 @@ def _load_fleet(tmp_path: Path, text: str = FLEET) -> Fleet:
 
 def _render(fleet: Fleet, width: int) -> list[str]:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    console.print(fleet_table.render(fleet, instances.load(), width))
+    console.print(fleet_table.render(fleet, width))
     return console.export_text().splitlines()
 
 

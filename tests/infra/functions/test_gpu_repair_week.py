@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from infra.functions import gpu_repair
 from infra.functions.gpu_repair import Instance, Signals
 from llm_serving import paths
-from llm_serving.catalog import instances
 from llm_serving.fleet import loading, shift_plan, shifting, traffic_curves
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.shift_plan import STEP_S
@@ -126,7 +125,7 @@ def test_a_week_of_faults_shifts_and_a_storm_at_the_evening_peak_holds_the_load_
     """Both decisions together: of the pool of ads-scale with most GPUs, at worst all broken instances are real time's."""
     fleet = loading.load_fleet(paths.EXAMPLE_FLEETS / "ads-scale.yaml").value
     curves = traffic_curves.load_curves(paths.EXAMPLE_FLEETS / "curves" / "ads-scale.yaml", fleet).value
-    needed = next(plan for plan in shift_plan.plan(fleet, curves, instances.load()) if plan.pool == "ranking").needed
+    needed = next(plan for plan in shift_plan.plan(fleet, curves) if plan.pool == "ranking").needed
     limits, now = Limits(200, 800, 4, 40, 900.0), Allocation(500, 0)
     draw, week, grew_at = random.Random(7), Week(), 0
     ranking = [name for name, one in week.instances.items() if one.pool == "ranking"]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from infra.functions import ecs_fallback
-from llm_serving.catalog import instances
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -31,7 +30,7 @@ each_shape = pytest.mark.parametrize("shape", FLEETS)
 
 def list_groups(synthesized: Path, shape: str) -> list[Group]:
     fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
-    return [group for group in groups.resolve_all(fleet, instances.load()) if group.orchestrator == "ecs"]
+    return [group for group in groups.resolve_all(fleet) if group.orchestrator == "ecs"]
 
 
 def filter_by_type(stack: Stack, kind: str) -> dict[str, Stack]:

@@ -11,7 +11,7 @@ import botocore.session
 import pytest
 
 from infra import stack_rules
-from llm_serving.catalog import eks, instances
+from llm_serving.catalog import eks
 from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator_gaps
@@ -181,7 +181,7 @@ def test_repair_stops_at_a_fifth_of_the_nodes_or_at_the_second_of_few(most: int,
         zones=("us-west-2a",),
         pools={"aa": {"types": "g6e.2xlarge", "size": f"1..{most}", "by": "node-groups"}},
     )
-    (group,) = groups.resolve_all(fleet, instances.load())
+    (group,) = groups.resolve_all(fleet)
     repair = dict(node_group_settings.build_config(group)["nodeRepairConfig"])  # type: ignore[call-overload]
     del repair["nodeRepairConfigOverrides"]
     assert repair == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}

@@ -10,7 +10,6 @@ import pytest
 from botocore.stub import Stubber
 
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -39,7 +38,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 @pytest.fixture
 def group(fleet: Fleet) -> Group:
-    return groups.resolve_pool(fleet, "large", instances.load())[0]
+    return groups.resolve_pool(fleet, "large")[0]
 
 
 class _Aws:

@@ -7,7 +7,7 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import images, instances
+from llm_serving.catalog import images
 from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations.cluster import ClusterContext
@@ -44,7 +44,7 @@ def cluster(control_plane: ControlPlane, fleet: Fleet, tmp_path: Path, monkeypat
 
 
 def _build(fleet: Fleet, limit_s: int = 60) -> list[dict[str, Any]]:
-    group = groups.resolve_pool(fleet, "large", instances.load())[0]
+    group = groups.resolve_pool(fleet, "large")[0]
     return network_test.build_manifests(group, image=images.pin(images.NCCL_TESTS), nodes=2, limit_s=limit_s)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from llm_serving import processes
-from llm_serving.catalog import instances
 from llm_serving.cli import main
 from llm_serving.fleet import kueue_manifests, loading
 from llm_serving.operations import apply, context
@@ -182,7 +181,7 @@ def test_a_release_of_another_chart_is_not_touched(working_folder: Path, monkeyp
 def test_kueue_has_the_workers_queue_and_a_quota_for_all_that_they_ask_for(working_folder: Path) -> None:
     plan = planning.plan(Path("mine"), Path("fleet.yaml"), target="eks", account="123456789012")
     worker, _ = plan.deployment.services
-    manifests = kueue_manifests.build(plan.fleet.value, instances.load())
+    manifests = kueue_manifests.build(plan.fleet.value)
     queues = {item["metadata"]["name"]: item for item in manifests if item["kind"] == "LocalQueue"}
     assert queues[worker.placement.queue]["metadata"]["namespace"] == plan.deployment.environment.namespace
     [quota] = [item for item in manifests if item["kind"] == "ClusterQueue" and item["metadata"]["name"] == "cores"]

@@ -12,7 +12,7 @@ from typing import Any
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import instances
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
@@ -26,9 +26,9 @@ _CATALOG_FILE = "src/llm_serving/catalog/eks.yaml"
 _MAX_SHOWN_VERSIONS = 3
 
 
-def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[Check]:
+def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     """Return what EKS offers, on EKS; the AMIs on both."""
-    checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet, catalog), ("ssm:GetParameter",))]
+    checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet), ("ssm:GetParameter",))]
     if "eks" not in fleet.orchestrators:
         return checks
     return [
@@ -120,12 +120,12 @@ def _find_value_mistakes(add_on: EksAddOn, schema: str) -> Iterator[str]:
         yield f"{field}: {error.message}" if field else error.message
 
 
-def _check_images(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> Sequence[CheckResult]:
-    known_types = {name for pool in fleet.pools.values() for name in pool.types} <= set(catalog)
+def _check_images(aws: AwsSession, fleet: Fleet) -> Sequence[CheckResult]:
+    known_types = {name for pool in fleet.pools.values() for name in pool.types} <= set(instances.load())
     if not known_types:
         reason = "a type is not in the catalog, so its AMI is not known"
         return [build_unknown_result("AMIs", reason, "use a type of the catalog, as listed above")]
-    parameters = machine_images.list_parameters(fleet, catalog)
+    parameters = machine_images.list_parameters(fleet)
     return [_check_image(aws, fleet, parameter, group) for parameter, group in parameters.items()]
 
 

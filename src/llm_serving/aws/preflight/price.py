@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Sequence
 
 from llm_serving.aws.preflight.check import CheckResult
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
@@ -16,9 +15,9 @@ STALE_DAYS = 90
 """Older prices are doubted: AWS has changed those of accelerators about once a year, by up to 45% (P5, June 2025)."""
 
 
-def check_price(fleet: Fleet, catalog: Catalog, mistakes: Sequence[Mistake], today: datetime.date) -> list[CheckResult]:
+def check_price(fleet: Fleet, mistakes: Sequence[Mistake], today: datetime.date) -> list[CheckResult]:
     """Check whether the spend limit holds the span of the cost."""
-    costs = cost.estimate(fleet, catalog)
+    costs = cost.estimate(fleet)
     # Who collected a list is in the catalog; here its date is what counts.
     dates = ", ".join(dict.fromkeys(f"{source.name.split(',')[0]}, {source.date}" for source in costs.sources))
     prefix = "at least " if costs.unknown else ""

@@ -25,7 +25,7 @@ from llm_serving.aws.preflight import (
 from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.aws.preflight.identity import Identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, checks
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
@@ -73,7 +73,6 @@ class PreflightReport:
 
 def run_preflight(
     document: Document[Fleet],
-    catalog: Catalog,
     aws: AwsSession,
     *,
     further: Sequence[Check] = (),
@@ -90,15 +89,15 @@ def run_preflight(
     fleet = document.value
     with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)
-    mistakes = checks.find_mistakes(document, catalog)
-    put = [*_list_checks(document, catalog, aws, caller, mistakes), *further]
+    mistakes = checks.find_mistakes(document)
+    put = [*_list_checks(document, aws, caller, mistakes), *further]
     with console.step(f"Check {fleet.name} in {fleet.region}: asking {aws.describe_endpoint()}") as step:
         groups = runner.run_checks(put, step, timeout_s)
     return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))
 
 
 def _list_checks(
-    document: Document[Fleet], catalog: Catalog, aws: AwsSession, caller: Identity, mistakes: Sequence[Mistake]
+    document: Document[Fleet], aws: AwsSession, caller: Identity, mistakes: Sequence[Mistake]
 ) -> list[Check]:
     fleet = document.value
     limit_mistakes = [mistake for mistake in mistakes if mistake.field == "spend_limit"]
@@ -107,12 +106,12 @@ def _list_checks(
         *identity.list_checks(aws, fleet, caller),
         Check("fleet file", "fleet file", lambda: [_build_mistake_result(mistake) for mistake in other_mistakes]),
         *account_settings.list_checks(aws, fleet, caller),
-        *zones.list_checks(aws, fleet, catalog),
-        *_list_size_checks(document, catalog, aws),
-        *reservations.list_checks(aws, fleet, catalog),
-        *pins.list_checks(aws, fleet, catalog),
+        *zones.list_checks(aws, fleet),
+        *_list_size_checks(document, aws),
+        *reservations.list_checks(aws, fleet),
+        *pins.list_checks(aws, fleet),
         *state.list_checks(aws, fleet, caller, str(document.path)),
-        Check("price", "price", lambda: price.check_price(fleet, catalog, limit_mistakes, datetime.date.today())),
+        Check("price", "price", lambda: price.check_price(fleet, limit_mistakes, datetime.date.today())),
         *budget.list_checks(aws, fleet),
     ]
 
@@ -121,18 +120,18 @@ _REPORTED_ELSEWHERE = ("spend_limit", "network.cidr", "pools")
 """Fields whose mistakes have results of their own: price, subnets, limits."""
 
 
-def _list_size_checks(document: Document[Fleet], catalog: Catalog, aws: AwsSession) -> list[Check]:
+def _list_size_checks(document: Document[Fleet], aws: AwsSession) -> list[Check]:
     """Return checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
     fleet = document.value
-    if any(instance_type not in catalog for pool in fleet.pools.values() for instance_type in pool.types):
+    if any(instance_type not in instances.load() for pool in fleet.pools.values() for instance_type in pool.types):
         unknown_result = build_unknown_result(
             "quotas",
             "a type is not in the catalog, so usage was not counted",
             "use a type of the catalog, as listed above",
         )
         return [Check("quotas", "quotas", lambda: [unknown_result])]
-    requirements = capacity.compute(fleet, catalog)
-    return [*quotas.list_checks(aws, fleet, requirements), *subnets.list_checks(aws, fleet, catalog, requirements)]
+    requirements = capacity.compute(fleet)
+    return [*quotas.list_checks(aws, fleet, requirements), *subnets.list_checks(aws, fleet, requirements)]
 
 
 def _build_mistake_result(mistake: Mistake) -> CheckResult:

@@ -9,7 +9,7 @@ from typing import Any
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight.check import Check, CheckResult
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalog
+from llm_serving.catalog import instances
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.groups import Group
@@ -24,16 +24,18 @@ groups 10 minutes earlier. Sources: EC2 user guide, "Capacity Blocks"; EKS user 
 Capacity Blocks for ML"; 2026-11."""
 
 
-def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[Check]:
+def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     named_checks = [
         _build_named_check(aws, fleet, name, option)
         for name, pool in fleet.pools.items()
         for option in pool.buy
         if isinstance(option, Reservation) and not option.reserve
     ]
-    types_known = all(instance_type in catalog for pool in fleet.pools.values() for instance_type in pool.types)
-    reserved_groups = [group for group in groups.resolve_all(fleet, catalog) if group.reserve] if types_known else []
-    return [*named_checks, *(_build_own_check(aws, fleet, group, catalog) for group in reserved_groups)]
+    types_known = all(
+        instance_type in instances.load() for pool in fleet.pools.values() for instance_type in pool.types
+    )
+    reserved_groups = [group for group in groups.resolve_all(fleet) if group.reserve] if types_known else []
+    return [*named_checks, *(_build_own_check(aws, fleet, group) for group in reserved_groups)]
 
 
 _ACTIONS = ("ec2:DescribeCapacityReservations",)
@@ -46,15 +48,15 @@ def _build_named_check(aws: AwsSession, fleet: Fleet, pool_name: str, option: Re
     )
 
 
-def _build_own_check(aws: AwsSession, fleet: Fleet, group: Group, catalog: Catalog) -> Check:
+def _build_own_check(aws: AwsSession, fleet: Fleet, group: Group) -> Check:
     check_name = f"{group.reserve} reserved for {group.pool}"
-    return Check("reservations", check_name, lambda: [_check_own(aws, fleet, group, catalog, check_name)], _ACTIONS)
+    return Check("reservations", check_name, lambda: [_check_own(aws, fleet, group, check_name)], _ACTIONS)
 
 
-def _check_own(aws: AwsSession, fleet: Fleet, group: Group, catalog: Catalog, check_name: str) -> CheckResult:
+def _check_own(aws: AwsSession, fleet: Fleet, group: Group, check_name: str) -> CheckResult:
     """Check a reservation that the fleet makes: what it costs, and whether it is there already."""
     instance_type, zone = group.types[0], group.zones[0]
-    price = catalog[instance_type].get_price_usd_h(fleet.region)
+    price = instances.load()[instance_type].get_price_usd_h(fleet.region)
     hourly_cost = "at a price that is not known" if price is None else f"for {group.reserve * price:,.2f} USD/h"
     filters = {
         "tag:fleet": fleet.name,

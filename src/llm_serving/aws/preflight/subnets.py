@@ -9,7 +9,6 @@ from typing import Any
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight.check import Check, CheckResult
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalog
 from llm_serving.fleet import capacity
 from llm_serving.fleet.capacity import Capacity, Subnet
 from llm_serving.fleet.model import ExistingNetwork, Fleet
@@ -18,12 +17,12 @@ _DNS_SWITCHES = {"enableDnsSupport": "--enable-dns-support", "enableDnsHostnames
 """Option of the AWS CLI by VPC attribute."""
 
 
-def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog, requirements: Capacity) -> list[Check]:
+def list_checks(aws: AwsSession, fleet: Fleet, requirements: Capacity) -> list[Check]:
     """Return the subnets that are there; or, without asking, those that will be made."""
     if not isinstance(fleet.network, ExistingNetwork):
         return [Check("subnets", "subnets", lambda: [_check_new(subnet) for subnet in requirements.subnets])]
     network = fleet.network
-    addresses_by_zone = {zone: capacity.count_zone_addresses(zone, fleet, catalog) for zone in fleet.zones}
+    addresses_by_zone = {zone: capacity.count_zone_addresses(zone, fleet) for zone in fleet.zones}
     return [
         Check("subnets", "subnets", lambda: _check_existing(aws, network, addresses_by_zone), ("ec2:DescribeSubnets",)),
         Check("subnets", "DNS", lambda: [_check_dns(aws, network)], ("ec2:DescribeVpcAttribute",)),

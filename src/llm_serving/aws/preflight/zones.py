@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from llm_serving.aws.preflight.check import Check, CheckResult
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.instances import Catalog
 from llm_serving.catalog.registry import format_endpoint_service
 from llm_serving.fleet import endpoints
 from llm_serving.fleet.checks import join_words
@@ -32,15 +31,13 @@ Source: ECS developer guide, "Supported Regions for Amazon ECS on AWS Fargate", 
 """
 
 
-def list_checks(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[Check]:
+def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     return [
         Check("zones", "zones", lambda: _check_zones(aws, fleet), ("ec2:DescribeAvailabilityZones",)),
         Check(
             "zones", "endpoints in zones", lambda: _check_endpoints(aws, fleet), ("ec2:DescribeVpcEndpointServices",)
         ),
-        Check(
-            "zones", "types in zones", lambda: _check_types(aws, fleet, catalog), ("ec2:DescribeInstanceTypeOfferings",)
-        ),
+        Check("zones", "types in zones", lambda: _check_types(aws, fleet), ("ec2:DescribeInstanceTypeOfferings",)),
     ]
 
 
@@ -105,11 +102,11 @@ class _Members:
     """What has the key `zones` to change."""
 
 
-def _check_types(aws: AwsSession, fleet: Fleet, catalog: Catalog) -> list[CheckResult]:
+def _check_types(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     """Asked of the account that pays: zone names stand for other places in another account."""
     members = [_Members(name, pool.types, fleet.get_zones(pool), "the pool") for name, pool in fleet.pools.items()]
     if "eks" in fleet.orchestrators:
-        system = build_system_group(fleet, catalog)
+        system = build_system_group(fleet)
         members.append(_Members("the cluster's own nodes", system.types, system.zones, "the fleet"))
     instance_types = sorted({instance_type for row in members for instance_type in row.types})
     pages = (

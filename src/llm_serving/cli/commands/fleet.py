@@ -11,7 +11,6 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.cli.commands.fleet_show import show
 from llm_serving.cli.commands.fleet_upgrade import show_upgrade
 from llm_serving.cli.commands.network_test import test_network
@@ -78,9 +77,9 @@ def plan(
         if not save:
             stack_apply.delete_plans(fleet_context)
         if as_json:
-            console.print_json(fleet_plan_table.build_payload(fleet_context, stack_plans, instances.load()))
+            console.print_json(fleet_plan_table.build_payload(fleet_context, stack_plans))
         else:
-            console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
+            console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
     if exit_code and (changed := [stack_plan.name for stack_plan in stack_plans if not stack_plan.is_empty]):
         raise CheckFailed(f"{console.shorten_path(fleet)}: {', '.join(changed)}: the account differs from the file")
 
@@ -94,7 +93,7 @@ def apply(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, yes: Yes 
     confirm.require_terminal(yes)
     with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as (document, aws):
         fleet_context, stack_plans = _plan_stacks(document, aws, out, stacks)
-        console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
+        console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
         if all(stack_plan.is_empty for stack_plan in stack_plans):
             return
         confirm.ask("Apply this?", yes)

@@ -24,22 +24,19 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     """
     document = load(fleet, Fleet)
     deployed = kinds.list_rented(document, Path())
-    catalog = instances.load()
-    mistakes = checks.find_mistakes(document, catalog)
-    is_in_catalog = all(
-        instance_type in catalog for pool in document.value.pools.values() for instance_type in pool.types
-    )
-    fleet_capacity = capacity.compute(document.value, catalog) if is_in_catalog else None
+    mistakes = checks.find_mistakes(document)
+    is_in_catalog = all(name in instances.load() for pool in document.value.pools.values() for name in pool.types)
+    fleet_capacity = capacity.compute(document.value) if is_in_catalog else None
     if as_json:
         payload = {
-            **fleet_table.build_payload(document.value, catalog, deployed),
-            "image_platforms": image_platforms.list_platforms(document.value, catalog) if is_in_catalog else [],
+            **fleet_table.build_payload(document.value, deployed),
+            "image_platforms": image_platforms.list_platforms(document.value) if is_in_catalog else [],
             "scale": capacity_table.build_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
         console.print_json(payload)
         raise typer.Exit(InputError.exit_code if mistakes else 0)
-    table = fleet_table.render(document.value, catalog, console.out.width, deployed)
+    table = fleet_table.render(document.value, console.out.width, deployed)
     console.out.print(table, soft_wrap=False)
     if fleet_capacity:
         machines = sum(pool.size.max for pool in document.value.pools.values())

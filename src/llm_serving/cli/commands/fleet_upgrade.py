@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.catalog import instances
 from llm_serving.fleet import model, upgrade
 from llm_serving.fleet.upgrade import Installed, Step
 from llm_serving.operations import context, installed
@@ -36,7 +35,7 @@ def show_upgrade(
             "--write: no AWS credentials found, and only the account shows whether the last step was applied. "
             "Fix: sign in (`aws sso login`), or set AWS_PROFILE."
         )
-    steps = upgrade.list_steps(settings, instances.load(), running)
+    steps = upgrade.list_steps(settings, running)
     if as_json:
         console.print_json(upgrade_table.build_payload(steps, unread))
     else:

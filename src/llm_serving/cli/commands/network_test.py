@@ -71,7 +71,7 @@ def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> G
     fleet = document.value
     if name not in fleet.pools:
         raise InputError(f"POOL: {name}: {document.path} has no such pool. Fix: use one of {', '.join(fleet.pools)}.")
-    pool, group = fleet.pools[name], groups.resolve_pool(fleet, name, instances.load())[0]
+    pool, group = fleet.pools[name], groups.resolve_pool(fleet, name)[0]
     accelerators = instances.load()[group.types[0]].accelerators
     if not group.efa:
         raise InputError(

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.catalog import instances
 from llm_serving.fleet import model
 from llm_serving.operations import add_ons, cluster, context
 from llm_serving.operations import tunnel as forwarding
@@ -33,7 +32,7 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
     is installed by version, and its digest kept in images.lock.yaml beside the fleet file for the next time.
     """
     fleet_settings, folder = _load_fleet(fleet)
-    commands = add_ons.build_install_commands(fleet_settings, instances.load(), folder, fleet)
+    commands = add_ons.build_install_commands(fleet_settings, folder, fleet)
     _print_commands(commands, plan, as_json)
     if not plan:
         add_ons.install(commands, folder, fleet)
@@ -43,7 +42,7 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
 def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False, yes: Yes = False) -> None:
     """Remove the platform charts, in reverse order, from the kubeconfig's current cluster."""
     fleet_settings, folder = _load_fleet(fleet)
-    commands = add_ons.build_remove_commands(fleet_settings, instances.load(), folder)
+    commands = add_ons.build_remove_commands(fleet_settings, folder)
     _print_commands(commands, plan, as_json)
     if not plan:
         add_ons.require_tools()

@@ -11,7 +11,6 @@ from llm_serving import console
 from llm_serving.aws.preflight import report
 from llm_serving.aws.preflight.check import Check
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.fleet.model import Fleet
 from llm_serving.options import arguments
 from llm_serving.settings.document import load
@@ -43,7 +42,7 @@ def preflight(
         for target in document.value.orchestrators
     ]
     checks = [_build_image_check(plan) for plan in plans]
-    result = report.run_preflight(document, instances.load(), aws, further=checks)
+    result = report.run_preflight(document, aws, further=checks)
     if as_json:
         console.print_json(result.build_payload())
     else:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from llm_serving import console
-from llm_serving.catalog import instances
 from llm_serving.fleet import loading, shift_plan, traffic_curves
 from llm_serving.fleet.shift_plan import PoolPlan, Violation
 from llm_serving.options.arguments import FLEET, AsJson, Fleet
@@ -30,7 +29,7 @@ def show_plan(traffic: Traffic, fleet: Fleet = FLEET, page: Page = None, as_json
     """
     fleet_document = loading.load_fleet(fleet)
     curves = traffic_curves.load_curves(traffic, fleet_document.value).value
-    plans = shift_plan.plan(fleet_document.value, curves, instances.load())
+    plans = shift_plan.plan(fleet_document.value, curves)
     if page:
         page.write_text(shift_plan_page.render(fleet_document.value.name, curves.source, plans), encoding="utf-8")
     if as_json:

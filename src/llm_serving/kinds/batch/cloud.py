@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
-from llm_serving.catalog import instances, own_image
+from llm_serving.catalog import own_image
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
@@ -167,7 +167,7 @@ def _find_placement(fleet: Fleet, settings: Blueprint) -> Placement:
     pool, spot = settings.workers.pool, settings.workers.spot
     if pool is None:
         return Placement(spot=spot)
-    pool_groups = groups.resolve_pool(fleet, pool, instances.load())
+    pool_groups = groups.resolve_pool(fleet, pool)
     taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
     return Placement(
         labels={"fleet/pool": pool},

@@ -570,7 +570,7 @@ class _PlacementSearch:
         if not disk:
             return
         key_path, value = ("tuning", "kv_tiers", "disk"), f"{disk / 2**30:g}Gi"
-        if not all(group.nvme for group in groups.resolve_pool(self.fleet, self.role.pool, instances.load())):
+        if not all(group.nvme for group in groups.resolve_pool(self.fleet, self.role.pool)):
             reason = f"the nodes of the pool {self.role.pool} start without NVMe"
             fix = "remove disk, or use a pool of types with NVMe, such as g6e or p5en, that has disk: nvme"
             raise PlacementError(Conflict(key_path, reason, fix, value))
@@ -585,7 +585,7 @@ class _PlacementSearch:
 
     def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:
-            pool_groups = groups.resolve_pool(self.fleet, self.role.pool, instances.load())
+            pool_groups = groups.resolve_pool(self.fleet, self.role.pool)
         except InputError:  # a type that the catalog does not have, beside those that it has
             return ()
         taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.catalog import engines, instances
+from llm_serving.catalog import engines
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
@@ -511,7 +511,7 @@ def _check_waiting_replicas(
 def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
     """Return whether the role's tasks move between choices of its pool; a replica of several nodes stays."""
     _, role, role_placement = placed_role
-    pool_groups = groups.resolve_pool(fleet, role.pool, instances.load())
+    pool_groups = groups.resolve_pool(fleet, role.pool)
     return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
 
 
