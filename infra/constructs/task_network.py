@@ -27,9 +27,6 @@ class TaskSecurityGroups:
     router: aws.security_group.SecurityGroup
     driver: aws.security_group.SecurityGroup
 
-    def select_group(self, service: Service) -> aws.security_group.SecurityGroup:
-        return self.router if service.is_entry else self.engine
-
 
 def add_groups(
     stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id: str
@@ -109,16 +106,14 @@ def _add_driver_rules(
 ) -> None:
     """Let load drivers send requests to the router, and read the metrics of all tasks; nobody reaches them."""
     driver, load = security_groups.driver, ("router", router.port)
-    pages = {("router" if service.is_entry else "engine", get_metrics_port(service)) for service in services}
+    pages = {
+        ("router" if service.is_entry else "engine", service.ports.get("metrics", service.port)) for service in services
+    }
     for part, port in sorted({load, *pages}):
         group = security_groups.router if part == "router" else security_groups.engine
         add_rule(stack, f"driver-to-{part}-{port}", driver, "out", "The load, and metrics", port, peer=group)
         if (part, port) != load:  # which the whole VPC may call
             add_rule(stack, f"{part}-{port}-from-driver", group, "in", "Metrics for load drivers", port, peer=driver)
-
-
-def get_metrics_port(service: Service) -> int:
-    return service.ports.get("metrics", service.port)
 
 
 def _add_peer_rules(stack: FleetStack, engine: aws.security_group.SecurityGroup) -> None:

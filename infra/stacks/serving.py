@@ -203,7 +203,7 @@ def _add_service(parts: _Parts, service: Service) -> AddedService:
         parts.services,
         service,
         definition=definition,
-        security_group=parts.security_groups.select_group(service),
+        security_group=parts.security_groups.router if service.is_entry else parts.security_groups.engine,
         registry=task_network.add_discovery_service(
             stack, serving.name, service, namespace_id=parts.place.namespace_id
         ),

@@ -103,22 +103,24 @@ def list_steps(fleet: Fleet, installed: Installed | None) -> list[Step]:
     groups = list(resolve_all(fleet))
     steps = [*_list_releases(fleet, groups), *_list_kubernetes(fleet, groups, installed)]
     if installed:
-        charts = list(_compare_charts(fleet, installed)) if installed.charts else []
-        steps = [*_list_charts(charts), *steps, *_list_ecs(fleet, groups, installed), *_list_images(installed)]
+        steps = [
+            *_list_charts(fleet, installed),
+            *steps,
+            *_list_ecs(fleet, groups, installed),
+            *_list_images(installed),
+        ]
     return steps
 
 
-def _list_charts(changes: Sequence[str]) -> Iterator[Step]:
-    if changes:
+def _list_charts(fleet: Fleet, installed: Installed) -> Iterator[Step]:
+    changes = tuple(
+        f"{row.add_on.name} {installed.charts.get(row.add_on.name, 'none')} -> {row.add_on.version}"
+        for row in select_add_ons(fleet)
+        if row.add_on.chart and installed.charts.get(row.add_on.name) != row.add_on.version
+    )
+    if installed.charts and changes:
         drains = "no node; the controllers' own pods restart"
-        yield Step("Platform charts", tuple(changes), drains, CHARTS_FIRST, "blueprint platform install")
-
-
-def _compare_charts(fleet: Fleet, installed: Installed) -> Iterator[str]:
-    for row in select_add_ons(fleet):
-        version = installed.charts.get(row.add_on.name)
-        if row.add_on.chart and version != row.add_on.version:
-            yield f"{row.add_on.name} {version or 'none'} -> {row.add_on.version}"
+        yield Step("Platform charts", changes, drains, CHARTS_FIRST, "blueprint platform install")
 
 
 def _list_releases(fleet: Fleet, groups: Sequence[Group]) -> Iterator[Step]:

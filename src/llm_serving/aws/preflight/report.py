@@ -71,13 +71,7 @@ class PreflightReport:
         }
 
 
-def run_preflight(
-    document: Document[Fleet],
-    aws: AwsSession,
-    *,
-    further: Sequence[Check] = (),
-    timeout_s: float = runner.TIMEOUT_S,
-) -> PreflightReport:
+def run_preflight(document: Document[Fleet], aws: AwsSession, *, further: Sequence[Check] = ()) -> PreflightReport:
     """Run all checks; change nothing.
 
     Args:
@@ -92,7 +86,7 @@ def run_preflight(
     mistakes = checks.find_mistakes(document)
     put = [*_list_checks(document, aws, caller, mistakes), *further]
     with console.step(f"Check {fleet.name} in {fleet.region}: asking {aws.describe_endpoint()}") as step:
-        groups = runner.run_checks(put, step, timeout_s)
+        groups = runner.run_checks(put, step)
     return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))
 
 

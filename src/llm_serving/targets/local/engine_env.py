@@ -93,10 +93,10 @@ def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: Non
     return root / env.folder / "bin"
 
 
-def copy_model_infos(caches: Iterable[Path], root: Path = ROOT, env: VllmEnv = OWN) -> None:
+def copy_model_infos(caches: Iterable[Path], env: VllmEnv = OWN) -> None:
     """Copy the engine's descriptions of architectures to the caches of processes that are about to start."""
     for cache in caches:
-        shutil.copytree(root / env.folder / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
+        shutil.copytree(ROOT / env.folder / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
 
 
 def _build(root: Path, on_progress: Callable[[str], None], env: VllmEnv) -> None:
