@@ -25,15 +25,10 @@ _DEFAULT_QUEUE_LIMIT = 16
 """Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
 
 
-def build_errors_alarm_name(deployment: str, fleet: Fleet) -> str:
-    """Return the name of the alarm on failed requests, which takes a deployment back."""
-    return f"{fleet.name}-{deployment}-errors"
-
-
 def add_errors_alarm(
     stack: FleetStack, serving: Rendered[ServingStack], stream: MetricStream
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
-    """Add the alarm on the share of requests that the router answers with an error."""
+    """Add the alarm on the share of requests that the router answers with an error, which takes a deployment back."""
     router = serving.entry
     # What finds no engine at all is an error, and no request of any.
     share = "FILL(errors, 0) / (FILL(requests, 0) + FILL(errors, 0) + 0.001)"
@@ -45,7 +40,7 @@ def add_errors_alarm(
     return alarm.add_alarm(
         stack,
         "errors-alarm",
-        name=build_errors_alarm_name(serving.name, stack.fleet),
+        name=f"{stack.fleet.name}-{serving.name}-errors",
         description=f"Requests to {serving.name} fail",
         threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
         metric_query=[

@@ -127,7 +127,7 @@ def compute(fleet: Fleet) -> Capacity:
             )
         ),
         limits=tuple(_list_limits(fleet, machine_groups)),
-        subnets=tuple(_list_subnets(fleet, machine_groups)),
+        subnets=tuple(_list_subnets(fleet)),
         max_machines=sum(group.max_size for group in machine_groups),
         max_usd_h=sum(group.max_size * _get_max_price(fleet, group) for group in machine_groups),
         launch_s=max(0, machines - burst) / per_second,
@@ -287,7 +287,7 @@ def _count_tasks(row: Instance) -> int:
     return min(free, row.accelerators.count) if row.accelerators else free
 
 
-def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Subnet]:
+def _list_subnets(fleet: Fleet) -> Iterator[Subnet]:
     network = fleet.network
     if not isinstance(network, NewNetwork):
         return
@@ -295,15 +295,12 @@ def _list_subnets(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Sub
         if zone[-1] in addresses.LETTERS:
             cidr = addresses.compute_private_cidr(network.cidr, zone)
             available = IPv4Network(cidr).num_addresses - RESERVED_BY_AWS
-            yield Subnet(zone, cidr, _sum_zone_addresses(fleet, machine_groups, zone), available)
+            yield Subnet(zone, cidr, count_zone_addresses(zone, fleet), available)
 
 
 def count_zone_addresses(zone: str, fleet: Fleet) -> int:
     """Return the addresses that the fleet takes in a zone's private subnet, whoever made it."""
-    return _sum_zone_addresses(fleet, resolve_all(fleet), zone)
-
-
-def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str) -> int:
+    machine_groups = resolve_all(fleet)
     fixed = (
         len(endpoints.list_own(fleet))
         + LOAD_BALANCER_ADDRESSES

@@ -112,15 +112,6 @@ def open_session(endpoint: str, region: str, *, is_rehearsal: bool = False) -> s
     return session.AwsSession(region, build_client_env(endpoint, region), emulator=endpoint, is_rehearsal=is_rehearsal)
 
 
-def wait_ready(endpoint: str, limit_s: float) -> None:
-    """Wait until the server at `endpoint` answers as moto does.
-
-    Raises:
-        Unavailable: it did not within `limit_s` seconds.
-    """
-    processes.wait_until(lambda: is_reachable(endpoint), f"the embedded AWS at {endpoint}", limit_s)
-
-
 def is_reachable(endpoint: str) -> bool:
     """Return whether an embedded AWS responds at `endpoint`."""
     try:
@@ -183,7 +174,7 @@ def start(data: Path, *, bare: bool = False) -> Iterator[str]:
         server = processes.spawn(build_command(port), environment=environment, output=sink)
     try:
         try:
-            wait_ready(endpoint, _START_LIMIT_S)
+            processes.wait_until(lambda: is_reachable(endpoint), f"the embedded AWS at {endpoint}", _START_LIMIT_S)
         except Unavailable as error:
             raise Unavailable(f"{error}; what it said is in {log}") from None
         yield endpoint

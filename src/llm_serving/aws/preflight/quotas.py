@@ -112,21 +112,14 @@ def _compare_with_quota(aws: AwsSession, fleet: Fleet, need: Need) -> CheckResul
         )
     if used and need.amount + used > value:
         message = f"{_describe_need(need)}, plus {used:,.0f} in use; the quota is {value:,.0f}"
+        # A count leaves this fleet out, so it is sure; a metric holds its running instances too.
+        status: Status = "fail" if need.quota in _COUNTED_RESOURCES else "warn"
         return CheckResult(
-            name,
-            _select_shortage_status(need.quota),
-            message,
-            *_suggest_increase(aws, need, response, used),
-            usage_ratio=usage_ratio,
+            name, status, message, *_suggest_increase(aws, need, response, used), usage_ratio=usage_ratio
         )
     unit = f" {need.quota.unit}" if need.quota.unit else ""
     usage_note = f", {used:,.0f} in use" if used else ""
     return CheckResult(name, "pass", f"{need.amount:,} of {value:,.0f}{unit}{usage_note}", usage_ratio=usage_ratio)
-
-
-def _select_shortage_status(quota: Quota) -> Status:
-    """Select the status: a count leaves this fleet out, so it is sure; a metric holds its running instances too."""
-    return "fail" if quota in _COUNTED_RESOURCES else "warn"
 
 
 def _suggest_increase(

@@ -312,19 +312,13 @@ def _get_namespace(plan: DeploymentPlan) -> str:
 
 def list_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
     """List the release's pods of one role, or of all; without those of helm tests."""
-    return open_api(plan).list_objects(POD, _get_namespace(plan), labels=_build_pod_selector(plan, role))
+    labels = [build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
+    return open_api(plan).list_objects(POD, _get_namespace(plan), labels=",".join(labels))
 
 
 def build_selector(plan: DeploymentPlan) -> str:
     """Build a label selector of the release's objects."""
     return f"app.kubernetes.io/instance={plan.deployment.name}"
-
-
-def _build_pod_selector(plan: DeploymentPlan, role: str | None = None) -> str:
-    """Build a label selector of one role's pods, or of all; excludes the pods of helm tests."""
-    return ",".join(
-        [build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
-    )
 
 
 def require_release(plan: DeploymentPlan) -> None:
