@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.bindings import aws
@@ -30,15 +29,6 @@ RUNTIME = "python3.13"
 runtimes", 2026-11."""
 
 _LOG_RETENTION_DAYS = 90
-
-
-@dataclass(frozen=True)
-class Archive:
-    """A handler's archive beside its stack."""
-
-    file: str
-    sha256: str
-    """Base64, as Lambda writes it."""
 
 
 def add_function(
@@ -73,7 +63,7 @@ def add_function(
         trust=policy.build_trust_policy("lambda.amazonaws.com"),
         statements=(allow("Log", ["logs:CreateLogStream", "logs:PutLogEvents"], events), *statements),
     )
-    code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
+    archive = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
     return aws.lambda_function.LambdaFunction(
         stack,
         name,
@@ -83,8 +73,8 @@ def add_function(
         runtime=RUNTIME,
         architectures=["arm64"],
         handler=f"{source}.handler",
-        filename=format_expression("path.module") + f"/{code.file}",
-        source_code_hash=code.sha256,
+        filename=format_expression("path.module") + f"/{archive.name}",
+        source_code_hash=base64.b64encode(hashlib.sha256(archive.read_bytes()).digest()).decode(),
         memory_size=256,
         timeout=timeout_s,
         depends_on=[log, *list_policies(stack, name)],
@@ -134,7 +124,7 @@ def add_trigger(
     )
 
 
-def _write_archive(stack: FleetStack, source: Path, models: Sequence[str]) -> Archive:
+def _write_archive(stack: FleetStack, source: Path, models: Sequence[str]) -> Path:
     """Write the archive beside the stack; the same source gives the same bytes."""
     folder = Path(App.of(stack).outdir) / "stacks" / stack.node.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +137,7 @@ def _write_archive(stack: FleetStack, source: Path, models: Sequence[str]) -> Ar
             entry = zipfile.ZipInfo(name)  # which dates it 1980-01-01
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
-    return Archive(file.name, base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode())
+    return file
 
 
 def _read_model(service: str) -> dict[str, bytes]:

@@ -87,7 +87,7 @@ def stack_calls(monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane) ->
     monkeypatch.setattr(deployment_stack, "build_context", lambda *_: fake)
     monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan("batch-mine", 40, Plan({}) if calls else created)])
     monkeypatch.setattr(apply, "apply", lambda *_: record("apply"))
-    monkeypatch.setattr(deployment_stack.runner, "run", lambda *_, **__: record("destroy"))
+    monkeypatch.setattr(apply, "run_terraform", lambda *_, **__: record("destroy"))
     state = StackState({}, ("aws_sqs_queue.control",))
     monkeypatch.setattr(context, "read_states", lambda _: {"batch-mine": state})
     return calls

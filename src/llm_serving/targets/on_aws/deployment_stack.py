@@ -13,7 +13,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.services.rendered import format_stack_name
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.terraform import runner, stack_folder, synthesis
+from llm_serving.terraform import stack_folder, synthesis
 
 
 @contextmanager
@@ -66,11 +66,8 @@ def destroy(plan: DeploymentPlan, stack_context: FleetContext) -> bool:
     """
     if not any(state.resources for state in context.read_states(stack_context).values()):
         return False
-    with console.step(f"Remove {plan.deployment.name} from {stack_context.cloud_name}"):
-        arguments = ("destroy", "-auto-approve", "-input=false")
-        runner.run(
-            stack_context.program, stack_context.folders, arguments, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S
-        )
+    title = f"Remove {plan.deployment.name} from {stack_context.cloud_name}"
+    apply.run_terraform(stack_context, stack_context.folders, ("destroy", "-auto-approve", "-input=false"), title)
     return True
 
 
