@@ -6,6 +6,8 @@ which the account's owner switches on for all buckets at once, record the same w
 
 from __future__ import annotations
 
+from typing import Any
+
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.fleet_stack import FleetStack
@@ -43,7 +45,13 @@ def add_bucket(
     )
     _add_encryption(stack, name, s3_bucket, key_arn)
     _add_access_controls(stack, name, s3_bucket, grants)
-    _add_lifecycle(stack, name, s3_bucket, old_versions_days, expire_days, versioning)
+    aws.s3_bucket_lifecycle_configuration.S3BucketLifecycleConfiguration(
+        stack,
+        f"{name}-lifecycle",
+        bucket=s3_bucket.bucket,
+        rule=_build_lifecycle_rules(old_versions_days, expire_days),
+        depends_on=[versioning],
+    )
     return s3_bucket
 
 
@@ -96,57 +104,24 @@ def _add_access_controls(
     )
 
 
-def _add_lifecycle(
-    stack: FleetStack,
-    name: str,
-    s3_bucket: aws.s3_bucket.S3Bucket,
-    old_versions_days: int,
-    expire_days: int,
-    versioning: aws.s3_bucket_versioning.S3BucketVersioningA,
-) -> None:
-    aws.s3_bucket_lifecycle_configuration.S3BucketLifecycleConfiguration(
-        stack,
-        f"{name}-lifecycle",
-        bucket=s3_bucket.bucket,
-        rule=_build_lifecycle_rules(old_versions_days, expire_days),
-        depends_on=[versioning],
-    )
-
-
 def _build_lifecycle_rules(
     old_versions_days: int, expire_days: int
 ) -> list[aws.s3_bucket_lifecycle_configuration.S3BucketLifecycleConfigurationRule]:
     lifecycle = aws.s3_bucket_lifecycle_configuration
-    everything = [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")]
-    rules = [
-        lifecycle.S3BucketLifecycleConfigurationRule(
-            id="old-versions",
-            noncurrent_version_expiration=[
-                lifecycle.S3BucketLifecycleConfigurationRuleNoncurrentVersionExpiration(
-                    noncurrent_days=old_versions_days
-                )
-            ],
-            filter=everything,
-            status="Enabled",
-        ),
-        lifecycle.S3BucketLifecycleConfigurationRule(
-            id="abandoned-uploads",
-            abort_incomplete_multipart_upload=[
-                lifecycle.S3BucketLifecycleConfigurationRuleAbortIncompleteMultipartUpload(
-                    days_after_initiation=_ABANDONED_UPLOAD_DAYS
-                )
-            ],
-            filter=everything,
-            status="Enabled",
-        ),
-    ]
+    old_versions = lifecycle.S3BucketLifecycleConfigurationRuleNoncurrentVersionExpiration(
+        noncurrent_days=old_versions_days
+    )
+    uploads = lifecycle.S3BucketLifecycleConfigurationRuleAbortIncompleteMultipartUpload(
+        days_after_initiation=_ABANDONED_UPLOAD_DAYS
+    )
+    actions: dict[str, Any] = {
+        "old-versions": {"noncurrent_version_expiration": [old_versions]},
+        "abandoned-uploads": {"abort_incomplete_multipart_upload": [uploads]},
+    }
     if expire_days:
-        rules.append(
-            lifecycle.S3BucketLifecycleConfigurationRule(
-                id="expiry",
-                expiration=[lifecycle.S3BucketLifecycleConfigurationRuleExpiration(days=expire_days)],
-                filter=everything,
-                status="Enabled",
-            )
-        )
-    return rules
+        actions["expiry"] = {"expiration": [lifecycle.S3BucketLifecycleConfigurationRuleExpiration(days=expire_days)]}
+    everything = [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")]
+    return [
+        lifecycle.S3BucketLifecycleConfigurationRule(id=name, filter=everything, status="Enabled", **action)
+        for name, action in actions.items()
+    ]

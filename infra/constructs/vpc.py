@@ -111,33 +111,23 @@ def _add_nat_gateways(
         aws.route_table_association.RouteTableAssociation(
             stack, f"public-{zone}-association", subnet_id=subnet.id, route_table_id=public.id
         )
-        _add_nat_gateway(stack, zone, subnet, table, gateway)
-
-
-def _add_nat_gateway(
-    stack: FleetStack,
-    zone: str,
-    subnet: aws.subnet.Subnet,
-    table: aws.route_table.RouteTable,
-    gateway: aws.internet_gateway.InternetGateway,
-) -> None:
-    """Add a zone's NAT gateway in its public subnet, and the private subnet's route to it."""
-    address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags={"Name": f"{stack.fleet.name}-nat-{zone}"})
-    nat = aws.nat_gateway.NatGateway(
-        stack,
-        f"nat-{zone}",
-        allocation_id=address.allocation_id,
-        subnet_id=subnet.id,
-        tags={"Name": f"{stack.fleet.name}-{zone}"},
-        depends_on=[gateway],
-    )
-    aws.route.Route(
-        stack,
-        f"private-{zone}-way-out",
-        route_table_id=table.id,
-        destination_cidr_block="0.0.0.0/0",
-        nat_gateway_id=nat.id,
-    )
+        tags = {"Name": f"{stack.fleet.name}-nat-{zone}"}
+        address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags=tags)
+        nat = aws.nat_gateway.NatGateway(
+            stack,
+            f"nat-{zone}",
+            allocation_id=address.allocation_id,
+            subnet_id=subnet.id,
+            tags={"Name": f"{stack.fleet.name}-{zone}"},
+            depends_on=[gateway],
+        )
+        aws.route.Route(
+            stack,
+            f"private-{zone}-way-out",
+            route_table_id=table.id,
+            destination_cidr_block="0.0.0.0/0",
+            nat_gateway_id=nat.id,
+        )
 
 
 def _add_interface_endpoints(stack: FleetStack, network: NewNetwork, vpc: aws.vpc.Vpc, subnet_ids: list[str]) -> None:
@@ -151,10 +141,8 @@ def _add_interface_endpoints(stack: FleetStack, network: NewNetwork, vpc: aws.vp
     name, title = "endpoints-https", f"{stack.fleet.name}-endpoints-https"
     add_rule(stack, name, group, "in", "HTTPS from inside the VPC", HTTPS, cidr=vpc.cidr_block, title=title)
     for row in endpoints.list_own(stack.fleet):
-        name, service_name = (
-            row.service.replace(".", "-"),
-            f"{stack.account.service_prefix}.{stack.fleet.region}.{row.service}",
-        )
+        name = row.service.replace(".", "-")
+        service_name = f"{stack.account.service_prefix}.{stack.fleet.region}.{row.service}"
         aws.vpc_endpoint.VpcEndpoint(
             stack,
             name,
