@@ -52,7 +52,7 @@ def test_a_made_file_stays_and_other_content_is_not_touched(tmp_path: Path) -> N
     before = (folder / "model.gguf").stat().st_mtime_ns
     make_gguf.make("tiny", folder)
     assert (folder / "model.gguf").stat().st_mtime_ns == before
-    eight_bits = make_gguf.make("tiny", folder, "Q8_0") / "model.gguf"
+    eight_bits = make_gguf.make("tiny", folder, quantization="Q8_0") / "model.gguf"
     assert eight_bits.stat().st_mtime_ns != before, "another type is made anew"
     assert sorted(path.name for path in folder.iterdir()) == [".made", "model.gguf"], "and no draft stays"
     (tmp_path / "mine").mkdir()

@@ -35,7 +35,7 @@ _GPT2_SPLIT = "gpt-2"
 
 
 def make(
-    size: make_tiny.Size, folder: Path, on_progress: OnProgress | None = None, quantization: Quantization = "BF16"
+    size: make_tiny.Size, folder: Path, on_progress: OnProgress | None = None, *, quantization: Quantization = "BF16"
 ) -> Path:
     """Generate the model `size` as FILE in `folder` unless it exists, and return `folder`, complete or absent.
 
