@@ -6,16 +6,22 @@ import json
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import openai
 import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.cli import main
+from llm_serving.kinds.gateway import database
 from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.kinds.serving.validation import validate
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness, status, supervisor
 from llm_serving.validation.base import ValidationOptions
@@ -33,6 +39,16 @@ roles:
     long: {model: tiny, shares: small, context: 8k}
 traffic: {users: 4, requests: 24, input_tokens: 32..64, output_tokens: 4..8, deadline: 60s}
 slo: {errors: 0%}
+"""
+
+
+GATEWAY = """\
+kind: gateway
+pattern: gateway
+teams: {all: {models: [first, second]}}
+routes:
+  first: {deployments: {deployment: mine, model: small}, price: {input: 1 USD, output: 1 USD}, retries: 0}
+  second: {deployments: {deployment: mine, model: long}, price: {input: 1 USD, output: 2 USD}, retries: 0}
 """
 
 
@@ -84,6 +100,48 @@ def test_a_replica_takes_no_more_memory_than_the_resolver_assumes(plan: Deployme
     assert supervisord
     family = psutil.Process(supervisord.read_state(worker.name).pid).children(recursive=True)
     assert sum(child.memory_full_info().pss for child in family) < worker.resources.memory_bytes
+
+
+def test_a_gateway_before_them_has_a_route_for_each_and_waits_for_its_turn(
+    plan: DeploymentPlan, prisma_standin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prisma_standin.is_file()
+    if missing := database.find_missing():
+        pytest.skip(f"{missing}: there is none on this machine. To run this test: {database.INSTALL}")
+    root = plan.directory.root
+    file = Path(shutil.copytree(ROOT / "blueprints" / "gateway", root / "edge")) / "blueprint.yaml"
+    file.write_text(GATEWAY)
+    shutil.copy(ROOT / "fleet.yaml", root)
+    monkeypatch.chdir(root)
+
+    def run(*arguments: str) -> Any:
+        capsys.readouterr()
+        assert main.run(["gateway", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    try:
+        assert main.run(["deploy", "edge", "--yes"]) == 0
+        url = DeploymentDir("edge", root).load_deployment().url
+        key, switches = run("key", "create", "edge", "--team", "all")["key"], _count_switches(plan)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
+
+        def stream(number: int) -> int:
+            route = ("first", "second")[number % 2]
+            answer = client.chat.completions.create(
+                model=route, messages=[{"role": "user", "content": f"{number}"}], max_tokens=4, stream=True
+            )
+            return sum(bool(part.choices and part.choices[0].delta.content) for part in answer)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(stream, range(16))), "none was lost, and each has its text"
+        assert _count_switches(plan) > switches
+
+        def count_requests() -> dict[str, int]:
+            return {row["model"]: row["requests"] for row in run("usage", "edge", "--by", "team,model,deployment")}
+
+        processes.wait_until(lambda: count_requests() == {"first": 8, "second": 8}, "records of all", 120, 1.0)
+    finally:
+        assert main.run(["destroy", "edge", "--yes"]) == 0
 
 
 def test_a_replica_that_loses_an_engine_starts_again_with_both(plan: DeploymentPlan) -> None:
