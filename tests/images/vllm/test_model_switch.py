@@ -684,7 +684,7 @@ def real_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         processes.stop(process)
 
 
-TOKENS = 2000
+TOKENS = 1000
 """Longer than a turn."""
 
 

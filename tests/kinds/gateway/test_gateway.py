@@ -412,24 +412,30 @@ def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
 
 
 def test_prismas_generator_writes_the_same_client_each_time(gateway: Running, tmp_path: Path) -> None:
-    """The gateway's image has one digest for the same input only if so."""
+    """The gateway's image has one digest for the same input only if so; the set-up of its environment wrote the first."""
     schema = (litellm_env.FOLDER / "schema.prisma").read_text(encoding="utf-8")
     generator = litellm_env.FOLDER / "node_modules" / "prisma" / "build" / "index.js"
     environment = {**os.environ, "PATH": f"{litellm_env.FOLDER / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    clients = []
-    head, _, _ = schema.partition("\nmodel ")
-    other = f"{head}\nmodel Other {{\n  id String @id\n}}\n"
-    for text in (schema, schema, other):
-        (tmp_path / "schema.prisma").write_text(
-            text.replace("generator client {", f'generator client {{\n  output = "{tmp_path}/prisma"')
+
+    def read(client: Path) -> dict[Path, str]:
+        texts = {file.relative_to(client): file.read_text(encoding="utf-8") for file in client.rglob("*.py")}
+        return {file: re.sub(r"'/\S+/schema\.prisma'", "", text) for file, text in texts.items()}
+
+    def generate(text: str) -> dict[Path, str]:
+        folder = tmp_path / str(len(text))
+        folder.mkdir()
+        (folder / "schema.prisma").write_text(
+            text.replace("generator client {", f'generator client {{\n  output = "{folder}/prisma"')
         )
-        command = ["node", str(generator), "generate", f"--schema={tmp_path / 'schema.prisma'}"]
+        command = ["node", str(generator), "generate", f"--schema={folder / 'schema.prisma'}"]
         subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment)
-        files = sorted(file for file in (tmp_path / "prisma").rglob("*.py") if file.is_file())
-        clients.append({file: file.read_bytes() for file in files})
-        shutil.rmtree(tmp_path / "prisma")
-    assert len(clients[0]) > 50
-    assert clients[0] == clients[1] != clients[2]
+        return read(folder / "prisma")
+
+    [written] = litellm_env.FOLDER.glob("lib/python3*/site-packages/prisma")
+    head, _, _ = schema.partition("\nmodel ")
+    first, again, other = read(written), generate(schema), generate(f"{head}\nmodel Other {{\n  id String @id\n}}\n")
+    assert len(first) > 50
+    assert first == again != other
 
 
 def test_replicas_with_wrong_clocks_let_at_most_twice_a_minute_s_requests_through(gateway: Running) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import subprocess
 import time
 import urllib.error
@@ -143,19 +144,26 @@ def _answers(plan: DeploymentPlan, model: str) -> bool:
 
 
 def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
-    """Up to its replicas, which the next test starts once more and asks."""
-    before = _list_replicas(plan)
+    """Up to the start of its replicas, whose imports the next test does once more, and which it asks."""
+    [router] = plan.deployment.entries
+    log = plan.directory.logs / f"{router.name}.log"
+
+    def count_starts() -> int:
+        return len(re.findall(r"Adding \d replicas? to Deployment\(name='LLMServer:(?:tiny|other)'", log.read_text()))
+
+    replicas, starts = _list_replicas(plan), count_starts()
+    assert starts >= 4, "of each model: at first, and for the one that was killed"
     [head] = _find_processes(plan, "start --block --head")
     head.kill()
     with pytest.raises((OSError, http.client.HTTPException)):
         while True:  # until it was noticed
             serving.complete(plan.deployment.url)
-
-    def is_new() -> bool:
-        replicas = _list_replicas(plan)
-        return len(replicas) == 3 and not replicas & before
-
-    processes.wait_until(is_new, "a new replica in place of each", 600)
+    processes.wait_until(
+        lambda: count_starts() == starts + 2 and not _list_replicas(plan) & replicas,
+        "new replicas of each model",
+        600,
+        1,
+    )
 
 
 def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
@@ -163,6 +171,7 @@ def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
     hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
     assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
     assert serving.complete(changed.deployment.url, model="other")
+    assert len(_list_replicas(changed)) == 3
 
 
 def test_destroying_it_leaves_nothing(plan: DeploymentPlan) -> None:
