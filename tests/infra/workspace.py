@@ -84,6 +84,7 @@ def create(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str
     shutil.copytree(mocked.MOCKS, folder / "mocks")
     for file in tests:
         shutil.copy(file, folder)
+    shutil.copy(folder / stack / ".terraform.lock.hcl", folder)
     (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_version": ">= 1.10"}}))
     provider = json.loads((folder / stack / "cdk.tf.json").read_text())["terraform"]["required_providers"]["aws"]
     workspace = Workspace(folder, runner.find_terraform(data, provider["version"]))

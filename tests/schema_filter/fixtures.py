@@ -1,6 +1,7 @@
 """Terraform reads the provider's schemas of those types that our stacks use: a hundred of 1,500.
 
 Of the 1.5 CPU-seconds of a small plan 1.4 are schemas, which the provider builds and Terraform reads, in each command.
+Each `init` takes 1.1 to hold the provider against the lock file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 // Runs Terraform, and stands between it and the provider that TF_REATTACH_PROVIDERS names. It passes each call on as it
 // is, and of the provider's schemas only those of the types in SCHEMA_FILTER_TYPES. It asks each build of the provider
-// for them once, and keeps them beside itself.
+// for them once, and keeps them beside itself. As it does the place of the provider that a lock file has been held against:
+// Terraform's `init` reads its 700 MB twice for that, and here once for each lock file.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -37,6 +39,8 @@ const (
 // what is wrong. See docs/plugin-protocol/tfplugin5.proto of hashicorp/terraform at 5abc0d2.
 const diagnostics = 4
 
+var lockEntry = regexp.MustCompile(`provider "(\S+/hashicorp/aws)" \{\s+version\s+= "([^"]+)"`)
+
 var byType = []protowire.Number{2, 3, 8}
 
 type reattached struct {
@@ -44,8 +48,10 @@ type reattached struct {
 	ProtocolVersion int
 	Pid             int
 	Test            bool
-	Addr            struct{ Network, String string }
+	Addr            address
 }
+
+type address struct{ Network, String string }
 
 func main() {
 	log.SetFlags(0)
@@ -66,7 +72,53 @@ func main() {
 		check(os.Setenv(reattachVariable, string(text)))
 		os.Exit(run(program))
 	}
+	if len(providers) == 0 && slices.Contains(os.Args, "init") {
+		initialize(program)
+	}
 	check(syscall.Exec(program, os.Args, os.Environ()))
+}
+
+// initialize links the provider that passed for the same lock file before, and lets `init` take it for a running one, which
+// it leaves alone. It returns where there is no lock file of the provider.
+func initialize(program string) {
+	folder := "."
+	for _, word := range os.Args {
+		if path, isFolder := strings.CutPrefix(word, "-chdir="); isFolder {
+			folder = path
+		}
+	}
+	lock, _ := os.ReadFile(filepath.Join(folder, ".terraform.lock.hcl"))
+	entry := lockEntry.FindStringSubmatch(string(lock))
+	if entry == nil {
+		return
+	}
+	platform := runtime.GOOS + "_" + runtime.GOARCH
+	installed := filepath.Join(folder, ".terraform/providers", entry[1], entry[2], platform)
+	passed := locate("provider", string(lock))
+	if _, err := os.Stat(passed); err != nil {
+		code := run(program)
+		if target, err := os.Readlink(installed); err == nil && code == 0 {
+			os.Remove(passed) // it led nowhere
+			os.Symlink(target, passed)
+		}
+		os.Exit(code)
+	}
+	target, err := os.Readlink(passed)
+	check(err)
+	check(os.MkdirAll(filepath.Dir(installed), 0o755))
+	if err := os.Symlink(target, installed); !errors.Is(err, os.ErrExist) {
+		check(err)
+	}
+	text, err := json.Marshal(map[string]reattached{entry[1]: {Protocol: "grpc", ProtocolVersion: 5, Test: true, Addr: address{Network: "unix"}}})
+	check(err)
+	check(os.Setenv(reattachVariable, string(text)))
+}
+
+// locate returns the path of what is kept for a key.
+func locate(kind string, key ...any) string {
+	own, err := os.Executable()
+	check(err)
+	return filepath.Join(filepath.Dir(own), fmt.Sprintf("%s-%x", kind, sha256.Sum256([]byte(fmt.Sprint(key...)))))
 }
 
 func check(err error) {
@@ -135,10 +187,7 @@ func locateKept(pid int, types []string) string {
 	check(err)
 	info, err := os.Stat(program)
 	check(err)
-	own, err := os.Executable()
-	check(err)
-	key := fmt.Sprint(program, info.Size(), info.ModTime(), types)
-	return filepath.Join(filepath.Dir(own), fmt.Sprintf("schemas-%x", sha256.Sum256([]byte(key))))
+	return locate("schemas", program, info.Size(), info.ModTime(), types)
 }
 
 // keep returns the schemas of the types, and writes them to a file unless the provider reports an error.
