@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Mistake
@@ -132,8 +134,6 @@ def _parse_expected(value: Any, traffic: Traffic) -> str | None:
         raise _RowError(
             "expected", "it is not a JSON Schema, for `score_by: json_schema`", 'write "expected": {"type": "object"}'
         )
-    import jsonschema  # a tenth of what a process of the load takes to start
-
     try:
         jsonschema.validators.validator_for(value).check_schema(value)
     except (jsonschema.SchemaError, TypeError, AttributeError, ValueError, RecursionError) as error:
