@@ -33,10 +33,6 @@ class Account:
     def build_arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
 
-    def build_service_role_arn(self, service: str, role: str) -> str:
-        """ARN of the service-linked role of `service`, such as elasticloadbalancing; its path is alike everywhere."""
-        return f"arn:{self.partition}:iam::{self.id}:role/aws-service-role/{service}.amazonaws.com/{role}"
-
     @property
     def root(self) -> str:
         """The account itself as a principal."""

@@ -51,20 +51,8 @@ class Rule(NamedTuple):
     source: str
 
 
-_DRIVER = "NVIDIA, DCGM field GPU_RECOVERY_ACTION, and XID 154"
 _XID = "aws/eks-node-monitoring-agent at 51af549, monitors/nvidia/dcgm/dcgm_policies.go"
 _REASON = "aws/eks-node-monitoring-agent at 51af549, pkg/reasons/reasons.go"
-
-RECOVERY_ACTIONS: Mapping[str, Rule] = MappingProxyType(
-    {
-        "None": Rule(Verdict.IGNORE, "nothing to recover from", _DRIVER),
-        "Reset": Rule(Verdict.RESET, "the GPU needs a reset", _DRIVER),
-        "Reboot": Rule(Verdict.REBOOT, "the instance needs a reboot", _DRIVER),
-        "Drain P2P": Rule(Verdict.WATCH, "no new peers until a reset that can wait", _DRIVER),
-        "Drain and Reset": Rule(Verdict.RESET, "the GPU needs a reset once its work has ended", _DRIVER),
-    }
-)
-"""The driver's own verdict, as nvidia-smi writes it."""
 
 XIDS: Mapping[int, Rule] = MappingProxyType(
     {
@@ -121,9 +109,6 @@ CONDITIONS: Mapping[str, Rule] = MappingProxyType(
 class Signals:
     """What is known of an instance's accelerators."""
 
-    recovery_action: str = ""
-    """The driver's own verdict, a key of RECOVERY_ACTIONS; empty where nobody asked for it."""
-
     xids: tuple[int, ...] = ()
 
     conditions: tuple[str, ...] = ()
@@ -138,20 +123,13 @@ class Decision(NamedTuple):
 
 
 def decide(signals: Signals) -> Decision:
-    """Decide what an instance needs.
-
-    The driver's own verdict comes first: where the GPU's firmware is dead, counters read 0.
-    """
+    """Decide what an instance needs: the worst that a sign asks for."""
     rules = list(_list_rules(signals))
     verdict = max((rule.verdict for rule in rules), default=Verdict.IGNORE)
     return Decision(verdict, tuple(dict.fromkeys(rule.meaning for rule in rules if rule.verdict == verdict)))
 
 
 def _list_rules(signals: Signals) -> Iterator[Rule]:
-    driver = RECOVERY_ACTIONS.get(signals.recovery_action)
-    if driver and driver.verdict > Verdict.IGNORE:
-        yield driver
-        return
     for xid in signals.xids:
         yield XIDS.get(xid, OTHER_XID)
     for condition in signals.conditions:

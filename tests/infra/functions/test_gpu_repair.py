@@ -43,16 +43,13 @@ EKS_REASONS = {
 def test_the_table_is_the_agents_lists_and_each_row_has_its_source() -> None:
     assert gpu_repair.XIDS.keys() == EKS_XIDS
     assert gpu_repair.CONDITIONS.keys() == EKS_REASONS | {"ACCELERATED_COMPUTE"}
-    tables: tuple[Mapping[Any, gpu_repair.Rule], ...] = (
-        *(gpu_repair.XIDS, gpu_repair.CONDITIONS, gpu_repair.RECOVERY_ACTIONS),
-    )
+    tables: tuple[Mapping[Any, gpu_repair.Rule], ...] = (gpu_repair.XIDS, gpu_repair.CONDITIONS)
     assert all(rule.source and rule.meaning for table in tables for rule in table.values())
 
 
 def test_the_page_shows_every_row() -> None:
     page = (Path(__file__).parents[3] / "docs" / "gpu-faults.md").read_text("utf-8")
     rules = {
-        **{f"driver: {action}": rule for action, rule in gpu_repair.RECOVERY_ACTIONS.items()},
         **{f"XID {number}": rule for number, rule in gpu_repair.XIDS.items()},
         "any other XID": gpu_repair.OTHER_XID,
         **{f"`{name}`": rule for name, rule in gpu_repair.CONDITIONS.items()},
@@ -70,7 +67,6 @@ def test_whatever_ecs_calls_impaired_is_replaced(xid: int) -> None:
     ("signals", "verdict"),
     [
         (Signals(), Verdict.IGNORE),
-        (Signals(recovery_action="None"), Verdict.IGNORE),
         (Signals(xids=(13, 31, 43, 45)), Verdict.WATCH),
         (Signals(conditions=("NvidiaThermalError",)), Verdict.WATCH),
         (Signals(xids=(46,)), Verdict.RESET),
@@ -79,10 +75,6 @@ def test_whatever_ecs_calls_impaired_is_replaced(xid: int) -> None:
         (Signals(xids=(46, 79)), Verdict.REPLACE),
         (Signals(conditions=("NvidiaDeviceCountMismatch",)), Verdict.REPLACE),
         (Signals(conditions=("NeuronDMAError",)), Verdict.REPLACE),
-        # The driver's verdict comes first, whatever the counters read.
-        (Signals(recovery_action="Reboot"), Verdict.REBOOT),
-        (Signals(recovery_action="Reset", xids=(63,)), Verdict.RESET),
-        (Signals(recovery_action="None", xids=(79,)), Verdict.REPLACE),
     ],
 )
 def test_the_verdict_on_an_instance(signals: Signals, verdict: Verdict) -> None:

@@ -30,8 +30,9 @@ from llm_serving.targets import render
 ROOT = paths.ROOT
 PATTERNS = paths.PATTERNS
 PRESETS = "presets"
-_NOT_COPIED = shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE)
 """Folder of a pattern with other blueprints, each a replacement of the pattern's own."""
+
+_NOT_COPIED = shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE)
 
 
 def list_(as_json: AsJson = False) -> None:
@@ -75,7 +76,7 @@ def new(
         choices = " or ".join(presets) or "no --preset"
         raise InputError(f"--preset: {quote_value(preset)}: {from_} has no such preset. Fix: use {choices}.")
     destination = require_new_folder(Path(name), "NAME")
-    with removing_unfinished(destination):
+    with remove_unfinished(destination):
         copy_pattern(source, destination)
         if preset is not None:
             shutil.copy(source / PRESETS / f"{preset}.yaml", destination / "blueprint.yaml")
@@ -108,7 +109,7 @@ def baseline(
         Path(name or console.shorten_path(source.with_name(f"{source.name}-baseline"))), "NAME"
     )
     # The user may have edited the templates; prompts and adapters are next to them.
-    with removing_unfinished(destination):
+    with remove_unfinished(destination):
         shutil.copytree(source, destination, ignore=_NOT_COPIED)
         (destination / FILE_NAME).write_text(baseline_text, encoding="utf-8")
         shutil.copy(PATTERNS / pattern / "README.md", destination)
@@ -124,7 +125,7 @@ def copy_pattern(source: Path, destination: Path) -> None:
 
 
 @contextlib.contextmanager
-def removing_unfinished(folder: Path) -> Iterator[None]:
+def remove_unfinished(folder: Path) -> Iterator[None]:
     """Remove a folder again if the block that creates it fails: the next try may have its name."""
     try:
         yield

@@ -119,7 +119,7 @@ def _describe_floor(answer: Answer) -> str:
 
 def _write(answer: Answer, folder: Path, *, is_quiet: bool) -> None:
     pattern = recommendation.choose_pattern(answer.result.candidates[0])
-    with patterns.removing_unfinished(folder):
+    with patterns.remove_unfinished(folder):
         patterns.copy_pattern(patterns.PATTERNS / pattern, folder)
         recommendation.write(answer, folder)
     if not is_quiet:
