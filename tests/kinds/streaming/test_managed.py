@@ -85,8 +85,8 @@ def test_status_shows_nothing_of_a_stream_that_is_not_deployed(plan: DeploymentP
 
 
 def test_a_stream_has_no_endpoint_for_a_tunnel(plan: DeploymentPlan) -> None:
-    with pytest.raises(InputError) as refused:
-        stack.open_tunnel(plan)
+    with pytest.raises(InputError) as refused, stack.open_tunnel(plan):
+        pytest.fail("there is no tunnel")
     assert str(refused.value) == (
         "shop: nothing of it answers HTTP requests. Fix: send events from the fleet's network, and read its topics there."
     )

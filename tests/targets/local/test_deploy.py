@@ -400,22 +400,3 @@ def test_an_edited_rendered_file_is_refused_and_the_deployment_keeps_running(
     assert {name: state.pid for name, state in _list_states(plan).items()} == before
     deploy.deploy(make_plan(), _agree, force=True)
     assert "; edited" not in rendered.read_text()
-
-
-def test_the_bucket_that_storage_created_is_used(
-    make_plan_with_bucket: PlanFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = make_plan_with_bucket()
-
-    def apply_elsewhere(plan: DeploymentPlan) -> str:
-        environment = plan.deployment.environment.model_copy(update={"bucket": "elsewhere"})
-        return create_bucket(
-            dataclasses.replace(plan, deployment=plan.deployment.model_copy(update={"environment": environment}))
-        )
-
-    create_bucket = deploy.create_bucket
-    monkeypatch.setattr(deploy, "create_bucket", apply_elsewhere)
-    new_plan = deploy.deploy(before, _agree)
-    assert new_plan is not None
-    assert new_plan.deployment.served_models[0].weights.uri == "s3://elsewhere/models/tiny/"
-    assert "s3://elsewhere/models/tiny/" in before.directory.config.read_text()
