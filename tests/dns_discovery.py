@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llm_serving import processes
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 
 FOLDER = Path(__file__).parents[1] / "images" / "router"
 
@@ -48,7 +48,7 @@ def run_router(folder: Path, *arguments: str, router: tuple[str, ...]) -> Iterat
     code = RUNNER.format(folder=str(FOLDER), dns=str(folder / "dns.json"))
     command = [
         *(sys.executable, "-c", code, *(word.replace("ROUTER", url) for word in arguments), "--"),
-        *(str(engine_env.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
+        *(str(engines_own.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
         *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *router),
     ]

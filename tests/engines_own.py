@@ -16,6 +16,11 @@ EngineProbe = Callable[[str, Sequence[Any]], list[dict[str, Any]]]
 """Takes a handler's name and questions, returns an answer to each; engine_answers.py has the handlers."""
 
 
+def find_executables() -> Path:
+    """Return the directory of the engine's executables, which scripts/test sets up."""
+    return engine_env.ROOT / engine_env.FOLDER / "bin"
+
+
 @contextmanager
 def run() -> Iterator[EngineProbe]:
     """Start the process on first use, and end it with the block."""
@@ -33,7 +38,7 @@ def run() -> Iterator[EngineProbe]:
 @contextmanager
 def _start() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [engine_env.find_executables() / "python", Path(__file__).with_name("engine_answers.py")],
+        [find_executables() / "python", Path(__file__).with_name("engine_answers.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -29,7 +29,6 @@ _NAME_PREFIX_LENGTH = 5
 class TaskLoadBalancer:
     """What a service needs to be called by it."""
 
-    balancer: aws.lb.Lb
     target_group: aws.lb_target_group.LbTargetGroup
     listener: aws.lb_listener.LbListener
 
@@ -85,7 +84,7 @@ def add_load_balancer(
     _add_certificate_alarm(stack, deployment, settings.certificate)
     description = "Where a name of the certificate should lead: a CNAME or alias"
     TerraformOutput(stack, "load_balancer", value=balancer.dns_name, description=description)
-    return TaskLoadBalancer(balancer, target_group, listener)
+    return TaskLoadBalancer(target_group, listener)
 
 
 def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:

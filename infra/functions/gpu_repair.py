@@ -1,10 +1,10 @@
 """Replaces instances of an ECS cluster whose GPUs fail, which ECS does for its Managed Instances alone.
 
 The watcher on each instance is ECS's own agent: on the AMIs with NVIDIA's driver it reads DCGM, and ECS then reports
-the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. `decide` says what a fault asks for,
-here and for EKS's node repair (`infra.constructs.node_group_settings`). Nothing on ECS resets a GPU or reboots an
-instance, so whatever asks for one of them is replaced: the instance is drained, then reported unhealthy to its Auto
-Scaling group, which ends it once it has no task left (managed draining) and starts another.
+the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. XIDS and CONDITIONS say what a fault
+asks for, here and for EKS's node repair (`infra.constructs.node_group_settings`). Nothing on ECS resets a GPU or
+reboots an instance, so whatever asks for one of them is replaced: the instance is drained, then reported unhealthy to
+its Auto Scaling group, which ends it once it has no task left (managed draining) and starts another.
 
 Each call reads the whole cluster anew and finishes what an earlier one began. An event may come ten times, late or not
 at all, and a call may die at any line. Calls come one after the other, from a FIFO queue, so no two count at once.
@@ -85,12 +85,6 @@ OTHER_XID = Rule(Verdict.WATCH, "an application's fault", _XID)
 
 CONDITIONS: Mapping[str, Rule] = MappingProxyType(
     {
-        "NvidiaDoubleBitError": Rule(Verdict.RESET, "double-bit ECC errors", _REASON),
-        "NvidiaNVLinkError": Rule(Verdict.RESET, "NVLink errors", _REASON),
-        "NvidiaDeviceCountMismatch": Rule(Verdict.REPLACE, "fewer GPUs than the instance type has", _REASON),
-        "NvidiaPageRetirement": Rule(Verdict.WATCH, "memory pages retired", _REASON),
-        "NvidiaThermalError": Rule(Verdict.WATCH, "throttled by heat", _REASON),
-        "NvidiaPowerError": Rule(Verdict.WATCH, "throttled by power", _REASON),
         "NeuronSRAMUncorrectableError": Rule(Verdict.REPLACE, "parity error of on-chip SRAM", _REASON),
         "NeuronNCUncorrectableError": Rule(Verdict.REPLACE, "uncorrectable memory error of a NeuronCore", _REASON),
         "NeuronHBMUncorrectableError": Rule(Verdict.REPLACE, "uncorrectable error of HBM", _REASON),
@@ -102,7 +96,10 @@ CONDITIONS: Mapping[str, Rule] = MappingProxyType(
         ),
     }
 )
-"""What the agents on the instances report beside XIDs: EKS's by its reasons, and ECS's check."""
+"""What the agents on the instances report beside XIDs: of Neuron, EKS's by its reasons; and ECS's check.
+
+Of NVIDIA's GPUs EKS's agent has further reasons, of which EKS decides.
+"""
 
 
 @dataclass(frozen=True)

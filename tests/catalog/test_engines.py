@@ -22,9 +22,8 @@ from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import RouterPolicy
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import load
-from llm_serving.targets.local import engine_env
 from llm_serving.targets.local.conventions import CONVENTIONS
-from tests import matrix_cells
+from tests import engines_own, matrix_cells
 from tests.engines_own import EngineProbe
 from tests.kinds.serving import resolving
 
@@ -362,7 +361,7 @@ print(load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS).name)
 @pytest.mark.engine
 def test_the_engine_brings_the_vocabulary_of_gpt_oss_and_downloads_none(tmp_path: Path) -> None:
     """Chat with gpt-oss needs it; a file elsewhere is read where a variable names its folder, here an empty one."""
-    python = str(engine_env.find_executables() / "python")
+    python = str(engines_own.find_executables() / "python")
     environment = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "TMPDIR": str(tmp_path)}
     for other, code in (({}, 0), ({"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}, 1)):
         result = subprocess.run(

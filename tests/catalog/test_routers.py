@@ -17,7 +17,7 @@ import pytest
 
 from llm_serving import paths, processes
 from llm_serving.services.service import Service
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 from tests.http_handler import QuietHandler
 from tests.kinds.serving.resolving import resolve_files
 
@@ -113,7 +113,7 @@ def _run_deployment(folder: Path, blueprint: str, router: str = "{}") -> Iterato
         FLEET,
         "local",
         ports=ports,
-        engine_folder=str(engine_env.find_executables()),
+        engine_folder=str(engines_own.find_executables()),
         image_programs={"router-front": (sys.executable, str(paths.IMAGES / "router" / "router_front.py"))},
     )
     engine_servers = [Engine(process.port) for process in deployment.workers]

@@ -11,7 +11,7 @@ import pytest
 from llm_serving.catalog import engines, signals
 from llm_serving.catalog.engines import EngineMetric, RouterMetric
 from llm_serving.services.service import Signal
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 from tests.catalog import published
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_a_misspelt_name_is_found() -> None:
 
 @pytest.mark.engine
 def test_vllms_list_is_what_its_package_creates() -> None:
-    packages = next((engine_env.find_executables().parent / "lib").glob("python3*/site-packages"))
+    packages = next((engines_own.find_executables().parent / "lib").glob("python3*/site-packages"))
     rows = published.read()
     created = {kind: sorted(names) for kind, names in published.extract_vllm(packages).items()}
     assert rows["vllm"]["names"] == created

@@ -16,7 +16,7 @@ from llm_serving.engines import memory, vllm
 from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving import processes
 from llm_serving.settings import own_yaml
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, ROUTER_OPTION, Helm, Render
 from tests.engines_own import EngineProbe
@@ -267,7 +267,7 @@ def list_commands(kind: str, render_chart: Render, preset: Preset) -> Iterator[l
 
 @pytest.mark.engine
 def test_scaling_and_alerts_use_metrics_of_the_engines_and_routers() -> None:
-    packages = next((engine_env.find_executables().parent / "lib").glob("python3*/site-packages"))
+    packages = next((engines_own.find_executables().parent / "lib").glob("python3*/site-packages"))
     sources = [*(packages / "vllm/v1/metrics").rglob("*.py"), *(packages / "vllm/distributed").rglob("*.py")]
     engine = "".join(file.read_text() for file in sources)
     router = (packages / "vllm_router_rs.abi3.so").read_bytes()

@@ -51,11 +51,6 @@ def test_batch_gives_way_to_the_peak() -> None:
     assert shifting.decide(Allocation(60, 40), peak, LIMITS) == Allocation(96, 4)
 
 
-def test_in_a_storm_of_faults_nothing_is_taken_away() -> None:
-    storm = dataclasses.replace(QUIET, is_frozen=True)
-    assert shifting.decide(Allocation(60, 20), storm, LIMITS) == Allocation(60, 20)
-
-
 @given(
     now=st.builds(Allocation, st.integers(0, 60), st.integers(0, 40)),
     signals=st.builds(
@@ -65,7 +60,6 @@ def test_in_a_storm_of_faults_nothing_is_taken_away() -> None:
         batch_instances=st.integers(0, 500),
         batch_pace=st.integers(0, 500),
         since_growth_s=st.floats(0, 1e6),
-        is_frozen=st.booleans(),
     ),
 )
 def test_a_pool_never_exceeds_its_size_nor_drops_by_more_than_its_pace(now: Allocation, signals: Signals) -> None:

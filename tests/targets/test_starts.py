@@ -8,7 +8,7 @@ import pytest
 
 from llm_serving.catalog import engines
 from llm_serving.targets import starts
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 
 # Lines of vLLM 0.32.0 on CPU, and below them as it writes them on GPUs.
 STREAMED = """\
@@ -54,7 +54,7 @@ def test_what_nobody_has_read_says_nothing() -> None:
 @pytest.mark.engine
 def test_the_engine_still_writes_these_lines() -> None:
     """The texts in its package, with its own placeholders, as a line would have them."""
-    package = next((engine_env.find_executables().parent / "lib").glob("python3*/site-packages/vllm"))
+    package = next((engines_own.find_executables().parent / "lib").glob("python3*/site-packages/vllm"))
     sources = {
         "entrypoints/serve/utils/api_utils.py": ["non-default args: "],
         "model_executor/model_loader/default_loader.py": ["Loading weights took %.2f seconds"],

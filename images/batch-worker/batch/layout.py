@@ -20,7 +20,7 @@ INBOXES = "inbox/"
 SCHEDULED = "scheduled/{}"
 """A file that a schedule turns into jobs."""
 
-JOBS, JOB_FOLDER = "jobs/", "jobs/{}/"
+JOBS = "jobs/"
 JOB = "jobs/{}/job.json"
 """The job and its state; changed only by conditional writes."""
 

@@ -50,7 +50,6 @@ class TensorGroup(NamedTuple):
 class LatentAttention(PlainData):
     """Multi-head latent attention: keys and values of all heads compressed into one vector a token."""
 
-    query_rank: int | None
     kv_rank: int
     rope_dim: int
     nope_dim: int
@@ -418,7 +417,6 @@ class _Reader:
         if not config.get("kv_lora_rank"):
             return None
         return LatentAttention(
-            query_rank=config.get("q_lora_rank"),
             kv_rank=config["kv_lora_rank"],
             rope_dim=config["qk_rope_head_dim"],
             nope_dim=config["qk_nope_head_dim"],

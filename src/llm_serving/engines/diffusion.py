@@ -27,10 +27,7 @@ BATCH = Batch(tokens=1, sequences=1)
 """One picture is computed at a time."""
 
 PICTURE_BYTES = round(6.3 * 2**30)
-"""Beyond the weights, with the libraries' own: the most of those above, Qwen-Image's."""
-
-MAX_PIXELS = 1024 * 1024
-"""Of a picture, which PICTURE_BYTES are for: --max-pixels of the server."""
+"""Beyond the weights, with the libraries' own: the most of those above, Qwen-Image's, for --max-pixels of its row."""
 
 
 def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the same on every processor

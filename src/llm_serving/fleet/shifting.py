@@ -41,9 +41,6 @@ class Signals:
     since_growth_s: float = math.inf
     """Time since real time grew."""
 
-    is_frozen: bool = False
-    """Whether many instances are being replaced: nothing is taken away meanwhile."""
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -67,10 +64,7 @@ def decide(now: Allocation, signals: Signals, limits: Limits) -> Allocation:
     freed = max(0, now.real_time - real_time)
     spare = max(0, limits.least - real_time)
     wanted = max(signals.batch_pace, now.batch + freed, spare)
-    batch = min(signals.batch_instances, wanted, limits.most - real_time)
-    if signals.is_frozen:
-        batch = max(batch, min(now.batch, limits.most - real_time))
-    return Allocation(real_time, batch)
+    return Allocation(real_time, min(signals.batch_instances, wanted, limits.most - real_time))
 
 
 def add_zone_reserve(needed: float, zones: int) -> int:
@@ -84,6 +78,6 @@ def _decide_real_time(now: Allocation, signals: Signals, limits: Limits) -> int:
     target = min(target, limits.most)
     if target >= now.real_time:
         return target
-    if signals.is_frozen or signals.since_growth_s < limits.cool_down_s:
+    if signals.since_growth_s < limits.cool_down_s:
         return now.real_time
     return max(target, now.real_time - limits.max_moves)

@@ -22,8 +22,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import RouterMetric
-from llm_serving.targets.local import engine_env
-from tests import dns_discovery
+from tests import dns_discovery, engines_own
 from tests.http_handler import QuietHandler
 
 
@@ -388,7 +387,7 @@ def test_the_program_exits_with_the_router(testbed: RouterTestbed) -> None:
         sys.executable,
         str(dns_discovery.FOLDER / "router_dns_discovery.py"),
         "--",
-        str(engine_env.find_executables() / "vllm-router"),
+        str(engines_own.find_executables() / "vllm-router"),
         "--nonsense",
     ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

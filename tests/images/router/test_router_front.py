@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 from tests.http_handler import QuietHandler
 
 PROGRAM = Path(__file__).parents[3] / "images" / "router" / "router_front.py"
@@ -494,7 +494,7 @@ def test_the_router_ends_with_nginx(router: Router) -> None:
 def test_with_the_real_router_nobody_adds_an_engine_through_the_front() -> None:
     engine, stranger, [port] = Router(), Router(), processes.claim_free_ports(1)
     with engine.serve(), stranger.serve():
-        admin, command = Router(), [str(engine_env.find_executables() / "vllm-router")]
+        admin, command = Router(), [str(engines_own.find_executables() / "vllm-router")]
         command += ["--host", ROUTER_HOST, "--port", str(admin.port), "--policy", "round_robin"]
         command += ["--prometheus-port", str(port), "--worker-urls", f"http://{ROUTER_HOST}:{engine.port}"]
         with run_front(admin, tuple(command)) as (front_port, _):

@@ -33,11 +33,10 @@ ECS_XIDS = {46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 136, 140, 142, 143, 151, 1
 """ECS developer guide, "GPU auto repair for Amazon ECS managed instances", "Monitored XID error codes", 2026-11-26."""
 
 EKS_REASONS = {
-    *("NvidiaDeviceCountMismatch", "NvidiaDoubleBitError", "NvidiaNVLinkError", "NvidiaPageRetirement"),
-    *("NvidiaPowerError", "NvidiaThermalError", "NeuronDMAError", "NeuronHBMUncorrectableError"),
+    *("NeuronDMAError", "NeuronHBMUncorrectableError"),
     *("NeuronNCUncorrectableError", "NeuronSRAMUncorrectableError"),
 }
-"""Reasons of AcceleratedHardwareReady for the hardware, the same repository, pkg/reasons/reasons.go."""
+"""Neuron's reasons of AcceleratedHardwareReady for the hardware, the same repository, pkg/reasons/reasons.go."""
 
 
 def test_the_table_is_the_agents_lists_and_each_row_has_its_source() -> None:
@@ -68,13 +67,10 @@ def test_whatever_ecs_calls_impaired_is_replaced(xid: int) -> None:
     [
         (Signals(), Verdict.IGNORE),
         (Signals(xids=(13, 31, 43, 45)), Verdict.WATCH),
-        (Signals(conditions=("NvidiaThermalError",)), Verdict.WATCH),
         (Signals(xids=(46,)), Verdict.RESET),
-        (Signals(conditions=("NvidiaNVLinkError",)), Verdict.RESET),
         (Signals(xids=(151,)), Verdict.REBOOT),
         (Signals(xids=(46, 79)), Verdict.REPLACE),
-        (Signals(conditions=("NvidiaDeviceCountMismatch",)), Verdict.REPLACE),
-        (Signals(conditions=("NeuronDMAError",)), Verdict.REPLACE),
+        (Signals(conditions=("ACCELERATED_COMPUTE",)), Verdict.REPLACE),
     ],
 )
 def test_the_verdict_on_an_instance(signals: Signals, verdict: Verdict) -> None:

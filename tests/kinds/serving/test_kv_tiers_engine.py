@@ -22,7 +22,7 @@ from werkzeug.serving import make_server
 
 from llm_serving import processes
 from llm_serving.hub import make_tiny
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 from tests.engines_own import EngineProbe
 from tests.kinds.serving import resolving
 from tests.kv_tiers_program import CHUNK_TOKENS, PROMPT_TOKENS
@@ -101,7 +101,7 @@ def _render_lmcache(folder: Path) -> tuple[list[str], dict[str, Any], Path]:
         "tuning: {kv_tiers: {by: lmcache, ram: 64Mi, disk: 1Gi}}\n",
         "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools: {small: {types: g6e.xlarge, size: 0..1}}\n",
         "local",
-        engine_folder=str(engine_env.find_executables()),
+        engine_folder=str(engines_own.find_executables()),
         data_folder=str(folder),
         ports={"worker-0-cache": processes.claim_free_ports(1)[0]},
     )
@@ -109,7 +109,7 @@ def _render_lmcache(folder: Path) -> tuple[list[str], dict[str, Any], Path]:
     command = list(engine.command)
     connector = json.loads(command[command.index("--kv-transfer-config") + 1])
     [tier] = [json.loads(word.partition("=")[2]) for word in command if word.startswith("--l2-adapter=")]
-    return command[: command.index(str(engine_env.find_executables() / "vllm"))], connector, Path(tier["base_path"])
+    return command[: command.index(str(engines_own.find_executables() / "vllm"))], connector, Path(tier["base_path"])
 
 
 def test_lmcache_serves_what_another_process_stored_and_an_engine_without_its_server_computes(

@@ -13,7 +13,7 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.catalog import engines
-from llm_serving.targets.local import engine_env
+from tests import engines_own
 from tests.http_handler import QuietHandler
 
 pytestmark = pytest.mark.engine
@@ -76,7 +76,7 @@ def _run_router(engine_pair: tuple[Engine, Engine]) -> Iterator[str]:
     port, metrics = processes.claim_free_ports(2)
     word = engines.load_routers()["vllm-router"].policies["cache-aware"]
     command = [
-        *(str(engine_env.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
+        *(str(engines_own.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--policy", word),
         *("--worker-urls", *(engine.url for engine in engine_pair)),
     ]

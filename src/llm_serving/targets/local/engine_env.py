@@ -50,20 +50,6 @@ OWN = VllmEnv()
 _OFFLINE_ENVIRONMENT: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def find_executables(root: Path = ROOT) -> Path:
-    """Return the directory of the engine's executables.
-
-    Raises:
-        Unavailable: the environment is missing, or of another lock.
-    """
-    if not is_ready(root):
-        raise Unavailable(
-            f"the engine's environment {root / FOLDER} is not set up from {LOCK}. "
-            "Fix: run ./install.sh, or .venv/bin/python -m llm_serving.targets.local.engine_env."
-        )
-    return root / FOLDER / "bin"
-
-
 def is_ready(root: Path = ROOT, env: VllmEnv = OWN) -> bool:
     """Whether the environment exists, complete and of the current lock."""
     stamp = root / env.folder / _STAMP

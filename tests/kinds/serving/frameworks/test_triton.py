@@ -15,8 +15,7 @@ from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.local import engine_env
-from tests import matrix_cells
+from tests import engines_own, matrix_cells
 from tests.kinds.serving import resolving
 from tests.kinds.serving.frameworks import test_llm_d
 
@@ -151,7 +150,7 @@ def test_tritons_types_take_the_configuration(tmp_path: Path) -> None:
 
 
 def read_config(text: str) -> dict[str, Any]:
-    python = str(engine_env.find_executables() / "python")
+    python = str(engines_own.find_executables() / "python")
     command = [python, "-c", PARSE_CONFIG, str(DATA / "model-config.json")]
     output = subprocess.run(command, input=text.encode(), check=True, capture_output=True).stdout
     return dict(json.loads(output))
