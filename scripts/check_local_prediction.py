@@ -3,8 +3,8 @@
     .venv/bin/python -m scripts.check_local_prediction      # skipped where others use more than 8% of a core
     .venv/bin/python -m scripts.check_local_prediction 50   # than 50%
 
-Prints each load with its predicted and its measured latency, and the knee; exits 1 if these differ by more than 10%, or
-the knee by more than 15%.
+Prints each load with its predicted and its measured latency, and the knee; exits 1 if the latencies differ by more than
+10% in the median, or the knee by more than 15%.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ POINT_S = 20.0
 """Of each load of the sweep, at least."""
 
 PROCESSOR = Accelerators(
-    kind="gpu", name="CPU", manufacturer="", count=1, memory_mib=1024, bandwidth_gb_s=20, dense_tflops={"bf16": 0.2}
+    kind="gpu", name="CPU", count=1, memory_mib=1024, bandwidth_gb_s=20, dense_tflops={"bf16": 0.2}
 )
 """Where the calibration starts from: it scales all of it."""
 

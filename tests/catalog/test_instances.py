@@ -48,7 +48,7 @@ def test_the_generated_data_agrees_with_the_field(
     assert row.accelerators is not None
     assert (row.accelerators.count, row.accelerators.name) == (count, accelerator)
     assert row.accelerators.memory_mib * 2**20 / 1e9 == pytest.approx(MEMORY_GB[accelerator], rel=0.08)
-    assert (row.efa_interfaces, row.network_gbps, row.network_burst) == (efa, gbps, False)
+    assert (row.efa_interfaces, row.network_gbps) == (efa, gbps)
     assert efa_each is None or efa / count == efa_each
     assert row.gpudirect_rdma is rdma
 
@@ -107,7 +107,6 @@ def test_the_cards_with_efa_match_the_machines_interfaces(row: instances.Instanc
 def test_the_machines_bandwidth_is_not_the_sum_of_its_cards() -> None:
     row = instances.find("g6e.48xlarge")
     assert (row.network_gbps, sum(card.peak_gbps for card in row.cards)) == (400, 1600)
-    assert instances.find("g6e.xlarge").network_burst
 
 
 def test_routers_get_arm_machines_without_accelerators() -> None:

@@ -497,7 +497,7 @@ parallel_degrees = st.sampled_from([1, 2, 4, 8])
 
 
 def _build_machine(memory_mib: int) -> Instance:
-    device = Accelerators(kind="gpu", name="X", manufacturer="Y", count=8, memory_mib=memory_mib)
+    device = Accelerators(kind="gpu", name="X", count=8, memory_mib=memory_mib)
     p5 = instances.find("p5.48xlarge")
     return p5.model_copy(update={"name": "x.large", "accelerators": device})
 

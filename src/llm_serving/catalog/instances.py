@@ -48,7 +48,6 @@ class Accelerators(Row):
 
     kind: Kind
     name: str
-    manufacturer: str
     count: int
 
     memory_mib: int
@@ -133,10 +132,7 @@ class Instance(Row):
     cards: tuple[NetworkCard, ...]
 
     network_gbps: float
-    """Bandwidth of the whole instance."""
-
-    network_burst: bool
-    """Whether `network_gbps` is only reached in bursts ("up to")."""
+    """Bandwidth of the whole instance, of small ones in bursts."""
 
     nvme_gb: int
     """Instance store on NVMe, in 10^9 bytes; 0 where there is none."""

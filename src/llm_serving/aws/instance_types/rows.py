@@ -49,7 +49,6 @@ def build_sort_key(name: str) -> tuple[int, int, str]:
 def build_row(description: Mapping[str, Any], region: str) -> dict[str, Any]:
     """Return one type of DescribeInstanceTypes, reduced to the fields that the product uses."""
     network = description["NetworkInfo"]
-    bandwidth, burst = _parse_bandwidth(network["NetworkPerformance"])
     accelerators = _build_accelerators(description)
     return {
         "from": region,
@@ -59,8 +58,7 @@ def build_row(description: Mapping[str, Any], region: str) -> dict[str, Any]:
         **({"accelerators": accelerators} if accelerators else {}),
         # EfaInfo is missing, not 0, where a type has no EFA.
         "efa_interfaces": network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
-        "network_gbps": bandwidth,
-        "network_burst": burst,
+        "network_gbps": _parse_bandwidth(network["NetworkPerformance"]),
         "cards": _build_cards(network),
         "nvme_gb": _read_nvme_gb(description),
         "ebs_mb_s": _simplify_number(description["EbsInfo"]["EbsOptimizedInfo"]["MaximumThroughputInMBps"]),
@@ -75,12 +73,11 @@ def _build_accelerators(description: Mapping[str, Any]) -> dict[str, Any] | None
     """
     if gpus := description.get("GpuInfo", {}).get("Gpus"):
         gpu = gpus[0]
-        fields = {"kind": "gpu", "name": gpu["Name"], "manufacturer": gpu["Manufacturer"], "count": gpu["Count"]}
+        fields = {"kind": "gpu", "name": gpu["Name"], "count": gpu["Count"]}
         return {**fields, "memory_mib": gpu["MemoryInfo"]["SizeInMiB"]}
     if devices := description.get("NeuronInfo", {}).get("NeuronDevices"):
         device = devices[0]
-        # Nobody but AWS makes Neuron devices, and EC2 has no field for the maker.
-        fields = {"kind": "neuron", "name": device["Name"], "manufacturer": "AWS", "count": device["Count"]}
+        fields = {"kind": "neuron", "name": device["Name"], "count": device["Count"]}
         return {**fields, "memory_mib": device["MemoryInfo"]["SizeInMiB"], "cores": device["CoreInfo"]["Count"]}
     return None
 
@@ -100,16 +97,16 @@ def _build_cards(network: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _parse_bandwidth(text: str) -> tuple[float, bool]:
-    """Return the Gbps in "Up to 10 Gigabit", "100 Gigabit" or "16x 200 Gigabit", and whether it is a burst.
+def _parse_bandwidth(text: str) -> float:
+    """Return the Gbps in "Up to 10 Gigabit", "100 Gigabit" or "16x 200 Gigabit".
 
     The cards do not say it: each of the four of g6e.48xlarge is given the instance's whole 400 Gbps, and each of the
     eight of p6-b200 200 of its 400.
     """
-    bandwidth_match = re.fullmatch(r"(Up to )?(?:(\d+)x )?(\d+(?:\.\d+)?) Gigabit", text)
+    bandwidth_match = re.fullmatch(r"(?:Up to )?(?:(\d+)x )?(\d+(?:\.\d+)?) Gigabit", text)
     if not bandwidth_match:
         raise ValueError(f"network performance {text!r} is of no known form")
-    return _simplify_number(float(bandwidth_match[3]) * int(bandwidth_match[2] or 1)), bool(bandwidth_match[1])
+    return _simplify_number(float(bandwidth_match[2]) * int(bandwidth_match[1] or 1))
 
 
 def _read_nvme_gb(description: Mapping[str, Any]) -> int:
