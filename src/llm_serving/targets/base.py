@@ -28,8 +28,8 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.starts import Start
 from llm_serving.validation.base import ValidationOptions
 
-READY, STARTING, STOPPED, FAILED = "ready", "starting", "stopped", "failed"
-"""States of a replica. On AWS a replica that is not ready has the orchestrator's own reason instead."""
+READY = "ready"
+"""State of a replica that answers. Others are starting, stopped or failed here, and on AWS have their own reason."""
 
 Confirm = Callable[[str], None]
 """Shows what will change, and raises where the user does not want it."""

@@ -33,7 +33,7 @@ RECOGNIZERS = {
 _MIN_SCORE = 0.4
 """Presidio's score of a phone number without a word before it, its lowest that is more than a guess."""
 
-_MASK, _BLOCK = "mask", "block"
+_BLOCK = "block"
 _PICTURE = re.compile(r"data:[\w/.+-]+;base64,[A-Za-z0-9+/=]*")
 
 # Or Presidio downloads a list of domains, and keeps it in the home folder.
