@@ -287,8 +287,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. Do not put secrets here."""
 
     media_hosts: OneOrMore[MediaHost] = Field((), validate_default=False)
-    """Hosts that requests may name pictures of by URL, such as images.example.com; the engine follows no redirect. By
-    default none: requests carry pictures as `data:` URLs."""
+    """Hosts that requests may name pictures of by URL, such as images.example.com; vLLM follows no redirect, SGLang
+    those to the same hosts. By default none: requests carry pictures as `data:` URLs."""
 
     traces: TracesUrl | None = None
     """Where the engines send spans of their start and of each request, by OTLP/HTTP, such as an OpenTelemetry
