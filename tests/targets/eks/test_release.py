@@ -686,7 +686,8 @@ def test_a_name_that_another_releases_object_has_is_refused_before_anything_chan
     pod = {"metadata": {"labels": {"app": "other"}}, "spec": {"containers": [{"name": "other", "image": "other"}]}}
     spec = {"replicas": 0, "selector": {"matchLabels": {"app": "other"}}, "template": pod}
     connected_cluster.api.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
-    connected_cluster.api.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    connected_cluster.api.create(deployment)
     try:
         code, _, err = run_cli("deploy", "--yes", folder="a-b")
         assert (code, err.splitlines()[-1]) == (
@@ -695,7 +696,7 @@ def test_a_name_that_another_releases_object_has_is_refused_before_anything_chan
             "choose another `name` in a-b/blueprint.yaml",
         )
     finally:
-        connected_cluster.api.delete(Kind("apps/v1", "Deployment"), "a-b-router", NAMESPACE)
+        connected_cluster.api.delete_objects([deployment], timeout_s=60)  # the next test creates it again
 
 
 @pytest.fixture
