@@ -145,7 +145,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             build_release({"loadBalancer": {"certificate": CERTIFICATE, "public": True}}),
-            "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: set false, or gateway.service that authenticates",
+            "loadBalancer.public: true: the internet would reach the routers, and no gateway before them authenticates requests. Fix: set false, or gateway.service that authenticates",
         ),
         (
             build_release(

@@ -39,7 +39,7 @@
 {{- end -}}
 {{- with .Values.loadBalancer -}}
 {{- if and .public (not .gateway.service) -}}
-{{- $wrong = append $wrong "loadBalancer.public: true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: set false, or gateway.service that authenticates" -}}
+{{- $wrong = append $wrong "loadBalancer.public: true: the internet would reach the routers, and no gateway before them authenticates requests. Fix: set false, or gateway.service that authenticates" -}}
 {{- else if and .public (not .webAcl) -}}
 {{- $wrong = append $wrong "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: set false, or webAcl" -}}
 {{- end -}}

@@ -86,10 +86,6 @@ def select_add_ons(fleet: Fleet) -> list[SelectedAddOn]:
     ]
 
 
-CONDITIONS = ("always", "accelerators", "nvidia", "neuron", "efa", "karpenter", "node-groups", "logs")
-"""What a row's `when` may name beside the fleet's add-ons."""
-
-
 def _find_conditions(fleet: Fleet) -> set[str]:
     eks_groups = [group for group in resolve_all(fleet) if group.orchestrator == "eks"]
     values = _collect_values(fleet)

@@ -146,7 +146,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: [{at: 16:00..23:00, replicas: 2}, {at: 22:59..01:00, replicas: 3}]}"), ['4:107: roles.worker.scale.peaks[1].at: "22:59..01:00": it meets 16:00..23:00. Fix: leave a minute between both, or make one of them.']),
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: {at: 16:00..16:00, replicas: 2}}"), ['4:73: roles.worker.scale.peaks.at: "16:00..16:00": it ends as it begins. Fix: raise the least of `replicas` for the whole day.']),
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: {at: 16:00..18:00, replicas: 5}}"), ["4:97: roles.worker.scale.peaks.replicas: 5: the role has 1 to 4. Fix: set 2 to 4."]),
-        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, executor, expert, gang, gives_way, max_requests, pipeline, replicas, scale, weight."]),
+        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, expert, gang, gives_way, max_requests, pipeline, replicas, scale, weight."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed', 'multi-model' or 'real-time'."]),
         (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: write it in quotes: '5'."]),

@@ -74,7 +74,7 @@ class Endpoint(Settings):
 
     priority: Annotated[bool, Switch()] = False
     """Whether the endpoint at `url` schedules by `priority`, as vLLM does with `--scheduling-policy priority`: rows
-    then run after requests without one. A `deployment` uses its own `tuning.priority`."""
+    then run after requests without one. Of a `deployment` on this machine its `tuning.priority` says it."""
 
     metrics: Annotated[tuple[EndpointUrl, ...], AllowSingleItem()] = ()
     """Pages with vLLM's metrics, such as http://127.0.0.1:8000/metrics; only with `url`. Workers adapt to the queues on

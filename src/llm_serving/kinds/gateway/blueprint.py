@@ -100,7 +100,8 @@ class Source(Settings):
     """Name of a running serving deployment."""
 
     url: EndpointUrl | None = None
-    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment."""
+    """Any OpenAI-compatible endpoint, without /v1. Its bearer token is BLUEPRINT_API_KEY in the environment, on AWS the
+    secret `aws.api_key`."""
 
     bedrock: BedrockModel | None = None
     """Model of Amazon Bedrock in the fleet's account and region, or inference profile: its id."""

@@ -31,7 +31,7 @@ class LoadBalancer(load_balancer.LoadBalancer):
 
     def _check_public(self) -> Iterator[Conflict]:
         if self.public and not self.gateway:
-            reason = "the router answers everybody who reaches it, and nothing before it authenticates requests"
+            reason = "the internet would reach the routers, and no gateway before them authenticates requests"
             yield Conflict(
                 ("public",), reason, "set public: off, or gateway: NAME:PORT of a Service that authenticates"
             )

@@ -148,9 +148,6 @@ class EngineRole(Settings):
     expert: Annotated[bool, Switch()] = False
     """Whole experts spread over the accelerators, instead of each expert split (expert parallelism)."""
 
-    executor: Annotated[Literal["mp", "ray"], Field(json_schema_extra={"enum": ["mp"]})] = "mp"
-    """What connects the nodes of a replica: the engine's own processes."""
-
     gives_way: Annotated[bool, Switch()] = False
     """Whether its replicas give their nodes to those of other roles and deployments that find none: for work that can
     wait, such as batches. They start again where a node is free."""
@@ -172,7 +169,7 @@ class EngineRole(Settings):
     """Environment variables of this role, over those of the blueprint."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_even_split(), self._check_scale_range(), self._check_executor())
+        return (self._check_even_split(), self._check_scale_range())
 
     @property
     def tensor(self) -> int:
@@ -197,11 +194,6 @@ class EngineRole(Settings):
                 reason = f"the role has {self.replicas.min} to {self.replicas.max}"
                 fix = f"set {self.replicas.min + 1} to {self.replicas.max}"
                 yield Conflict(("scale", "peaks", number, "replicas"), reason, fix, peak.replicas)
-
-    def _check_executor(self) -> Iterator[Conflict]:
-        if self.executor != "mp":
-            reason = "the engine's image has no Ray, and the engine connects the nodes of a replica by itself"
-            yield Conflict(("executor",), reason, "remove executor")
 
 
 class AnsweringRole(EngineRole):
@@ -323,7 +315,8 @@ class RouterRole(Settings):
     """The role that spreads requests over the replicas."""
 
     policy: RouterPolicy | None = None
-    """How a replica is chosen; default is by cached prefixes if prompts share more than 30%, else by load."""
+    """How a replica is chosen; default is by cached prefixes if prompts share more than the router needs, 30% with
+    vllm-router, else by load."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of routers."""

@@ -165,13 +165,6 @@ REFUSED = [
         "size. Fix: set kv_offload: 30Gi or less.",
     ),
     (
-        format_distributed(
-            model="deepseek-ai/DeepSeek-V3", pool="p5en", accelerators=16, pipeline=2, expert="on", executor="ray"
-        ),
-        'blueprint.yaml:4:77: roles.worker.executor: "ray": the engine\'s image has no Ray, and the engine connects the '
-        "nodes of a replica by itself. Fix: remove executor.",
-    ),
-    (
         format_aggregated(pool="on-ecs"),
         'blueprint.yaml:4:18: roles.worker.pool: "on-ecs": ecs runs the pool\'s containers, and the target is eks. '
         "Fix: use --target ecs, or choose a pool of eks.",
@@ -414,14 +407,6 @@ def test_a_multi_node_replica_has_one_type_one_zone_and_a_leader(tmp_path: Path)
     assert get_flag(worker.worker_command, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
     assert "--headless" in worker.worker_command and "--headless" not in worker.command
     assert worker.probe is not None
-
-
-def test_the_engines_own_processes_connect_the_nodes_where_an_older_blueprint_names_them(tmp_path: Path) -> None:
-    text = format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on")
-    named = format_distributed(pool="p5en", accelerators=16, pipeline=2, expert="on", executor="mp")
-    deployment = resolve_blueprint(tmp_path, text)
-    assert deployment == resolve_blueprint(tmp_path, named)
-    assert all("ray" not in process.command for process in deployment.workers)
 
 
 @pytest.mark.parametrize(
