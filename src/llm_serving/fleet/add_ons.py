@@ -132,7 +132,7 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
 
 
 def _list_gpu_counters() -> str:
-    """Return what dcgm-exporter is to collect, which is all that alerts and dashboards read, as it reads CSV."""
+    """Return what dcgm-exporter is to collect, all of the table of signals, as it reads CSV."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     for name in signals.list_of_role("gpu"):
