@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -223,6 +223,11 @@ def find(name: str) -> Instance:
     if name not in load():
         raise InputError(f"{name}: the catalog has no such instance type. Fix: use {suggest_names(name)}.")
     return load()[name]
+
+
+def select_known(names: Iterable[str]) -> list[Instance]:
+    """Return the instance types of these names, without those that the catalog does not have."""
+    return [load()[name] for name in names if name in load()]
 
 
 def suggest_names(name: str) -> str:

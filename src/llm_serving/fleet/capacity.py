@@ -13,7 +13,7 @@ from llm_serving.catalog import instances, quotas
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.quotas import Quota
 from llm_serving.fleet import addresses, endpoints, interfaces
-from llm_serving.fleet.groups import Group, resolve_all
+from llm_serving.fleet.groups import Group, has_known_types, resolve_all
 from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.fleet.system_group import build_system_group
 from llm_serving.settings.document import Document
@@ -141,7 +141,7 @@ def compute(fleet: Fleet) -> Capacity:
 def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Return what cannot work at the greatest size; nothing if a type is unknown, because nothing can be counted."""
     fleet = document.value
-    if any(name not in instances.load() for pool in fleet.pools.values() for name in pool.types):
+    if not has_known_types(fleet):
         return []
     capacity = compute(fleet)
     return [*_check_subnet_sizes(document, capacity.subnets), *_check_limits(document, capacity.limits)]

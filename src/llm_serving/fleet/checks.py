@@ -25,7 +25,7 @@ def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """
     mistakes = list(_check_spend_limit(document))
     for name, pool in document.value.pools.items():
-        rows = [instances.load()[type_name] for type_name in pool.types if type_name in instances.load()]
+        rows = instances.select_known(pool.types)
         mistakes += _check_types_known(document, name)
         mistakes += _check_types_offered(document, name, rows)
         mistakes += _check_efa(document, name, rows)

@@ -119,5 +119,5 @@ def _estimate_pool(fleet: Fleet, name: str, pool: Pool) -> PoolCost:
 
 def _list_prices(fleet: Fleet, pool: Pool) -> Iterable[Price]:
     """Return the known prices of the pool's types in the fleet's region."""
-    rows = (instances.load()[type_name] for type_name in pool.types if type_name in instances.load())
-    return [row.prices[fleet.region] for row in rows if fleet.region in row.prices]
+    known_types = instances.select_known(pool.types)
+    return [row.prices[fleet.region] for row in known_types if fleet.region in row.prices]

@@ -176,6 +176,11 @@ class Group:
         return "price-capacity-optimized" if self.purchase_option == "spot" else "prioritized"
 
 
+def has_known_types(fleet: Fleet) -> bool:
+    """Return whether the catalog has all types of the fleet's pools."""
+    return all(name in instances.load() for pool in fleet.pools.values() for name in pool.types)
+
+
 def resolve_all(fleet: Fleet) -> tuple[Group, ...]:
     """Return all groups of the fleet: by pool, in order of preference, by zone.
 

@@ -98,7 +98,7 @@ def _build_type_payload(fleet: Fleet, pool: Pool, name: str, instance: Instance 
 
 def count_accelerators(pool: Pool) -> Bounds:
     """Count a pool's accelerators at minimum and maximum size; unknown types count as none."""
-    known_types = (instances.load()[kind] for kind in pool.types if kind in instances.load())
+    known_types = instances.select_known(pool.types)
     counts = [instance.accelerators.count if instance.accelerators else 0 for instance in known_types] or [0]
     return Bounds(pool.size.min * min(counts), pool.size.max * max(counts))
 
@@ -260,18 +260,15 @@ def _render_legend(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
         yield _render_note("spot: ", "costs less than shown; prices change hourly")
     if costs.unknown and fleet.spend_limit is not None:
         yield Text(f"spend limit: blind for {join_words(costs.unknown)}, whose price is not known", "yellow")
-    reasons = {
-        kind: instances.load()[kind].unpriced.get(fleet.region, "")
-        for kind in costs.unknown
-        if kind in instances.load()
-    }
+    reasons = {row.name: row.unpriced.get(fleet.region, "") for row in instances.select_known(costs.unknown)}
     for kinds, reason in _group_by_text(reasons):
         yield _render_note(f"no price for {kinds}: ", reason)
     if "eks" in fleet.orchestrators:
         message, is_soon = eks.describe_support(fleet.eks.version, datetime.date.today())
         yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
-    efa_types = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in instances.load()]
-    for kinds, text in _group_by_text({kind: _describe_efa(instances.load()[kind]) for kind in efa_types}):
+    efa_pools = [pool for pool in fleet.pools.values() if pool.efa]
+    efa_types = [row for pool in efa_pools for row in instances.select_known(pool.types)]
+    for kinds, text in _group_by_text({row.name: _describe_efa(row) for row in efa_types}):
         yield _render_note(f"EFA on {kinds}: ", text)
     if any(pool.efa and fleet.get_orchestrator(pool) == "ecs" for pool in fleet.pools.values()):
         yield Text(_UNSEEN_EFA, "yellow")

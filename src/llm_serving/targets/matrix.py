@@ -150,7 +150,7 @@ def _explain(cell: Cell, reason: str) -> Cell:
 
 def _select_preset(folder: Path, target: str, fleet: Fleet, pool: str) -> str:
     """Return the preset for a pool's kind of accelerator; "" for the pattern's own blueprint."""
-    rows = [instances.load()[name] for name in fleet.pools[pool].types if name in instances.load()]
+    rows = instances.select_known(fleet.pools[pool].types)
     is_neuron = any(row.accelerators and row.accelerators.kind == "neuron" for row in rows)
     has_preset = (folder / "presets" / f"{NEURON_PRESET}.yaml").is_file()
     return NEURON_PRESET if is_neuron and has_preset and registry.load_target(target).needs_aws else ""

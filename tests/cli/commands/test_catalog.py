@@ -87,7 +87,7 @@ def test_a_missing_profile_is_one_line(refresh: RunCommand) -> None:
 def test_an_unknown_endpoint_is_refused(refresh: RunCommand) -> None:
     result = refresh("--endpoint", "http://127.0.0.1:1")
     assert result.code == 2
-    assert result.err == ('--endpoint: "http://127.0.0.1:1": there is no such source. Fix: use embedded.\n')
+    assert result.err == '--endpoint: "http://127.0.0.1:1": there is no such source. Fix: use embedded.\n'
 
 
 def test_a_malformed_region_is_refused_before_any_request(refresh: RunCommand) -> None:

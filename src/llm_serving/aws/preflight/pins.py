@@ -12,11 +12,10 @@ from typing import Any
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
-from llm_serving.fleet.groups import Group
+from llm_serving.fleet.groups import Group, has_known_types
 from llm_serving.fleet.model import Fleet
 
 _GROUP = "pinned versions"
@@ -121,8 +120,7 @@ def _find_value_mistakes(add_on: EksAddOn, schema: str) -> Iterator[str]:
 
 
 def _check_images(aws: AwsSession, fleet: Fleet) -> Sequence[CheckResult]:
-    known_types = {name for pool in fleet.pools.values() for name in pool.types} <= set(instances.load())
-    if not known_types:
+    if not has_known_types(fleet):
         reason = "a type is not in the catalog, so its AMI is not known"
         return [build_unknown_result("AMIs", reason, "use a type of the catalog, as listed above")]
     parameters = machine_images.list_parameters(fleet)

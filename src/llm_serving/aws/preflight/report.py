@@ -25,8 +25,8 @@ from llm_serving.aws.preflight import (
 from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.aws.preflight.identity import Identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, checks
+from llm_serving.fleet.groups import has_known_types
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
@@ -117,7 +117,7 @@ _REPORTED_ELSEWHERE = ("spend_limit", "network.cidr", "pools")
 def _list_size_checks(document: Document[Fleet], aws: AwsSession) -> list[Check]:
     """Return checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
     fleet = document.value
-    if any(instance_type not in instances.load() for pool in fleet.pools.values() for instance_type in pool.types):
+    if not has_known_types(fleet):
         unknown_result = build_unknown_result(
             "quotas",
             "a type is not in the catalog, so usage was not counted",

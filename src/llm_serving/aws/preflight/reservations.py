@@ -31,10 +31,8 @@ def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
         for option in pool.buy
         if isinstance(option, Reservation) and not option.reserve
     ]
-    types_known = all(
-        instance_type in instances.load() for pool in fleet.pools.values() for instance_type in pool.types
-    )
-    reserved_groups = [group for group in groups.resolve_all(fleet) if group.reserve] if types_known else []
+    fleet_groups = groups.resolve_all(fleet) if groups.has_known_types(fleet) else ()
+    reserved_groups = [group for group in fleet_groups if group.reserve]
     return [*named_checks, *(_build_own_check(aws, fleet, group) for group in reserved_groups)]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from llm_serving import console
-from llm_serving.catalog import instances
 from llm_serving.fleet import capacity, checks, image_platforms
+from llm_serving.fleet.groups import has_known_types
 from llm_serving.fleet.model import Fleet
 from llm_serving.options import arguments
 from llm_serving.services import kinds
@@ -25,7 +25,7 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     document = load(fleet, Fleet)
     deployed = kinds.list_rented(document, Path())
     mistakes = checks.find_mistakes(document)
-    is_in_catalog = all(name in instances.load() for pool in document.value.pools.values() for name in pool.types)
+    is_in_catalog = has_known_types(document.value)
     fleet_capacity = capacity.compute(document.value) if is_in_catalog else None
     if as_json:
         payload = {

@@ -154,12 +154,12 @@ def _build_backend(place: Place[Any], found: dict[str, FoundDeployment]) -> Back
 def _locate(place: Place[Any], found: dict[str, FoundDeployment]) -> Place[Any]:
     """Return a backend with where it is asked."""
     backend: Source = place.backend
-    here = found[backend.deployment] if backend.deployment else FoundDeployment(name=MOCK, url="", models=(MOCK,))
+    deployment = found[backend.deployment] if backend.deployment else FoundDeployment(name=MOCK, url="", models=(MOCK,))
     return place._replace(
-        url=(backend.url or here.url).rstrip("/").removesuffix("/v1"),
-        model=backend.model or next(iter(here.models), ""),
-        is_keyed=bool(backend.url or here.door),
-        traits=here.traits.model_dump(exclude_defaults=True),
+        url=(backend.url or deployment.url).rstrip("/").removesuffix("/v1"),
+        model=backend.model or next(iter(deployment.models), ""),
+        is_keyed=bool(backend.url or deployment.door),
+        traits=deployment.traits.model_dump(exclude_defaults=True),
     )
 
 

@@ -177,7 +177,7 @@ def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> t
     if pool is None:
         fix = f"use one of its pools, {', '.join(fleet.pools)}"
         raise PlacementError(Conflict((*key_path, "pool"), f"the fleet {fleet.name} has no such pool", fix, role.pool))
-    known_types = [instances.load()[name] for name in pool.types if name in instances.load()]
+    known_types = instances.select_known(pool.types)
     if not known_types:
         reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
         raise PlacementError(Conflict((*key_path, "pool"), reason, "use a pool of types that it has", role.pool))
@@ -242,7 +242,7 @@ class _PlacementSearch:
     @property
     def _spans_nodes(self) -> bool:
         pool = self.fleet.pools[self.role.pool]
-        counts = [count_accelerators(instances.load()[name]) for name in pool.types if name in instances.load()]
+        counts = list(map(count_accelerators, instances.select_known(pool.types)))
         return self.role.accelerators > max(counts, default=0)
 
     @property
@@ -261,7 +261,7 @@ class _PlacementSearch:
         """Whether a replica has all CPUs of a node in place of an accelerator: no type of its pool has one."""
         platform = self.settings.engine_row.platforms.get("cpu")
         pool = self.fleet.pools[self.role.pool]
-        has_accelerators = any(instances.load()[name].accelerators for name in pool.types if name in instances.load())
+        has_accelerators = any(instance.accelerators for instance in instances.select_known(pool.types))
         return platform is not None and platform.on_pools and not has_accelerators
 
     def _count_units(self, instance: Instance) -> int:

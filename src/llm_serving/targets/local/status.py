@@ -40,10 +40,14 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessState]:
     if supervisord is None:
         return []
     deployment = directory.load_deployment()
-    expected = {process.name: process for process in deployment.all_services} if deployment else {}
+    expected = {service.name: service for service in deployment.all_services} if deployment else {}
     states = supervisord.list_states()
+
+    def ask(process: ProcessState) -> ProcessState:
+        return replace(process, state=_decide_state(process, expected.get(process.name)))
+
     with ThreadPoolExecutor(len(states) or 1) as pool:
-        return list(pool.map(lambda one: replace(one, state=_decide_state(one, expected.get(one.name))), states))
+        return list(pool.map(ask, states))
 
 
 def list_awake(directory: DeploymentDir) -> list[str]:

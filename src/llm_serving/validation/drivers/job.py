@@ -49,12 +49,15 @@ def check(driver: Driver, plan: LoadPlan) -> None:
         reason = "its requests have text alone"
         conflicts.append(Conflict(("images",), reason, "remove images, use --driver aiperf, or remove --driver"))
     if conflicts:
-        names = (".".join(("traffic", *map(str, path))) if path else "--driver" for path, *_ in conflicts)
         lines = (
-            f"{name}: {driver.title} cannot send it: {conflict.reason}. Fix: {conflict.fix}."
-            for name, conflict in zip(names, conflicts, strict=True)
+            f"{_format_field(conflict)}: {driver.title} cannot send it: {conflict.reason}. Fix: {conflict.fix}."
+            for conflict in conflicts
         )
         raise InputError("\n".join(lines))
+
+
+def _format_field(conflict: Conflict) -> str:
+    return ".".join(("traffic", *map(str, conflict.key_path))) if conflict.key_path else "--driver"
 
 
 def _find_conflicts(plan: LoadPlan) -> Iterator[Conflict]:

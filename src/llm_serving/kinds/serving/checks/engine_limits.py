@@ -52,8 +52,7 @@ def _check_framework(settings: Blueprint, framework: Framework) -> Iterator[Conf
 def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: EngineRole) -> Iterator[Conflict]:
     """Yield a pool with a type that the engine does not run on."""
     platforms, pool = settings.engine_row.platforms, fleet.pools.get(role.pool)
-    catalog = instances.load()
-    for instance in [catalog[name] for name in pool.types if name in catalog] if pool else []:
+    for instance in instances.select_known(pool.types) if pool else []:
         device = instance.accelerators
         if device and device.kind not in platforms:
             under = f" under {settings.framework}" if settings.framework_row.engines else ""
