@@ -50,7 +50,7 @@ THOUGHT = "<think>so</think>"
 MODEL = "tiny-vision"
 PICTURE = Images(count=Bounds(0, 2), width=64, height=48)
 
-EXTRA_FIELDS = ("structured_outputs", "allowed_token_ids", "priority", "chat_template_kwargs")
+EXTRA_FIELDS = ("structured_outputs", "allowed_token_ids", "ignore_eos", "priority", "chat_template_kwargs")
 """Of the engine's own, which the client takes apart."""
 
 Forced = Callable[[str], dict[str, Any]]
@@ -187,9 +187,10 @@ def test_users_send_made_pictures(plan: DeploymentPlan, client: openai.OpenAI, t
 
 
 def test_urgent_requests_overtake_those_that_wait(client: openai.OpenAI, plan: DeploymentPlan) -> None:
-    """All wait behind two that run; those with the lowest priority come first, though they came last."""
+    """All wait behind those that run; those with the lowest priority run next, though they came last."""
     [metrics_url] = plan.deployment.metrics_urls.values()
-    ended: list[str] = []
+    begun: list[str] = []
+    given_up = {name: threading.Event() for name in ("running", "waiting", "urgent")}
 
     def wait_for_queue(**expected: int) -> None:
         def is_reached() -> bool:
@@ -201,27 +202,31 @@ def test_urgent_requests_overtake_those_that_wait(client: openai.OpenAI, plan: D
 
         processes.wait_until(is_reached, f"the engine's queue: {expected}", 60)
 
-    def send(name: str, priority: int, tokens: int) -> threading.Thread:
+    def send(name: str, count: int, priority: int) -> list[threading.Thread]:
         def ask() -> None:
-            _ask(client, priority=priority, max_tokens=tokens, structured_outputs={"regex": f"x{{{tokens * 2}}}"})
-            ended.append(name)
+            # Without a grammar: the engine passes over a request whose grammar is not ready, whatever its priority.
+            with _ask(client, priority=priority, max_tokens=LONG, ignore_eos=True, stream=True) as answer:
+                next(answer)
+                begun.append(name)
+                given_up[name].wait(200)
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        return thread
+        threads = [threading.Thread(target=ask) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        return threads
 
-    # Those that run are given up when all others wait: on a busy machine they might end before.
-    running = [
-        _ask(client, stream=True, max_tokens=LONG, structured_outputs={"regex": f"x{{{LONG * 2}}}"})
-        for _ in range(SEQUENCES)
-    ]
+    # Each answer is so long that none ends before it is given up: on a busy machine a short one might.
+    threads = send("running", SEQUENCES, 0)
     wait_for_queue(running=SEQUENCES, waiting=0)
-    threads = [send("waiting", 0, 40) for _ in range(4)]
-    wait_for_queue(running=SEQUENCES, waiting=4)
-    threads += [send("urgent", -1, 40) for _ in range(2)]
-    wait_for_queue(running=SEQUENCES, waiting=6)
-    for stream in running:
-        stream.close()
+    threads += send("waiting", 2 * SEQUENCES, 0)
+    wait_for_queue(running=SEQUENCES, waiting=2 * SEQUENCES)
+    threads += send("urgent", SEQUENCES, -1)
+    wait_for_queue(running=SEQUENCES, waiting=3 * SEQUENCES)
+    given_up["running"].set()
+    processes.wait_until(lambda: len(begun) >= 2 * SEQUENCES, "the next answers begin", 60)
+    assert begun == ["running"] * SEQUENCES + ["urgent"] * SEQUENCES
+    for event in given_up.values():
+        event.set()
     for thread in threads:
         thread.join(200)
-    assert ended == ["urgent"] * 2 + ["waiting"] * 4
+    assert begun[2 * SEQUENCES :] == ["waiting"] * 2 * SEQUENCES
