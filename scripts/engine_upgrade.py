@@ -98,7 +98,7 @@ def upgrade(version: str, root: Path = ROOT) -> int:
     with console.step(f"Pin vLLM {version}"):
         pin(version, root)
     with console.step("Set up the engine's environment") as step:
-        engine_env.ensure(root, lambda text: setattr(step, "note", text))
+        engine_env.VllmEnv(root=root).ensure(lambda text: setattr(step, "note", text))
     with console.step("Record the engine's options"):
         new = record(root)
     changes = compare(recorded, new, yaml.safe_load((root / ROW).read_text(encoding="utf-8")))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.settings.errors import Unavailable
 
 NETWORK_HINT = (
@@ -18,39 +20,87 @@ NETWORK_HINT = (
 )
 
 
-def create(
-    folder: Path,
-    locks: Iterable[Path],
-    log: Path,
-    *,
-    python: str = sys.executable,
-    on_progress: Callable[[str], None] = lambda _: None,
-) -> Path:
-    """Create an environment anew, and return its Python.
+class LockedEnv(ABC):
+    """An environment of the packages of locks, and what a subclass adds to them.
 
-    Args:
-        log: of uv, written anew.
-        on_progress: called with the progress, in a few words.
-
-    Raises:
-        CommandFailed: packages cannot be downloaded or installed.
-        Unavailable: uv is missing.
+    It is made anew if its stamp is missing or of other pins, so an interrupted set-up never counts as complete.
     """
-    log.unlink(missing_ok=True)
-    if folder.is_symlink():  # to another clone's, which stays
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    uv, own_python = find_uv(), folder / "bin" / "python"
-    on_progress("creating the environment")
-    console.run([uv, "venv", "--quiet", "--python", python, str(folder)], log=log)
-    # Locks are complete; the packages' own requirements name a torch build that no index has (engine-overrides.txt).
-    requirements = ["--no-deps", "--require-hashes", *(word for lock in locks for word in ("-r", str(lock)))]
-    console.run(
-        [uv, "pip", "install", "--python", str(own_python), *requirements],
-        log=log,
-        on_poll=lambda: on_progress(describe_download(log.read_text(errors="replace"))),
-    )
-    return own_python
+
+    name = "the engine's environment"
+    """Its name in messages."""
+
+    stamp = ".locked"
+    """File in it, which is written last."""
+
+    python = sys.executable
+    """Python that it is made with."""
+
+    def __init__(self, folder: Path, locks: Sequence[Path]) -> None:
+        self.folder = folder
+        self.locks = locks
+        self.guard = locks[0]
+        """File that a set-up locks: two would build over each other."""
+        self.executables = folder / "bin"
+        """Folder of its programs, whether it is set up or not."""
+        self.log = folder.with_name(f"{folder.name}.log")
+        """Log of the set-up."""
+
+    def is_ready(self) -> bool:
+        """Whether it is set up, complete and of the current pins."""
+        stamp = self.folder / self.stamp
+        return stamp.is_file() and stamp.read_text() == self._compute_stamp()
+
+    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
+        """Set it up if it is not ready, and return `executables`; two at once wait for each other.
+
+        Args:
+            on_progress: called with the progress, in a few words.
+
+        Raises:
+            Unavailable: uv is missing, or something cannot be downloaded, installed or imported.
+        """
+        with processes.lock_file(self.guard):
+            if not self.is_ready():
+                self._build(on_progress)
+        return self.executables
+
+    def _build(self, on_progress: Callable[[str], None]) -> None:
+        self.log.unlink(missing_ok=True)
+        if self.folder.is_symlink():  # to another clone's, which stays
+            self.folder.unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self._install_packages(on_progress)
+            self._complete(on_progress)
+        except console.CommandFailed as error:
+            raise Unavailable(f"{self.name} could not be set up: {error}\n{NETWORK_HINT}") from None
+        (self.folder / self.stamp).write_text(self._compute_stamp())
+
+    def _install_packages(self, on_progress: Callable[[str], None]) -> None:
+        uv = find_uv()
+        on_progress("creating the environment")
+        console.run([uv, "venv", "--quiet", "--python", self.python, str(self.folder)], log=self.log)
+        # Locks are complete; packages themselves may ask for a torch build that no index has (engine-overrides.txt).
+        requirements = ["--no-deps", "--require-hashes", *(word for lock in self.locks for word in ("-r", str(lock)))]
+        console.run(
+            [uv, "pip", "install", "--python", str(self.executables / "python"), *requirements],
+            log=self.log,
+            on_poll=lambda: on_progress(describe_download(self.log.read_text(errors="replace"))),
+        )
+
+    def _complete(self, on_progress: Callable[[str], None]) -> None:  # noqa: B027 - some are only packages
+        """Add what are no packages."""
+
+    @abstractmethod
+    def _compute_stamp(self) -> str:
+        """Compute the stamp of a finished environment: its path, since its scripts hold it, and all that it is of."""
+
+
+def compute_digest(files: Iterable[Path], words: str = "") -> str:
+    digest = hashlib.sha256(words.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def find_uv() -> str:

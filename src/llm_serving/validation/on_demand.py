@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from llm_serving import console, locked_env, paths, processes
+from llm_serving import console, locked_env, paths
 from llm_serving.settings.errors import Unavailable
 
 ENGINE = paths.ROOT / ".venv-engine"
@@ -54,12 +54,7 @@ def ensure(tool: Tool) -> Path:
     Raises:
         Unavailable: it cannot be made; the message says why.
     """
-    folder = locate_cache() / f"{tool.name}-{hashlib.sha256(tool.lock.read_bytes()).hexdigest()[:12]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with processes.lock_file(folder.with_suffix(".lock")):
-        if not (folder / _STAMP).is_file():
-            _build(tool, folder)
-    return folder / "bin"
+    return _ToolEnv(tool).ensure()
 
 
 def find_engine(title: str, executable: str) -> Path:
@@ -71,24 +66,31 @@ def find_engine(title: str, executable: str) -> Path:
     if not (ENGINE / "bin" / executable).exists():
         raise Unavailable(
             f"{title} comes with the engine, and {ENGINE} is not set up. "
-            "Fix: run .venv/bin/python -m llm_serving.targets.local.engine_env."
+            "Fix: run .venv/bin/python -m llm_serving.targets.local.engine_setups vllm."
         )
     return ENGINE / "bin"
 
 
-def _build(tool: Tool, folder: Path) -> None:
-    python = _find_python(tool)
-    log = folder.with_suffix(".log")
-    with console.step(f"Install {tool.title}: up to {tool.download_mib:,} MiB to download") as step:
-        try:
-            locked_env.create(folder, [tool.lock], log, python=python)
-        except console.CommandFailed as error:
-            raise Unavailable(
-                f"{tool.title} could not be installed: {error}\n"
-                "Fix: correct what it names; behind a proxy or a mirror, set HTTPS_PROXY or UV_DEFAULT_INDEX."
-            ) from None
-        (folder / _STAMP).touch()
-        step.note = str(folder)
+class _ToolEnv(locked_env.LockedEnv):
+    stamp = ".complete"
+
+    def __init__(self, tool: Tool) -> None:
+        digest = locked_env.compute_digest([tool.lock])
+        folder = locate_cache() / f"{tool.name}-{digest[:12]}"
+        super().__init__(folder, [tool.lock])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.guard = folder.with_suffix(".lock")
+        self.name = f"the environment of {tool.title}"
+        self._tool = tool
+
+    def _build(self, on_progress: Callable[[str], None]) -> None:
+        self.python = _find_python(self._tool)
+        with console.step(f"Install {self._tool.title}: up to {self._tool.download_mib:,} MiB to download") as step:
+            super()._build(on_progress)
+            step.note = str(self.folder)
+
+    def _compute_stamp(self) -> str:
+        return ""  # the folder's name has the lock's digest
 
 
 def _find_python(tool: Tool) -> str:

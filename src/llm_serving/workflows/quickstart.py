@@ -29,7 +29,7 @@ from llm_serving.tables import deployment_table
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, engine_setups, environment, supervisor
-from llm_serving.targets.local.engine_setups import EngineSetup as Programs
+from llm_serving.targets.local.engine_env import EngineEnv
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.reports import terminal_summary
 from llm_serving.validation.reports.report import Report
@@ -114,7 +114,7 @@ def _validate(plan: DeploymentPlan) -> tuple[Report, Path]:
 class _EngineSetup:
     """The set-up of the engine's environment, in a process of its own while Terraform applies the stacks."""
 
-    def __init__(self, programs: Programs, child: subprocess.Popen[bytes] | None, log: Path) -> None:
+    def __init__(self, programs: EngineEnv, child: subprocess.Popen[bytes] | None, log: Path) -> None:
         self._programs = programs
         self._child = child
         self._log = log

@@ -651,7 +651,8 @@ def real_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """Two engines of vLLM with one small model each, whose turns are short."""
     folder = tmp_path_factory.mktemp("real")
     model = make_tiny.make("tiny", folder / "tiny")
-    programs = engine_env.ensure()
+    env = engine_env.VllmEnv()
+    programs = env.ensure()
     [port] = processes.claim_free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [str(programs / "python"), str(PROGRAM), "--listen", url.removeprefix("http://")]
@@ -673,7 +674,7 @@ def real_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": str(folder / "cache"), "DRAIN_S": str(LIMIT_S),
     }  # fmt: skip
-    engine_env.copy_model_infos([folder / "cache"])
+    env.prepare([folder / "cache"])
     log = folder / "log"
     with log.open("wb") as output:
         process = processes.spawn(command, environment=environment, output=output)

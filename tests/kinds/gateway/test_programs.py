@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from llm_serving import console, paths
-from llm_serving.kinds.gateway import database, gateway_program, litellm_env
+from llm_serving.kinds.gateway import database, gateway_program
+from llm_serving.kinds.gateway.litellm_env import LiteLlmEnv
 from llm_serving.kinds.gateway.servers import Postgres
 from llm_serving.settings.errors import Unavailable
 
@@ -56,15 +57,13 @@ def test_a_query_engine_that_cannot_be_downloaded_is_named_with_what_replaces_it
         raise console.CommandFailed(["node", "index.js"], log, "exit code 1", 0)
 
     (tmp_path / "lock").touch()
-    monkeypatch.setattr(litellm_env, "LOCK", tmp_path / "lock")  # a deploy may hold the real one
-    monkeypatch.setattr(litellm_env, "FOLDER", tmp_path / "environment")
-    monkeypatch.setattr(litellm_env, "_LOG", tmp_path / "log")
-    monkeypatch.setattr(litellm_env, "_STAMP", tmp_path / ".locked")
-    monkeypatch.setattr(litellm_env, "_install_packages", lambda _: (tmp_path / "environment").mkdir())
-    monkeypatch.setattr(litellm_env, "_generate_client", lambda: fail(log=tmp_path / "log"))
+    env = LiteLlmEnv(tmp_path / "environment", tmp_path / "lock")  # a deploy may hold the real one
+    monkeypatch.setattr(env, "_install_packages", lambda _: env.folder.mkdir())
+    monkeypatch.setattr(console, "run", lambda *_, **__: None)  # npm
+    monkeypatch.setattr(env, "_generate_client", lambda: fail(log=env.log))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     with pytest.raises(Unavailable) as missing:
-        litellm_env.ensure(lambda _: None)
+        env.ensure()
     text = str(missing.value)
     assert text.startswith("LiteLLM's database client could not be generated: ")
     assert "getaddrinfo ENOTFOUND binaries.prisma.sh" in text
@@ -72,7 +71,7 @@ def test_a_query_engine_that_cannot_be_downloaded_is_named_with_what_replaces_it
         "Fix: let this machine reach https://binaries.prisma.sh, or set PRISMA_QUERY_ENGINE_BINARY to the query engine "
         "of Prisma 5.17.0."
     )
-    assert not (tmp_path / ".locked").exists()
+    assert not env.is_ready()
 
 
 def test_the_client_is_generated_with_the_engine_that_python_runs_of_this_machine_alone(
@@ -82,9 +81,8 @@ def test_the_client_is_generated_with_the_engine_that_python_runs_of_this_machin
     packaged.parent.mkdir(parents=True)
     packaged.write_text('generator client {\n  binaryTargets = ["native", "rhel"]\n}\n')
     ran: list[dict[str, str]] = []
-    monkeypatch.setattr(litellm_env, "FOLDER", tmp_path)
     monkeypatch.setattr(console, "run", lambda *_, environment, **__: ran.append(environment))
-    litellm_env._generate_client()
+    LiteLlmEnv(tmp_path)._generate_client()
     assert (tmp_path / "schema.prisma").read_text() == "generator client {\n}\n"
     assert ran[0]["PRISMA_CLI_QUERY_ENGINE_TYPE"] == "binary"
     assert ran[0]["PATH"].startswith(f"{tmp_path}/bin:")  # with the generator prisma-client-py

@@ -14,6 +14,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, weights
+from llm_serving.targets.local.engine_env import VllmEnv
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,8 +59,8 @@ def fake_engine_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (executables / name).write_text(FAKE_ENGINE.format(python=sys.executable))
         (executables / name).chmod(0o755)
     monkeypatch.setattr(engine_env, "ROOT", root)
-    monkeypatch.setattr(engine_env, "is_ready", lambda **_: True)
-    monkeypatch.setattr(engine_env, "copy_model_infos", lambda _caches, **_: None)
+    monkeypatch.setattr(VllmEnv, "is_ready", lambda _: True)
+    monkeypatch.setattr(VllmEnv, "prepare", lambda *_: None)
     return executables
 
 

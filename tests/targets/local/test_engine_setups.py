@@ -11,7 +11,7 @@ import pytest
 from llm_serving import locked_env
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env, engine_setups
-from llm_serving.targets.local.engine_setups import EngineSetup
+from llm_serving.targets.local.engine_env import EngineEnv
 
 UV = """#!/bin/sh
 for last; do :; done
@@ -28,7 +28,7 @@ FAILS = "import sys; sys.exit('llama.cpp: no mirror of Debian serves x. Fix: set
 
 
 @pytest.fixture
-def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSetup:
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineEnv:
     """llama.cpp's in an empty clone, with a fake of uv and no program on PATH."""
     row = engine_setups.engines.load_engines()["llama.cpp"].local
     assert row
@@ -59,7 +59,7 @@ def _find_program(folder: Path) -> Path:
     return Path(words[5])
 
 
-def test_packages_are_unpacked_once_beside_the_router_of_a_lock_with_hashes(setup: EngineSetup, tmp_path: Path) -> None:
+def test_packages_are_unpacked_once_beside_the_router_of_a_lock_with_hashes(setup: EngineEnv, tmp_path: Path) -> None:
     assert not setup.is_ready()
     folder = setup.ensure()
     assert _find_program(folder).read_text() == "unpacked"
@@ -73,7 +73,7 @@ def test_packages_are_unpacked_once_beside_the_router_of_a_lock_with_hashes(setu
 
 
 def test_the_users_own_program_serves_where_no_package_is_to_be_had(
-    setup: EngineSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: EngineEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _get_script(tmp_path).write_text(FAILS)
     own = tmp_path / "own" / "llama-server"
@@ -84,7 +84,7 @@ def test_the_users_own_program_serves_where_no_package_is_to_be_had(
     assert _find_program(setup.ensure()) == own
 
 
-def test_neither_a_package_nor_a_program_is_one_clear_line(setup: EngineSetup, tmp_path: Path) -> None:
+def test_neither_a_package_nor_a_program_is_one_clear_line(setup: EngineEnv, tmp_path: Path) -> None:
     _get_script(tmp_path).write_text(FAILS)
     with pytest.raises(Unavailable) as error:
         setup.ensure()
@@ -101,7 +101,7 @@ def test_the_default_engine_keeps_its_environment_and_a_kind_without_engines_ask
 
 
 def test_a_program_that_is_a_script_here_is_installed_beside_the_packages_of_all_locks(
-    setup: EngineSetup, tmp_path: Path
+    setup: EngineEnv, tmp_path: Path
 ) -> None:
     assert setup.executables.name == "bin"
     row = engine_setups.engines.load_engines()["diffusion"].local

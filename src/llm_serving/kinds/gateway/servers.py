@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from llm_serving.kinds.gateway import database, litellm_env, postgres_program
+from llm_serving.kinds.gateway import database, postgres_program
 from llm_serving.kinds.gateway.deployment import DATABASE
+from llm_serving.kinds.gateway.litellm_env import LiteLlmEnv
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.service import Resources, Service
 from llm_serving.settings.errors import Unavailable
@@ -20,13 +21,13 @@ class Postgres(LocalServer):
     START_S = 120.0
 
     def is_installed(self) -> bool:
-        return not database.find_missing() and litellm_env.is_ready()
+        return not database.find_missing() and LiteLlmEnv().is_ready()
 
     def install(self, on_progress: Callable[[str], None]) -> None:
         missing = database.find_missing()
         if missing:
             raise Unavailable(f"{missing}: there is none on this machine; a gateway needs it. Fix: {database.INSTALL}.")
-        litellm_env.ensure(on_progress)
+        LiteLlmEnv().ensure(on_progress)
 
     def build_service(self, port: int, folder: Path) -> Service:
         return Service(

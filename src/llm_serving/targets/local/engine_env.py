@@ -1,21 +1,15 @@
-"""The engine's own environment: vLLM on CPU, the router and the weight streamer, as requirements/engine.txt locks them.
+"""Environments with an engine's programs on this machine: vLLM's on CPU, with the router and the weight streamer.
 
-It is separate from the command line's, so that its 5 GB of dependencies cannot break the command line.
-`python -m llm_serving.targets.local.engine_env` sets it up by hand.
+They are separate from the command line's, so that their 5 GB of dependencies cannot break the command line.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-from llm_serving import console, locked_env, paths, processes, program
-from llm_serving.settings.errors import Unavailable
+from llm_serving import console, locked_env, paths
 from llm_serving.targets.local import vllm_metadata
 
 ROOT = paths.ROOT
@@ -27,7 +21,6 @@ MODELINFOS = "modelinfos"
 BUILD_RECIPE_VERSION = 5
 """Increases with each change of the steps that build another environment from the same lock."""
 
-_STAMP = ".locked"
 _IMPORTS_SCRIPT = Path(__file__).with_name("engine_imports.py")
 _PLUGINS_FILE = Path(__file__).with_name("engine_plugins.py")
 _STARTUP_FILE = Path(__file__).with_name("engine_startup.py")
@@ -36,93 +29,59 @@ _STARTUP_CODE = "import engine_startup; engine_startup.main()\n"
 _PLUGIN_NAMES = ("ask_for_tiles", "read_odd_objects", "go_on_without_lmcache", "let_transfers_sleep", "fork_processes")
 
 
-class VllmEnv(NamedTuple):
-    """One environment with vLLM: the engine's own, or of a framework that pins another version."""
-
-    folder: str = FOLDER
-    lock: str = LOCK
-    modules: tuple[str, ...] = ()
-    """Modules that a start imports; those of the engine's own where empty."""
-
-
-OWN = VllmEnv()
-
 _OFFLINE_ENVIRONMENT: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
-
-def is_ready(root: Path = ROOT, env: VllmEnv = OWN) -> bool:
-    """Whether the environment exists, complete and of the current lock."""
-    stamp = root / env.folder / _STAMP
-    return stamp.is_file() and stamp.read_text() == _compute_stamp(root, env)
+# An empty value counts as unset: without byte code each start would compile its modules again.
+WRITE_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
-def ensure(root: Path = ROOT, on_progress: Callable[[str], None] = lambda _: None, env: VllmEnv = OWN) -> Path:
-    """Set the environment up if it is not ready, and return the directory of its executables.
+class EngineEnv(locked_env.LockedEnv):
+    """One engine's programs on this machine."""
 
-    Rebuilt if its stamp is missing or of another lock, so an interrupted set-up never counts as complete; downloads are
-    in uv's cache. Two at once wait for each other.
+    has_shortcuts = False
+    """Whether its processes take those of `engine_plugins`."""
+
+    def prepare(self, caches: Iterable[Path]) -> None:
+        """Fill the caches of processes that are about to start; most engines keep none between starts."""
+
+
+class VllmEnv(EngineEnv):
+    """vLLM's own environment, or that of a framework that pins another version.
 
     Args:
-        on_progress: called with the progress, in a few words.
-
-    Raises:
-        Unavailable: uv is missing, or the packages do not install or import; the message names the log.
+        modules: that a start imports; those of the engine's own where empty.
     """
-    with processes.lock_file(root / env.lock):  # two set-ups would build over each other
-        if not is_ready(root, env):
-            try:
-                _build(root, on_progress, env)
-            except console.CommandFailed as error:
-                raise Unavailable(
-                    f"the engine's environment could not be set up: {error}\n{locked_env.NETWORK_HINT}"
-                ) from None
-    return root / env.folder / "bin"
 
+    has_shortcuts = True
 
-def copy_model_infos(caches: Iterable[Path], env: VllmEnv = OWN) -> None:
-    """Copy the engine's descriptions of architectures to the caches of processes that are about to start."""
-    for cache in caches:
-        shutil.copytree(ROOT / env.folder / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
+    def __init__(
+        self, folder: str = FOLDER, lock: str = LOCK, modules: Iterable[str] = (), *, root: Path | None = None
+    ) -> None:
+        root = root or ROOT
+        super().__init__(root / folder, [root / lock])
+        self._modules = modules
 
+    def prepare(self, caches: Iterable[Path]) -> None:
+        """Copy the engine's descriptions of architectures."""
+        for cache in caches:
+            shutil.copytree(self.folder / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
 
-def _build(root: Path, on_progress: Callable[[str], None], env: VllmEnv) -> None:
-    folder, log = root / env.folder, root / f"{env.folder}.log"
-    python = locked_env.create(folder, [root / env.lock], log, on_progress=on_progress)
-    site_packages = next(folder.glob("lib/python3*/site-packages"))
-    vllm_metadata.write(site_packages, _PLUGINS_FILE, _PLUGIN_NAMES)
-    shutil.copy(_STARTUP_FILE, site_packages)
-    (site_packages / "engine_start.pth").write_text(_STARTUP_CODE)
-    on_progress(locked_env.IMPORTING)
-    console.run(
-        [str(python), str(_IMPORTS_SCRIPT), str(folder), *env.modules],
-        log=log,
-        # An empty value counts as unset: without byte code each start would compile its modules again.
-        environment={
-            **_OFFLINE_ENVIRONMENT,
-            "PYTHONDONTWRITEBYTECODE": "",
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # by default in /tmp
-        },
-    )
-    (folder / _STAMP).write_text(_compute_stamp(root, env))
+    def _complete(self, on_progress: Callable[[str], None]) -> None:
+        site_packages = next(self.folder.glob("lib/python3*/site-packages"))
+        vllm_metadata.write(site_packages, _PLUGINS_FILE, _PLUGIN_NAMES)
+        shutil.copy(_STARTUP_FILE, site_packages)
+        (site_packages / "engine_start.pth").write_text(_STARTUP_CODE)
+        on_progress(locked_env.IMPORTING)
+        console.run(
+            [str(self.executables / "python"), str(_IMPORTS_SCRIPT), str(self.folder), *self._modules],
+            log=self.log,
+            environment={
+                **_OFFLINE_ENVIRONMENT,
+                **WRITE_BYTE_CODE,
+                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),  # by default in /tmp
+            },
+        )
 
-
-def _compute_stamp(root: Path, env: VllmEnv) -> str:
-    """Compute a finished environment's stamp: lock, recipe and path, since its scripts hold absolute paths."""
-    digest = hashlib.sha256()
-    for file in (root / env.lock, _IMPORTS_SCRIPT, _PLUGINS_FILE, _STARTUP_FILE):
-        digest.update(file.read_bytes())
-    return f"{root / env.folder} {BUILD_RECIPE_VERSION} {digest.hexdigest()}\n"
-
-
-def main() -> None:
-    """Set the environment up, with progress."""
-    if is_ready():
-        return
-    with console.step("Set up the engine's environment") as step:
-        ensure(on_progress=lambda text: setattr(step, "note", text))
-        step.note = f"{FOLDER}, from {LOCK}"
-
-
-if __name__ == "__main__":
-    os.chdir(ROOT)
-    sys.exit(program.run(main))
+    def _compute_stamp(self) -> str:
+        files = (*self.locks, _IMPORTS_SCRIPT, _PLUGINS_FILE, _STARTUP_FILE)
+        return f"{self.folder} {BUILD_RECIPE_VERSION} {locked_env.compute_digest(files)}\n"

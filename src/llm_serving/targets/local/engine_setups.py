@@ -8,60 +8,25 @@ Python packages by a lock with hashes, the router among them, and programs that 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from llm_serving import console, locked_env, processes, program
+from llm_serving import console, locked_env, program
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import LocalSetup
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env
-from llm_serving.targets.local.engine_env import VllmEnv
+from llm_serving.targets.local.engine_env import EngineEnv, VllmEnv
 
-_STAMP = ".set-up"
 _UNPACKED = "programs"
 """Folder in an environment with the programs that are no Python packages."""
 
-_PIP_FOLDER = "bin"
 
-
-class EngineSetup(ABC):
-    """One engine's programs on this machine."""
-
-    has_shortcuts: bool
-    """Whether its processes take those of `engine_plugins`."""
-
-    def __init__(self, folder: str) -> None:
-        self._root = engine_env.ROOT
-        self._folder = self._root / folder
-        self.executables = self._folder / _PIP_FOLDER
-        """Folder of the engine's and the router's programs, whether it is set up or not."""
-        self.log = self._root / f"{folder}.log"
-        """Log of the set-up."""
-
-    @abstractmethod
-    def is_ready(self) -> bool:
-        """Whether it is set up, complete and of the current pins."""
-
-    @abstractmethod
-    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
-        """Set it up if it is not ready, and return `executables`.
-
-        Raises:
-            Unavailable: the programs cannot be had.
-        """
-
-    def prepare(self, caches: Iterable[Path]) -> None:  # noqa: B027 - most engines keep no cache between starts
-        """Fill the caches of processes that are about to start."""
-
-
-def find(engine: str = "", framework: str = "") -> EngineSetup:
+def find(engine: str = "", framework: str = "") -> EngineEnv:
     """Return the set-up of an engine; of the default one where left out, as for a kind without engines.
 
     Args:
@@ -69,71 +34,37 @@ def find(engine: str = "", framework: str = "") -> EngineSetup:
     """
     framed = engines.load_frameworks()[framework].engines.get(engine) if framework else None
     if framed and framed.local:
-        return _VllmSetup(VllmEnv(framed.local.folder, framed.local.lock, framed.local.modules))
+        return VllmEnv(framed.local.folder, framed.local.lock, framed.local.modules)
     row = engines.load_engines().get(engine)
-    return _PackagedSetup(row.local) if row and row.local else _VllmSetup(engine_env.OWN)
+    return _PackagedEnv(row.local) if row and row.local else VllmEnv()
 
 
-class _VllmSetup(EngineSetup):
-    """The default engine's, or that of a framework with it: `engine_env`."""
+class _PackagedEnv(EngineEnv):
+    """Of an engine whose row says what it holds."""
 
-    has_shortcuts = True
-
-    def __init__(self, env: VllmEnv) -> None:
-        super().__init__(env.folder)
-        self._env = env
-
-    def is_ready(self) -> bool:
-        return engine_env.is_ready(env=self._env)
-
-    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
-        return engine_env.ensure(on_progress=on_progress, env=self._env)
-
-    def prepare(self, caches: Iterable[Path]) -> None:
-        engine_env.copy_model_infos(caches, env=self._env)
-
-
-class _PackagedSetup(EngineSetup):
-    """An engine whose row says what its environment holds."""
-
-    has_shortcuts = False
+    stamp = ".set-up"
 
     def __init__(self, row: LocalSetup) -> None:
-        super().__init__(row.folder)
-        self._row = row
+        self._root, self._row = engine_env.ROOT, row
+        super().__init__(self._root / row.folder, [self._root / lock for lock in row.locks])
 
     def is_ready(self) -> bool:
-        stamp, program = self._folder / _STAMP, self.executables / self._row.program
-        return stamp.is_file() and stamp.read_text() == self._compute_stamp() and program.exists()
+        return super().is_ready() and (self.executables / self._row.program).exists()
 
-    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
-        with processes.lock_file(self._root / self._row.locks[0]):
-            if not self.is_ready():
-                self._build(on_progress)
-        return self.executables
-
-    def _build(self, on_progress: Callable[[str], None]) -> None:
-        locks = [self._root / lock for lock in self._row.locks]
-        try:
-            python = locked_env.create(self._folder, locks, self.log, on_progress=on_progress)
-            if self._row.modules:
-                on_progress(locked_env.IMPORTING)
-                imports = "".join(f"import {module}\n" for module in self._row.modules)
-                # An empty value counts as unset: without byte code each start would compile its modules again.
-                console.run([str(python), "-c", imports], log=self.log, environment={"PYTHONDONTWRITEBYTECODE": ""})
-        except console.CommandFailed as error:
-            raise Unavailable(
-                f"the engine's environment could not be set up: {error}\n{locked_env.NETWORK_HINT}"
-            ) from None
+    def _complete(self, on_progress: Callable[[str], None]) -> None:
+        if self._row.modules:
+            on_progress(locked_env.IMPORTING)
+            imports = "".join(f"import {module}\n" for module in self._row.modules)
+            python = str(self.executables / "python")
+            console.run([python, "-c", imports], log=self.log, environment=engine_env.WRITE_BYTE_CODE)
         if self._row.packages:
             self._add_program(on_progress)
         else:
             self._install()
-        (self._folder / _STAMP).write_text(self._compute_stamp())
 
     def _add_program(self, on_progress: Callable[[str], None]) -> None:
         """Unpack the pinned packages; where they cannot be had, take the user's own program."""
-        unpacked, name = self._folder / _UNPACKED, self._row.program
+        unpacked, name = self.folder / _UNPACKED, self._row.program
         on_progress(f"unpacking {name}")
         try:
             console.run([sys.executable, str(self._root / self._row.packages), str(unpacked)], log=self.log)
@@ -167,15 +98,12 @@ class _PackagedSetup(EngineSetup):
         installed.chmod(0o755)
 
     def _compute_stamp(self) -> str:
-        """Return the environment's path, since its scripts hold it, and a digest of all that pins its content."""
-        digest = hashlib.sha256(f"{self._row.launcher} {self._row.environment} {self._row.modules}".encode())
-        files = [self._root / lock for lock in self._row.locks]
+        files = [*self.locks]
         if self._row.packages:
             packages = self._root / self._row.packages
             files += [packages, packages.with_name("packages.json")]
-        for file in files:
-            digest.update(file.read_bytes())
-        return f"{self._folder} {digest.hexdigest()}\n"
+        words = f"{self._row.launcher} {self._row.environment} {self._row.modules}"
+        return f"{self.folder} {locked_env.compute_digest(files, words)}\n"
 
 
 def main(engine: str, framework: str = "") -> None:
