@@ -195,7 +195,7 @@ class Shift:
         """List the pods whose names begin so; with `is_placed`, those that have a node or none."""
         query = f"labelSelector=priority={priority}&" if priority else ""
         query += "fieldSelector=spec.nodeName=&" if is_placed is False else ""
-        path = f"/api/v1/namespaces/{PLACE}/pods?{query}resourceVersion=0"
+        path = f"/api/v1/namespaces/{PLACE}/pods?{query}"
         items = json.loads(self._plane.request("get", path).data)["items"]
         return [item["metadata"]["name"] for item in items if item["metadata"]["name"].startswith(prefix)]
 

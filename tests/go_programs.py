@@ -134,16 +134,13 @@ def _build(program: Program, folder: Path, log: Path) -> None:
     linker_flags = [f"-X {variable}={value}" for variable, value in program.linker_variables.items()]
     # Debugging tables are an eighth of the compiler's work, and the linker would drop them.
     flags = ["-gcflags=all=-dwarf=false", "-ldflags", " ".join(["-s -w", *linker_flags])]
-    environment = {"CGO_ENABLED": "0"}
-    with console.step(f"Build {program.name} {program.version} (once)"):
-        if program.tool_module is None:
-            install_environment = {**environment, "GOBIN": str(folder)}
-            console.run(
-                ["go", "install", *flags, module], log=log, environment=install_environment, timeout_s=_BUILD_TIMEOUT_S
-            )
-            return
-        partial = folder / "part"  # renamed when complete
+    partial = folder / "part" / program.name  # renamed when complete
+    partial.parent.mkdir(exist_ok=True)
+    environment = {"CGO_ENABLED": "0", "GOBIN": str(partial.parent)}
+    command = ["go", "install", *flags, module]
+    if program.tool_module:
         command = ["go", "build", *flags, "-o", str(partial), program.package]
+    with console.step(f"Build {program.name} {program.version} (once)"):
         console.run(command, log=log, cwd=program.tool_module, environment=environment, timeout_s=_BUILD_TIMEOUT_S)
         partial.rename(folder / program.name)
 

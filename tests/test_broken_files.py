@@ -53,7 +53,6 @@ def test_the_harness_ends_a_parser_that_never_ends() -> None:
     assert uncaught.startswith("0: TimeIsUp: more than 3 s")
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "read",
     [

@@ -74,6 +74,14 @@ def test_each_version_is_built_once(put_program: PutProgram) -> None:
         go_programs.find_or_build(Program("tool", TOOL.package, "v2.2.0"))
 
 
+def test_a_build_that_ends_half_way_is_begun_again(put_program: PutProgram) -> None:
+    put_program("go", f"{GO}; exit 1")
+    with pytest.raises(CommandFailed):
+        go_programs.find_or_build(TOOL)
+    put_program("go", f"{GO}; echo whole >> $GOBIN/tool")
+    assert Path(go_programs.find_or_build(TOOL)).read_text().endswith("whole\n")
+
+
 def test_a_tool_of_a_module_is_built_again_when_its_pins_change(put_program: PutProgram, tmp_path: Path) -> None:
     put_program("go", 'while [ "$1" != -o ]; do shift; done; pwd > "$2"; chmod +x "$2"')
     module = tmp_path / "module"

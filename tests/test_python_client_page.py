@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self, *statuses: int) -> None:
         self.requests: list[str] = []
-        self.gone = asyncio.Event()
+        self.hanging, self.gone = asyncio.Event(), asyncio.Event()
         self._statuses = list(statuses)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,6 +35,7 @@ class Server:
         await reader.readexactly(int(re.findall(r"content-length: (\d+)", head)[0]))
         status = self._statuses.pop(0)
         if status == 0:
+            self.hanging.set()
             await reader.read()
             self.gone.set()
         else:
@@ -83,10 +84,16 @@ def test_an_answer_in_time_has_no_second_request() -> None:
     run((200,), use)
 
 
-def test_a_deadline_that_passes_closes_the_connection() -> None:
+def test_a_deadline_that_passes_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
+        deadline = asyncio.timeout(LONG_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "timeout", {LONG_S: deadline}.__getitem__)
+            asking = asyncio.ensure_future(ask(LONG_S, LONG_S, **BODY))
+            await server.hanging.wait()
+        deadline.reschedule(0)  # it has passed
         with pytest.raises(TimeoutError):
-            await ask(5, LONG_S, **BODY)
+            await asking
         await server.gone.wait()
 
     run((0,), use)

@@ -95,16 +95,16 @@ func initialize(program string) {
 	platform := runtime.GOOS + "_" + runtime.GOARCH
 	installed := filepath.Join(folder, ".terraform/providers", entry[1], entry[2], platform)
 	passed := locate("provider", string(lock))
-	if _, err := os.Stat(passed); err != nil {
+	target, err := os.Readlink(passed)
+	if _, gone := os.Stat(passed); err != nil || gone != nil {
 		code := run(program)
 		if target, err := os.Readlink(installed); err == nil && code == 0 {
-			os.Remove(passed) // it led nowhere
-			os.Symlink(target, passed)
+			part := fmt.Sprintf("%s-%d", passed, os.Getpid()) // renamed: others may read it meanwhile
+			os.Symlink(target, part)
+			os.Rename(part, passed)
 		}
 		os.Exit(code)
 	}
-	target, err := os.Readlink(passed)
-	check(err)
 	check(os.MkdirAll(filepath.Dir(installed), 0o755))
 	if err := os.Symlink(target, installed); !errors.Is(err, os.ErrExist) {
 		check(err)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -90,7 +89,6 @@ def _set_up(clone: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

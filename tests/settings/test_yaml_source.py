@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -245,44 +244,35 @@ def test_an_invalid_settings_file_is_refused_with_a_reason(text: str | bytes, me
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_deep_nesting_is_refused_quickly_at_its_position() -> None:
-    start = time.process_time()
+def test_deep_nesting_is_refused_at_its_position() -> None:
     assert list_errors("a: " + "[" * 100_000) == [
         "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
         "Fix: settings as `blueprint schema` describes them."
     ]
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_a_few_aliases_that_expand_to_billions_are_refused_quickly() -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 15)]
-    start = time.process_time()
-    assert list_errors("\n".join(lines)) == [
+@pytest.mark.parametrize(
+    ("first", "next_line", "times"),
+    [("a0: &a0 [x, x]", "a{n}: &a{n} [{before}]", 10), ("a0: &a0 {{k: 1}}", "a{n}: &a{n}\n  <<: [{before}]", 20)],
+    ids=["aliases", "merges"],
+)
+def test_a_few_lines_that_would_expand_without_end_are_refused(first: str, next_line: str, times: int) -> None:
+    lines = [next_line.format(n=n, before=", ".join([f"*a{n - 1}"] * times)) for n in range(1, 15)]
+    assert list_errors("\n".join([first.format(), *lines])) == [
         "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
         "Fix: name settings of a screenful, not a data file."
     ]
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_repeated_merges_of_a_mapping_into_itself_are_refused_quickly() -> None:
-    lines = ["m0: &m0 {k: 1}"]
-    lines += [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 20)}]" for n in range(1, 15)]
-    start = time.process_time()
-    list_errors("\n".join(lines))
-    assert time.process_time() - start < 5
-
-
-@pytest.mark.usefixtures("working_folder")
-def test_a_file_of_10_mb_is_refused_unread() -> None:
-    start = time.process_time()
-    assert list_errors(b"a: 1\n" * 2_000_000) == [
-        "a.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
+def test_a_file_larger_than_memory_is_refused_unread() -> None:
+    with Path("a.yaml").open("wb") as file:
+        file.truncate(2**40)
+    assert get_error(Path("a.yaml")) == (
+        "a.yaml:1:1: it holds 1,099,511,627,776 bytes, and settings hold at most 200,000. "
         "Fix: name settings of a screenful, not a data file."
-    ]
-    assert time.process_time() - start < 1
+    )
 
 
 def get_error(path: Path) -> str:

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
+from llm_serving import processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import CheckFailed, InputError
@@ -104,20 +104,20 @@ def test_synthesis_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest
 def test_an_interrupt_ends_synthesis_without_a_traceback_and_without_files(tmp_path: Path) -> None:
     write_fleet(tmp_path)
     (tmp_path / "tmp").mkdir()
+    node = tmp_path / "node"  # CDKTF starts it once it has unpacked its runtime, and waits for its answer
+    node.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
+    node.chmod(0o755)
     log = tmp_path / "output.log"
     with log.open("wb") as output:
         command = subprocess.Popen(
             [Path(sys.executable).with_name("blueprint"), "fleet", "synth", "--fleet", tmp_path / "fleet.yaml"],
             cwd=tmp_path,
-            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+            env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "JSII_NODE": str(node)},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "tmp").glob("blueprint-synthesis-*/*/bin")):  # CDKTF has unpacked its runtime
-        assert command.poll() is None, log.read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    processes.wait_until((tmp_path / "started").exists, "CDKTF's runtime", 120)
+    assert list((tmp_path / "tmp").glob("blueprint-synthesis-*/*/bin"))
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == 130
     assert "Traceback" not in log.read_text()

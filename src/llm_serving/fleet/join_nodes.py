@@ -157,8 +157,8 @@ def follow(folder: Path, leader: str, deadline: float) -> int:
             time.sleep(POLL_S)
         return server.returncode or 0
     finally:
-        server.terminate()
-        server.wait(timeout=10)
+        server.kill()
+        server.wait()
 
 
 def fetch(leader: str, path: str, deadline: float) -> str:
@@ -176,9 +176,11 @@ def fetch(leader: str, path: str, deadline: float) -> str:
 
 
 def fetch_state(leader: str) -> str:
-    """Return the state of the run; done where rank 0 no longer answers."""
+    """Return the state of the run; done where rank 0 is gone, running where it is slow to answer."""
     try:
         return request(leader, "/state")
+    except TimeoutError:
+        return "running"
     except OSError:
         return "done"
 

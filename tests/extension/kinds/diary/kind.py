@@ -85,7 +85,7 @@ def _build_writer(environment, words):
         command = (
             "sh",
             "-c",
-            f"echo {words} > {environment.data_folder}/shelf/words.txt; echo {words}; exec sleep 600",
+            f"echo {words}; echo {words} > {environment.data_folder}/shelf/words.txt; exec sleep 600",
         )
     env = {"SHELF": f"http://127.0.0.1:{environment.ports.get('shelf', 0)}"}
     return Service(name="writer", role="writer", command=command, env=env, start_s=1, **_build_common(environment))
@@ -96,7 +96,7 @@ def _build_reader(environment, port):
     if environment.conventions.is_local:
         folder = f"{environment.data_folder}/shelf"
         command = (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "-d", folder)
-    probe = Probe(path="/words.txt", body={}, deadline_s=30)
+    probe = Probe(path="/words.txt", body={}, deadline_s=120)
     return Service(
         name="reader",
         role="reader",

@@ -21,7 +21,7 @@ class DiaryReport(BaseModel):
 
 def validate(deployment: Any, options: ValidationOptions) -> tuple[DiaryReport, Path]:
     """Read the words from the API."""
-    with urllib.request.urlopen(f"{deployment.url}/words.txt", timeout=10) as response:
+    with urllib.request.urlopen(f"{deployment.url}/words.txt", timeout=60) as response:
         report = DiaryReport(words=response.read().decode().strip(), expected=deployment.words)
     folder = options.runs / deployment.name / "once"
     folder.mkdir(parents=True, exist_ok=True)
