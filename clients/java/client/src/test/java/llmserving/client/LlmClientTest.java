@@ -238,8 +238,7 @@ class LlmClientTest {
     private static void assertClosesConnection(String sent, BiConsumer<LlmClient, CompletableFuture<Void>> use)
             throws Exception {
         try (ServerSocket plain = new ServerSocket(0, 1, InetAddress.getLoopbackAddress());
-                LlmClient client = LlmClient.builder("http://127.0.0.1:" + plain.getLocalPort())
-                        .build()) {
+                LlmClient client = builder("http://127.0.0.1:" + plain.getLocalPort()).build()) {
             CompletableFuture<Void> requested = new CompletableFuture<>();
             CompletableFuture<Void> using = CompletableFuture.runAsync(() -> use.accept(client, requested));
             plain.setSoTimeout(30_000);
@@ -322,7 +321,7 @@ class LlmClientTest {
             server.enqueue(answer());
             other.enqueue(answer());
             other.start(InetAddress.getLoopbackAddress(), 0);
-            try (LlmClient client = LlmClient.builder(url(server), url(other)).build()) {
+            try (LlmClient client = builder(url(server), url(other)).build()) {
                 LlmException error = assertThrows(LlmException.class, () -> client.chat(HELLO, LONG));
                 assertEquals(LlmException.Overloaded.class, error.getClass());
             }
@@ -449,11 +448,10 @@ class LlmClientTest {
             secure.enqueue(answer());
             secure.start(InetAddress.getLoopbackAddress(), 0);
             String url = "https://127.0.0.1:" + secure.getPort();
-            try (LlmClient client = LlmClient.builder(url).build()) {
+            try (LlmClient client = builder(url).build()) {
                 assertThrows(LlmException.TlsFailed.class, () -> client.chat(HELLO, LONG));
             }
-            try (LlmClient client =
-                    LlmClient.builder(url).sslContext(trusting.sslContext()).build()) {
+            try (LlmClient client = builder(url).sslContext(trusting.sslContext()).build()) {
                 assertEquals("hi", client.chat(HELLO, LONG).text());
             }
             assertNull(secure.takeRequest().getHeader("Host")); // HTTP/2 has :authority in its place
@@ -462,7 +460,12 @@ class LlmClientTest {
     }
 
     private LlmClient.Builder builder() {
-        return LlmClient.builder(url(server));
+        return builder(url(server));
+    }
+
+    /** A client that waits for a connection as long as a busy machine takes, which is not what is tested. */
+    private static LlmClient.Builder builder(String... urls) {
+        return LlmClient.builder(urls).connectTimeout(LONG);
     }
 
     private static String url(MockWebServer server) {

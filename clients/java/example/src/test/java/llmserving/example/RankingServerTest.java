@@ -9,7 +9,6 @@ import io.lettuce.core.api.StatefulRedisConnection;
 import java.io.IOException;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
-import java.net.ServerSocket;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -31,7 +30,10 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty;
 import org.junit.jupiter.api.io.TempDir;
 
-/** Answers in their order, before a real Redis: {@code -Dredis.server=FILE} names its program. */
+/**
+ * Answers in their order, before a real Redis: {@code -Dredis.server=FILE} names its program, and {@code -Dredis.port=PORT}
+ * a port that no other program takes while it is away.
+ */
 @Timeout(60)
 @EnabledIfSystemProperty(named = "redis.server", matches = ".+")
 class RankingServerTest {
@@ -45,17 +47,14 @@ class RankingServerTest {
     Path folder;
 
     private final HttpClient page = HttpClient.newHttpClient();
+    private final int redisPort = Integer.getInteger("redis.port");
     private MockWebServer endpoint;
     private Process redis;
-    private int redisPort;
 
     @BeforeEach
     void start() throws Exception {
         endpoint = new MockWebServer();
         endpoint.start(InetAddress.getLoopbackAddress(), 0);
-        try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
-            redisPort = free.getLocalPort();
-        }
         startRedis();
     }
 
