@@ -2,9 +2,8 @@
 
 What it answers follows from the row's text: `refuse` in it gets 400, `break` 500, each time; any other row is answered
 after `--delay-ms`, and its answer repeats its text. It counts how often each text came (`GET /known`), and shows its
-load under vLLM's metric names (`GET /metrics`). `POST /slots` with a number changes how many it serves at a time,
-`POST /delay` with one the milliseconds of an answer; `POST /crowd` with one makes more than so many slow each other
-down, as a larger batch does an engine's steps.
+load under vLLM's metric names (`GET /metrics`). `POST /slots` with a number changes how many it serves at a time;
+`POST /crowd` with one makes more than so many slow each other down, as a larger batch does an engine's steps.
 
     python -m tests.batch_endpoint --port 8000 --delay-ms 200 --slots 16
 """
@@ -110,10 +109,6 @@ def build_app(engine: Engine) -> web.Application:
         await engine.resize(int(await request.text()))
         return web.Response()
 
-    async def set_delay(request: web.Request) -> web.Response:
-        engine.delay_s = float(await request.text()) / 1000
-        return web.Response()
-
     async def set_crowd(request: web.Request) -> web.Response:
         engine.crowd = int(await request.text())
         return web.Response()
@@ -124,7 +119,6 @@ def build_app(engine: Engine) -> web.Application:
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/known", show_known)
     app.router.add_post("/slots", resize)
-    app.router.add_post("/delay", set_delay)
     app.router.add_post("/crowd", set_crowd)
     return app
 

@@ -54,6 +54,9 @@ class BatchRun:
     endpoint: str
     env: dict[str, str]
     commands: dict[str, ProgramCommand]
+    slots: int
+    """Requests that the endpoint serves at a time."""
+
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -127,9 +130,19 @@ class BatchRun:
         with urllib.request.urlopen(f"{self.endpoint}/known", timeout=60) as response:
             return dict(json.load(response))
 
-    def set_delay(self, milliseconds: float) -> None:
-        """Change how long the endpoint takes for an answer, on average."""
-        request = urllib.request.Request(f"{self.endpoint}/delay", f"{milliseconds:g}".encode())
+    @contextlib.contextmanager
+    def limit_slots(self, slots: int) -> Iterator[None]:
+        """Let the endpoint serve so many requests at a time during the block; none for 0."""
+        before = self.slots
+        self._set_slots(slots)
+        try:
+            yield
+        finally:
+            self._set_slots(before)
+
+    def _set_slots(self, slots: int) -> None:
+        self.slots = slots
+        request = urllib.request.Request(f"{self.endpoint}/slots", str(slots).encode())
         urllib.request.urlopen(request, timeout=60).close()
 
 
@@ -178,7 +191,7 @@ def start_run(
         for name, (command, own) in commands.items() if format_program else ():
             if name != "endpoint":
                 commands[name] = format_program(Path(command[-1]).stem.replace("_", "-"), {**env, **own}), {}
-        run = BatchRun(folder, aws, endpoint, env, commands)
+        run = BatchRun(folder, aws, endpoint, env, commands, slots)
         run.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         try:
             for name in commands:

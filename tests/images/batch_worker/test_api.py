@@ -31,14 +31,17 @@ from llm_serving.settings.errors import InputError
 from tests import batch_kills
 from tests.batch_kills import BUCKET, BatchRun
 
+pytestmark = pytest.mark.timeout(900)
+
 ROWS = {f"row-{number}": f"answer {number}" for number in range(20)}
 CONTENT = batch_kills.format_rows(ROWS) + b"\n{broken"
 ENDPOINT = "/v1/chat/completions"
+LIMIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchRun]:
-    with batch_kills.start_run(tmp_path_factory.mktemp("api"), workers=1, delay_ms=20) as running:
+    with batch_kills.start_run(tmp_path_factory.mktemp("api"), workers=1, delay_ms=20, takeover_s=10) as running:
         running.open_jobs()
         yield running
 
@@ -58,7 +61,7 @@ def build_texts(count: int, text: str) -> dict[str, str]:
 
 
 def wait_for_end(client: openai.OpenAI, batch_id: str) -> Any:
-    processes.wait_until(lambda: client.batches.retrieve(batch_id).status in FINAL_STATES, batch_id, 90, 0.3)
+    processes.wait_until(lambda: client.batches.retrieve(batch_id).status in FINAL_STATES, batch_id, LIMIT_S, 0.3)
     return client.batches.retrieve(batch_id)
 
 
@@ -84,13 +87,14 @@ def test_openais_client_runs_a_batch_from_upload_to_results(client: openai.OpenA
     assert client.files.retrieve(ended.output_file_id).purpose == "batch_output"
 
 
-def test_a_batch_can_be_cancelled_and_is_listed(client: openai.OpenAI) -> None:
+def test_a_batch_can_be_cancelled_and_is_listed(run: BatchRun, client: openai.OpenAI) -> None:
     rows = {f"slow-{number}": f"answer {number} " + "word " * 30 for number in range(3000)}
     file = client.files.create(file=("slow.jsonl", batch_kills.format_rows(rows)), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-    with pytest.raises(openai.BadRequestError, match=f"{batch.id} reads {file.id}, and has not ended"):
-        client.files.delete(file.id)
-    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    with run.limit_slots(0):
+        batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+        with pytest.raises(openai.BadRequestError, match=f"{batch.id} reads {file.id}, and has not ended"):
+            client.files.delete(file.id)
+        assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     ended = wait_for_end(client, batch.id)
     assert ended.status == "cancelled"
     assert client.files.delete(file.id).deleted
@@ -156,11 +160,12 @@ def test_failed_rows_run_again_and_no_other_row_does(url: str, client: openai.Op
     assert BatchClient(url).retry(ended.id, "once more")["id"] != retry["id"]
 
 
-def test_only_an_ended_batch_with_failed_rows_is_retried(url: str, client: openai.OpenAI) -> None:
+def test_only_an_ended_batch_with_failed_rows_is_retried(run: BatchRun, url: str, client: openai.OpenAI) -> None:
     file = client.files.create(file=("fine.jsonl", batch_kills.format_rows(ROWS)), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-    with pytest.raises(InputError, match=f"id: {batch.id} has not ended: it is "):
-        BatchClient(url).retry(batch.id)
+    with run.limit_slots(0):
+        batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+        with pytest.raises(InputError, match=f"id: {batch.id} has not ended: it is "):
+            BatchClient(url).retry(batch.id)
     wait_for_end(client, batch.id)
     with pytest.raises(InputError, match=f"id: no row of {batch.id} failed that can run again"):
         BatchClient(url).retry(batch.id)
@@ -244,7 +249,7 @@ def test_a_file_in_an_inbox_becomes_a_job_of_the_team(run: BatchRun, url: str, c
     def find() -> list[Any]:
         return [batch for batch in client.batches.list() if inbox in batch.input_file_id]
 
-    processes.wait_until(lambda: bool(find()), "the job of the inbox", 60, 0.3)
+    processes.wait_until(lambda: bool(find()), "the job of the inbox", LIMIT_S, 0.3)
     ended = wait_for_end(client, find()[0].id)
     assert [batch.input_file_id.rpartition("/")[2] for batch in find()] == ["to day.parquet"]  # no job of the template
     assert (ended.status, ended.model_dump()["team"]) == ("completed", "ads")
@@ -261,7 +266,7 @@ def test_a_parquet_file_beside_a_damaged_template_is_a_job_that_fails_with_the_r
     def find() -> list[Any]:
         return [batch for batch in client.batches.list() if inbox in batch.input_file_id]
 
-    processes.wait_until(lambda: bool(find()), "the job of the inbox", 60, 0.3)
+    processes.wait_until(lambda: bool(find()), "the job of the inbox", LIMIT_S, 0.3)
     ended = wait_for_end(client, find()[0].id)
     assert (ended.status, ended.errors.data[0].code) == ("failed", "bad_template")
 
@@ -304,11 +309,13 @@ def test_a_schedules_message_makes_one_job_of_its_file_at_each_time(run: BatchRu
             batch for batch in client.batches.list(limit=100) if (batch.metadata or {}).get("schedule") == "nightly"
         ]
 
-    processes.wait_until(lambda: len(list_scheduled()) == 2, "the jobs", 60)
+    def is_taken() -> bool:
+        attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+        return attributes["ApproximateNumberOfMessages"] == attributes["ApproximateNumberOfMessagesNotVisible"] == "0"
+
+    processes.wait_until(is_taken, "an empty queue", LIMIT_S)
     ended = [wait_for_end(client, batch.id) for batch in list_scheduled()]
     assert [batch.request_counts.completed for batch in ended] == [len(ROWS)] * 2
-    attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
-    assert attributes["ApproximateNumberOfMessages"] == "0"
 
 
 def test_the_command_lines_client_uploads_and_downloads_in_blocks(url: str, tmp_path: Any) -> None:

@@ -147,7 +147,7 @@ def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monk
 
         monkeypatch.setattr(loop, "getaddrinfo", resolve)
         url = f"http://chat-engines.serving.svc:{port}/metrics"
-        endpoint = Endpoint("http://127.0.0.1:1", ApiKey(batch_settings), 5.0, (url,))
+        endpoint = Endpoint("http://127.0.0.1:1", ApiKey(batch_settings), 60.0, (url,))
         try:
             pages = await endpoint.read_metrics()
         finally:
@@ -163,7 +163,7 @@ def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monk
 
 def test_without_engines_or_with_others_pages_no_load_is_known(batch_settings: Any) -> None:
     async def run() -> dict[str, str]:
-        endpoint = Endpoint("http://127.0.0.1:1", ApiKey(batch_settings), 5.0, ("http://127.0.0.1:1/metrics",))
+        endpoint = Endpoint("http://127.0.0.1:1", ApiKey(batch_settings), 60.0, ("http://127.0.0.1:1/metrics",))
         try:
             return await endpoint.read_metrics()
         finally:
@@ -179,7 +179,7 @@ def test_an_endpoint_that_is_not_there_got_nothing(batch_settings: Any) -> None:
     port = processes.claim_free_ports(1)[0]
 
     async def ask() -> bool:
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", ApiKey(batch_settings), 5.0, ())
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", ApiKey(batch_settings), 60.0, ())
         try:
             with pytest.raises(EndpointAway):
                 await endpoint.send("/v1/completions", {})
@@ -201,7 +201,7 @@ def test_an_endpoint_without_a_list_of_models_is_up_once_it_answers(
         app = web.Application()
         app.router.add_get("/v1/models", list_models)
         async with TestServer(app) as server:
-            endpoint = Endpoint(f"http://127.0.0.1:{server.port}", ApiKey(batch_settings), 5.0, ())
+            endpoint = Endpoint(f"http://127.0.0.1:{server.port}", ApiKey(batch_settings), 60.0, ())
             try:
                 return await endpoint.is_up()
             finally:
@@ -227,7 +227,7 @@ def test_the_key_goes_to_the_endpoint_alone(batch_settings: Any, monkeypatch: py
         base = str(server.make_url("")).rstrip("/")
         key = ApiKey(batch_settings)
         monkeypatch.setattr(key, "value", "secret")
-        endpoint = Endpoint(base, key, 5.0, [f"{base}/metrics"])
+        endpoint = Endpoint(base, key, 60.0, [f"{base}/metrics"])
         try:
             answer = await endpoint.send("/v1/completions", {"prompt": "x"})
             await endpoint.is_up()

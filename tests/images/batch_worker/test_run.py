@@ -16,7 +16,6 @@ from tests import batch_kills
 from tests.batch_kills import BUCKET, FINAL_STATES, BatchRun
 
 LIMIT_S = 240.0
-DELAY_MS = 100.0
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchRun]:
     A worker that a busy machine holds up is not taken for a dead one.
     """
     folder = tmp_path_factory.mktemp("batch")
-    with batch_kills.start_run(folder, delay_ms=DELAY_MS, slots=16, takeover_s=10) as running:
+    with batch_kills.start_run(folder, slots=16, takeover_s=10) as running:
         yield running
 
 
@@ -115,16 +114,14 @@ def test_urgent_rows_run_before_the_rest_of_a_patient_job_and_none_is_lost(
     run: BatchRun, jobs: Any, submit: Callable[..., Any]
 ) -> None:
     rows = build(900, "patient", 20)
-    patient = submit("patient", batch_kills.format_rows(rows))
-    wait_for(jobs, patient, lambda job: job["request_counts"]["completed"] > 20)
-    # From here the patient job has minutes of work left, however late the urgent one comes on a busy machine.
-    run.set_delay(2000)
-    try:
-        urgent = submit("urgent", batch_kills.format_rows(build(20, "urgent")), team="ads", priority="high")
+    with run.limit_slots(1):  # of which the patient job takes a minute and a half
+        patient = submit("patient", batch_kills.format_rows(rows))
+        wait_for(jobs, patient, lambda job: job["request_counts"]["completed"] > 20)
+        with run.limit_slots(0):  # nor does it go on until the urgent one is prepared
+            urgent = submit("urgent", batch_kills.format_rows(build(20, "urgent")), team="ads", priority="high")
+            wait_for(jobs, urgent, lambda job: job["state"] == "in_progress")
         urgent = wait_for_end(jobs, urgent)
         assert jobs.read(patient["id"])["state"] not in FINAL_STATES
-    finally:
-        run.set_delay(DELAY_MS)
     ended = wait_for_end(jobs, patient)
     assert (urgent["state"], ended["state"]) == ("completed", "completed")
     assert batch_kills.find_mistakes(rows, run.read_lines(ended["output_key"]), []) == []
@@ -137,9 +134,10 @@ def test_a_cancelled_job_keeps_its_answers_and_names_every_other_row(
     run: BatchRun, jobs: Any, submit: Callable[..., Any]
 ) -> None:
     rows = build(600, "cancel", 20)
-    job = submit("cancel", batch_kills.format_rows(rows))
-    wait_for(jobs, job, lambda current: current["request_counts"]["completed"] > 10)
-    assert jobs.cancel(job["id"])["state"] == "cancelling"
+    with run.limit_slots(1):  # it has not ended before it is cancelled
+        job = submit("cancel", batch_kills.format_rows(rows))
+        wait_for(jobs, job, lambda current: current["request_counts"]["completed"] > 10)
+        assert jobs.cancel(job["id"])["state"] == "cancelling"
     ended = wait_for_end(jobs, job)
     assert ended["state"] == "cancelled"
     output, errors = run.read_lines(ended["output_key"]), run.read_lines(ended["error_key"])
@@ -150,11 +148,12 @@ def test_a_cancelled_job_keeps_its_answers_and_names_every_other_row(
 
 def test_a_worker_that_is_stopped_hands_back_what_it_has(run: BatchRun, jobs: Any, submit: Callable[..., Any]) -> None:
     rows = build(400, "stop", 20)
-    job = submit("stop", batch_kills.format_rows(rows))
-    wait_for(jobs, job, lambda current: current["request_counts"]["completed"] > 10)
-    worker = run.running["batch-worker-0"]
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(LIMIT_S) == 0
+    with run.limit_slots(1):  # it has rows left
+        job = submit("stop", batch_kills.format_rows(rows))
+        wait_for(jobs, job, lambda current: current["request_counts"]["completed"] > 10)
+        worker = run.running["batch-worker-0"]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT_S) == 0
     assert "everything is handed back" in (run.folder / "batch-worker-0.log").read_text()
     run.start("batch-worker-0")
     ended = wait_for_end(jobs, job)
@@ -193,5 +192,5 @@ def test_the_end_of_a_job_is_told_to_eventbridge(
         received.extend(json.loads(message["Body"])["detail"] for message in messages)
         return any(event["job"] == job["id"] for event in received)
 
-    processes.wait_until(has_event, "the event", 90)
+    processes.wait_until(has_event, "the event", LIMIT_S)
     assert received[-1] == {"deployment": "mine", "job": job["id"], "team": "default", "state": state}

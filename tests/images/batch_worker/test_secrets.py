@@ -140,6 +140,7 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
     save_secret: SaveSecret, batch_settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endpoint that takes one key alone, as vLLM does with `--api-key`."""
+    monkeypatch.setattr(secrets, "RENEW_INTERVAL_S", 3600.0)
     name = save_secret('{"batch": "first"}')
     key = ApiKey(replace(batch_settings, api_key=KeySecret(name, "batch")))
     valid_key, sent_keys = ["first"], list[str]()
@@ -156,12 +157,12 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 5, ())
+        endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 60, ())
 
         async def send() -> int:
             return (await endpoint.send("/v1/embeddings", {})).status
 
-        other = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 5, ())
+        other = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 60, ())
         assert (await send(), await endpoint.is_up()) == (200, True)
         valid_key[0] = "second"
         save_secret('{"batch": "second"}')

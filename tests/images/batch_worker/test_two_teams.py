@@ -18,9 +18,12 @@ from tests import batch_kills
 from tests.batch_kills import BUCKET, BatchRun
 from tests.images.batch_worker.test_team_keys import hash_key
 
+pytestmark = pytest.mark.timeout(900)
+
 KEYS = {"ads": "key-of-ads", "search": "key-of-search", "*": "key-of-the-operator"}
 ENDPOINT = "/v1/chat/completions"
 INBOX = "batch/mine/inbox"
+LIMIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchRun]:
     file = folder / "keys.json"
     file.write_text(json.dumps({team: [hash_key(key)] for team, key in KEYS.items()}))
     file.chmod(0o600)
-    with batch_kills.start_run(folder / "run", workers=1, delay_ms=5, team_keys={"file": str(file)}) as running:
+    keys = {"file": str(file)}
+    with batch_kills.start_run(folder / "run", workers=1, delay_ms=5, takeover_s=10, team_keys=keys) as running:
         running.open_jobs()
         yield running
 
@@ -71,7 +75,7 @@ def run_batch(url: str, team: str, file_name: str) -> dict[str, str]:
     rows = {"good": f"answer {team} {file_name}", "bad": f"refuse {team} {file_name}"}
     file = client.files.create(file=(file_name, batch_kills.format_rows(rows)), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-    processes.wait_until(lambda: client.batches.retrieve(batch.id).status in FINAL_STATES, batch.id, 90, 0.3)
+    processes.wait_until(lambda: client.batches.retrieve(batch.id).status in FINAL_STATES, batch.id, LIMIT_S, 0.3)
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "completed", ended
     return {"file": file.id, "batch": batch.id, "output": str(ended.output_file_id), "errors": str(ended.error_file_id)}
@@ -79,8 +83,9 @@ def run_batch(url: str, team: str, file_name: str) -> dict[str, str]:
 
 def wait_for_all(url: str) -> None:
     client = connect(url, "*")
+    batches = client.batches
     processes.wait_until(
-        lambda: all(batch.status in FINAL_STATES for batch in client.batches.list(limit=100)), "all batches", 90, 0.3
+        lambda: all(batch.status in FINAL_STATES for batch in batches.list(limit=100)), "all batches", LIMIT_S, 0.3
     )
 
 

@@ -96,14 +96,14 @@ def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connec
             return write() == "ok\n"
 
         try:
-            processes.wait_until(is_written, "the first primary's answer", 60, 0)
+            processes.wait_until(is_written, "the first primary's answer", 120, 0)
             assert first.get("mia") == ANSWER.encode()
             first.replicaof("127.0.0.1", ports[1])
             assert "TimeoutException" in write(), "nobody takes writes yet"
             name.port = ports[1]
             second.delete("mia")
             # A write takes at most 2 s, which a busy machine can use up; without the mend, none ever arrives.
-            processes.wait_until(is_written, "the new primary's answer", 60, 0)
+            processes.wait_until(is_written, "the new primary's answer", 120, 0)
             assert second.get("mia") == ANSWER.encode()
         finally:
             writer.kill()
