@@ -129,7 +129,7 @@ async function startEngine(datamodel) {
   const url = findUrl();
   const max = Number(url.searchParams.get('connection_limit') || 10);
   url.search = '';
-  const pool = new Pool({ connectionString: url.toString(), max, connectionTimeoutMillis: 5000 });
+  const pool = new Pool({ connectionString: url.toString(), max, connectionTimeoutMillis: 60_000 });
   pool.on('error', () => {}); // a connection that was idle when Postgres went away
   const module = new WebAssembly.Module(
     fs.readFileSync(require.resolve('@prisma/client/runtime/query_engine_bg.postgresql.wasm')),

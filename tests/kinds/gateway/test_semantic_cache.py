@@ -32,7 +32,7 @@ from tests.kinds.gateway.provider import ANSWER_TOKENS, Provider, run_provider
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200), pytest.mark.xdist_group("gateway")]
 
 WAIT_S = 120.0
-KEPT_S = 3
+KEPT_S = 20
 TEAMS = ("red", "green", "blue")
 EMBEDDING_USD_H = 3.6
 
@@ -53,6 +53,7 @@ teams:
   red: {models: [chat, short, exact]}
   green: {models: chat}
   blue: {models: chat}
+  yellow: {models: chat}
   strict: {models: chat, personal_data: block}
 routes:
   chat:
@@ -145,14 +146,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, prisma_standin: Path) -> I
 
 @pytest.fixture
 def empty(gateway: Running) -> Running:
-    """The gateway without kept answers, also none in LiteLLM's own memory, where this test's have keys of their own."""
+    """The gateway without kept answers, also none in LiteLLM's own memory, where this test's have keys of their own.
 
-    def is_empty() -> bool:
-        names = [*gateway.server.scan_iter("semantic-*")]
-        return not (names and gateway.server.delete(*names))
-
-    time.sleep(1)  # the last answers of the test before are still being kept
-    processes.wait_until(is_empty, "an empty index", WAIT_S, 1.0)
+    A test that uses it ends when its own answers are kept.
+    """
+    for name in gateway.server.scan_iter("semantic-*"):
+        gateway.server.delete(name)
     return gateway
 
 
@@ -210,6 +209,7 @@ def test_what_differs_in_more_than_the_last_message_s_words_gets_an_answer_of_it
     others.append(str(french.choices[0].message.content))
     assert answer not in others
     assert len(set(others)) == len(others)
+    empty.wait_for_vectors(len(others) - 1)  # and the first one; not that of the picture, nor of the route `exact`
 
 
 def test_a_stream_is_kept_and_answered_as_any_other(empty: Running) -> None:
@@ -274,6 +274,7 @@ def test_an_entry_that_names_another_team_s_answer_gives_nothing(empty: Running)
     empty.server.delete(own_name)
     empty.server.hset(name, "scope", scope)
     assert ask(red, SAME_AGAIN, seed=50) not in (own, theirs)
+    empty.wait_for_vectors(2)
 
 
 def test_a_blocked_question_is_neither_embedded_nor_kept(empty: Running) -> None:
@@ -302,10 +303,11 @@ def test_an_answer_is_found_as_long_as_it_is_kept(empty: Running) -> None:
     assert 0 < empty.server.ttl(name) <= KEPT_S
     processes.wait_until(lambda: not empty.server.exists(name), "the end of the answer", WAIT_S, 0.1)
     assert ask(client, SAME, "short", seed=80) != answer
+    empty.wait_for_vectors(1)
 
 
 def test_the_usage_has_the_hit_rate_the_saved_tokens_and_what_vectors_cost(empty: Running) -> None:
-    client, before = empty.connect("blue"), read_usage(empty, "blue")
+    client = empty.connect("yellow")  # which no other test asks as
     answer = ask(client, QUESTION, seed=90)
     empty.wait_for_vectors(1)
     forged: Any = {"metadata": {"spend_logs_metadata": {"similarity": "near"}}}
@@ -313,34 +315,23 @@ def test_the_usage_has_the_hit_rate_the_saved_tokens_and_what_vectors_cost(empty
     rows: dict[str, Any] = {}
 
     def is_recorded() -> bool:
-        rows.update(read_usage(empty, "blue"))
-        return bool(rows["cached_requests"] - before["cached_requests"] == 2)
+        used = empty.run("usage", "edge", "--by", "team,deployment")
+        rows.update((row["deployment"], row) for row in used if row["team"] == "yellow")
+        return sum(row["requests"] for row in rows.values()) == 3 and "vectors" in rows
 
-    processes.wait_until(is_recorded, "two cached requests", WAIT_S, 1.0)
-    grown = {name: rows[name] - before[name] for name in ("requests", "similar_requests", "saved_tokens")}
-    assert grown == {"requests": 3, "similar_requests": 1, "saved_tokens": 2 * 12}
-    assert rows["hit_rate"] == round(rows["cached_requests"] / rows["requests"], 4)
-    [embedding] = [
-        row
-        for row in empty.run("usage", "edge", "--by", "team,deployment")
-        if (row["team"], row["deployment"]) == ("blue", "vectors")
-    ]
+    processes.wait_until(is_recorded, "three requests", WAIT_S, 1.0)
+    kept, embedding = rows[CACHE], rows["vectors"]
+    assert [kept[name] for name in ("requests", "similar_requests", "saved_tokens")] == [2, 1, 2 * 12]
+    [total] = [row for row in empty.run("usage", "edge", "--by", "team") if row["team"] == "yellow"]
+    assert total["hit_rate"] == round(2 / 3, 4)
     assert embedding["input_tokens"] > 0
     assert (embedding["requests"], embedding["output_tokens"]) == (0, 0)
     assert embedding["usd"] > 0
-    entries = [row for row in empty.run("audit", "edge") if row["event"] == "request" and row["team"] == "blue"]
-    found = [(row["verdict"], row.get("similarity")) for row in entries if row["deployment"] == CACHE]
-    similar, exact = found[-2:]
+    entries = [row for row in empty.run("audit", "edge") if row["event"] == "request" and row["team"] == "yellow"]
+    similar, exact = ((row["verdict"], row.get("similarity")) for row in entries if row["deployment"] == CACHE)
     assert similar[0] == exact[0] == "cached"
     assert SIMILARITY <= similar[1] < 1
     assert exact[1] is None
-
-
-def read_usage(gateway: Running, team: str) -> dict[str, Any]:
-    """Read a team's row; zeros before its first request."""
-    rows = [row for row in gateway.run("usage", "edge", "--by", "team") if row["team"] == team]
-    names = ("requests", "cached_requests", "similar_requests", "saved_tokens")
-    return rows[0] if rows else dict.fromkeys(names, 0)
 
 
 def test_requests_go_on_without_the_search_module_and_find_answers_again_once_it_is_back(empty: Running) -> None:
