@@ -55,18 +55,18 @@ def _choose(written: str, defaults: tuple[str, ...]) -> str:
 
 def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield parsers that the engine does not have, or that read the answers of other models."""
-    for key_path, role, role_placement in placed_roles:
-        yield from _check_role(settings, key_path, role, role_placement.model)
+    for placed in placed_roles:
+        yield from _check_role(settings, placed)
 
 
-def _check_role(settings: Blueprint, key_path: tuple[str, ...], role: EngineRole, model: Model) -> Iterator[Conflict]:
+def _check_role(settings: Blueprint, placed: PlacedRole) -> Iterator[Conflict]:
     recorded = engine_options.load(settings.engine)
-    model_settings, row = settings.select_model_settings(role), find_row(settings.engine, model)
+    model_settings, row = settings.select_model_settings(placed.role), find_row(settings.engine, placed.model)
     for key, written, defaults in (
         ("tools", model_settings.tools, row.tools),
         ("reasoning", model_settings.reasoning, row.reasoning),
     ):
-        path = settings.find_model_key_path(key_path, role, key)
+        path = settings.find_model_key_path(placed.key_path, placed.role, key)
         names = recorded.parsers.get(key, ()) if recorded else ()  # type: ignore[call-overload]
         if written in (AUTO, OFF):
             continue
@@ -74,6 +74,6 @@ def _check_role(settings: Blueprint, key_path: tuple[str, ...], role: EngineRole
             nearest = engine_options.find_nearest(written, names)
             reason = f"{settings.engine} has no such parser"
             yield Conflict(path, reason, f"set {key}: {nearest or AUTO}, or {OFF}", written)
-        elif (row.models or model.name in models.load()) and written not in defaults:
-            reason = f"it does not read the answers of {model.name}"
+        elif (row.models or placed.model.name in models.load()) and written not in defaults:
+            reason = f"it does not read the answers of {placed.model.name}"
             yield Conflict(path, reason, f"set {key}: {' or '.join(defaults) or AUTO}, or {OFF}", written)

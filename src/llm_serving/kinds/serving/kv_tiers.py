@@ -6,41 +6,41 @@ from collections.abc import Iterator
 
 from llm_serving.engines import memory
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import Placement, apply_quantization
+from llm_serving.kinds.serving.placement import PlacedRole, apply_quantization
 from llm_serving.prediction import step_time
 from llm_serving.prediction.step_time import Split, StepTime
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.units import format_bytes
 
 
-def describe(settings: Blueprint, placement: Placement, shared_prefix: float) -> Iterator[str]:
+def describe(settings: Blueprint, placed: PlacedRole, shared_prefix: float) -> Iterator[str]:
     """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay.
 
     Args:
         shared_prefix: share of a prompt that others share.
     """
     sizes = settings.tuning.tier_bytes
-    if not sizes["ram"] or not placement.model.is_known:
+    if not sizes["ram"] or not placed.model.is_known:
         return
-    token_bytes = compute_token_bytes(settings, placement)
+    token_bytes = compute_token_bytes(settings, placed)
     held = {name: size // token_bytes for name, size in sizes.items()}
-    own = placement.fit.cache_tokens * placement.parallelism.data if placement.fit else 0
+    own = placed.fit.cache_tokens * placed.parallelism.data if placed.fit else 0
     parts = " and ".join(f"{name} of {format_bytes(sizes[name])} {tokens:,}" for name, tokens in held.items())
-    yield f"Cached prompts of {placement.role}, in tokens: {parts}, beside {own:,} in the accelerators of a replica."
+    yield f"Cached prompts of {placed.name}, in tokens: {parts}, beside {own:,} in the accelerators of a replica."
     yield _describe_hits(settings.traffic, shared_prefix, own, max(held.values()))
-    rate = _estimate_prefill_rate(settings, placement)
+    rate = _estimate_prefill_rate(settings, placed)
     if rate:
         yield (
             f"A replica computes at most {rate:,.0f} tokens/s of a prompt, {rate * token_bytes / 1e9:.1f} GB/s of its "
             "cache: a tier that is read more slowly takes longer than computing again."
         )
-        yield from _describe_shared(settings, placement, shared_prefix, rate)
+        yield from _describe_shared(settings, placed, shared_prefix, rate)
 
 
-def compute_token_bytes(settings: Blueprint, placement: Placement) -> int:
+def compute_token_bytes(settings: Blueprint, placed: PlacedRole) -> int:
     """Return bytes of one token in the caches of all ranks together."""
-    tensor = placement.parallelism.tensor
-    return tensor * memory.compute_kv_bytes_per_token(placement.model, tensor, settings.tuning.kv_cache)
+    tensor = placed.parallelism.tensor
+    return tensor * memory.compute_kv_bytes_per_token(placed.model, tensor, settings.tuning.kv_cache)
 
 
 def compute_found_share(traffic: Traffic, shared_prefix: float, tokens: int) -> float:
@@ -61,7 +61,7 @@ def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) 
     )
 
 
-def _describe_shared(settings: Blueprint, placement: Placement, shared_prefix: float, rate: float) -> Iterator[str]:
+def _describe_shared(settings: Blueprint, placed: PlacedRole, shared_prefix: float, rate: float) -> Iterator[str]:
     """Yield what a shared prefix costs from the tiers that replicas share, where the traffic has one.
 
     They are read by TCP, which one network card carries. The file system and S3 themselves may be slower.
@@ -69,14 +69,14 @@ def _describe_shared(settings: Blueprint, placement: Placement, shared_prefix: f
     Args:
         rate: tokens a second that a replica computes.
     """
-    tokens, cards = round(shared_prefix * settings.traffic.input_tokens.max), placement.instance.cards
+    tokens, cards = round(shared_prefix * settings.traffic.input_tokens.max), placed.instance.cards
     shared = " and ".join(tier for tier in ("shared", "s3") if tier in settings.tuning.tier_bytes)
     if not shared or not tokens or not cards:
         return
     size, gbps, name = (
-        tokens * compute_token_bytes(settings, placement),
+        tokens * compute_token_bytes(settings, placed),
         cards[0].baseline_gbps,
-        placement.instance.name,
+        placed.instance.name,
     )
     yield (
         f"{tokens:,} shared tokens are {format_bytes(size)}: {tokens / rate:.2f} s to compute, and at least "
@@ -84,11 +84,11 @@ def _describe_shared(settings: Blueprint, placement: Placement, shared_prefix: f
     )
 
 
-def _estimate_prefill_rate(settings: Blueprint, placement: Placement) -> float:
+def _estimate_prefill_rate(settings: Blueprint, placed: PlacedRole) -> float:
     """Return most tokens a second that a replica reads of prompts; 0 where a fact of its accelerators lacks."""
-    device, parallelism = placement.instance.accelerators, placement.parallelism
+    device, parallelism = placed.instance.accelerators, placed.parallelism
     if device is None or not step_time.has_facts(device):
         return 0.0
-    model = apply_quantization(placement.model, settings.tuning)
+    model = apply_quantization(placed.model, settings.tuning)
     step = StepTime(model, device, Split(parallelism.tensor, parallelism.pipeline), settings.tuning.kv_cache)
-    return parallelism.data * placement.batch.tokens / step.compute_base_s(placement.batch.tokens, 1)
+    return parallelism.data * placed.batch.tokens / step.compute_base_s(placed.batch.tokens, 1)

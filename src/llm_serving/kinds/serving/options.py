@@ -16,7 +16,7 @@ from llm_serving.catalog.engines import Platform
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
 from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers, Speculative, Tuning
-from llm_serving.kinds.serving.placement import Placement, count_accelerators
+from llm_serving.kinds.serving.placement import PlacedRole, count_accelerators
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, get_shared
 from llm_serving.services import tasks
 from llm_serving.services.environment import Conventions
@@ -31,14 +31,16 @@ class Node:
     """One node of a replica, which decides its options."""
 
     settings: Blueprint
-    key_path: tuple[str, ...]
-    role: EngineRole
-    placement: Placement
+    placed: PlacedRole
     platform: Platform
     """The engine on the processors that it runs on."""
 
     conventions: Conventions
     rank: int = 0
+
+    @property
+    def role(self) -> EngineRole:
+        return self.placed.role
 
     @property
     def tuning(self) -> Tuning:
@@ -51,7 +53,7 @@ class Node:
     @property
     def parsers(self) -> SelectedParsers:
         """What the answers are read with, in the names of what reads them: the engine, or its framework."""
-        selected = answer_parsers.select(self.settings, self.role, self.placement.model)
+        selected = answer_parsers.select(self.settings, self.role, self.placed.model)
         pair = self.settings.framework_row.engines.get(self.settings.engine)
         if not pair:
             return selected
@@ -76,12 +78,12 @@ class Node:
         tensor and pipeline ranks alone. Source: vLLM 0.32.0, v1/engine/core.py, `run_engine_core`, and distributed/
         parallel_state.py, `init_distributed_environment`.
         """
-        data_ranks = self.role.data if self.placement.model.experts else 1
+        data_ranks = self.role.data if self.placed.model.experts else 1
         return self.role.tensor * self.role.pipeline * data_ranks > 1
 
     def find_model_key_path(self, key: str) -> tuple[str, ...]:
         """Return the key path of a setting of the role's model."""
-        return self.settings.find_model_key_path(self.key_path, self.role, key)
+        return self.settings.find_model_key_path(self.placed.key_path, self.role, key)
 
     @property
     def written_template(self) -> str | None:
@@ -147,7 +149,7 @@ def _find_request(node: Node, option: Option) -> tuple[tuple[str, ...], Any]:
     value: Any = node.role if is_of_role else node.settings
     for key in keys[1:] if is_of_role else keys:
         value = getattr(value, key)
-    key_path = (*node.key_path, *keys[1:]) if is_of_role else keys
+    key_path = (*node.placed.key_path, *keys[1:]) if is_of_role else keys
     if isinstance(value, Speculative):
         value = value.method
     if isinstance(value, Mapping):
@@ -164,14 +166,14 @@ def _describe_other_engines(node: Node, option: str) -> str:
         for name, row in engines.load_engines().items()
         if name != node.settings.engine
         and option in row.options
-        and row.weights_format in node.placement.model.formats
+        and row.weights_format in node.placed.model.formats
         and not all(option in platform.unsupported_options for platform in _list_platforms(row, node))
     )
 
 
 def _list_platforms(engine: engines.Engine, node: Node) -> list[Platform]:
     """Return an engine's platforms that a node can be: those of its accelerators, or all where it has none."""
-    device = node.placement.instance.accelerators
+    device = node.placed.instance.accelerators
     return [platform for kind, platform in engine.platforms.items() if device is None or kind == device.kind]
 
 
@@ -191,12 +193,12 @@ def _uses_method(node: Node, *methods: str) -> bool:
 
 def _compute_offload_bytes(node: Node) -> int:
     """Return the cache of each data-parallel rank, for which the engine reserves it."""
-    return node.tuning.ram_bytes // max(1, node.role.data // node.placement.nodes)
+    return node.tuning.ram_bytes // max(1, node.role.data // node.placed.nodes)
 
 
 def _compute_offload_rank_bytes(node: Node) -> int:
     """Return the cache of each accelerator, for engines whose ranks reserve their own."""
-    return node.tuning.ram_bytes // (node.role.accelerators // node.placement.nodes)
+    return node.tuning.ram_bytes // (node.role.accelerators // node.placed.nodes)
 
 
 def _build_tier_values(node: Node) -> engines.Values:
@@ -208,7 +210,7 @@ def _build_tier_values(node: Node) -> engines.Values:
         "offload_rank_gb": max(1, int(_compute_offload_rank_bytes(node) / 1e9)),
         # One server for all ranks of a node.
         "cache_gib": f"{node.tuning.ram_bytes / 2**30:g}",
-        "cache_workers": max(1, node.role.accelerators // node.placement.nodes),
+        "cache_workers": max(1, node.role.accelerators // node.placed.nodes),
     }
 
 
@@ -219,7 +221,7 @@ def _has_folders(node: Node, *names: str) -> bool:
 
 def _has_whole_mixtures(node: Node) -> bool:
     """Return whether each of several data-parallel ranks has all experts of a mixture."""
-    return node.role.data > 1 and not node.role.expert and node.placement.model.experts > 0
+    return node.role.data > 1 and not node.role.expert and node.placed.model.experts > 0
 
 
 OPTIONS = (
@@ -237,11 +239,11 @@ OPTIONS = (
     Option("mixture-data", _has_whole_mixtures, "role.data", "set data: 1"),
     Option(
         "nodes",
-        lambda node: node.placement.nodes > 1,
+        lambda node: node.placed.nodes > 1,
         "role.accelerators",
-        lambda node: f"set accelerators: {count_accelerators(node.placement.instance)}",
+        lambda node: f"set accelerators: {count_accelerators(node.placed.instance)}",
     ),
-    Option("data-nodes", lambda node: node.placement.nodes > 1 and node.role.data > 1),
+    Option("data-nodes", lambda node: node.placed.nodes > 1 and node.role.data > 1),
     Option("fp8-weights", lambda node: node.tuning.quantization == "fp8", "tuning.quantization", "remove quantization"),
     Option("fp8-cache", lambda node: node.tuning.kv_cache == "fp8", "tuning.kv_cache", "set kv_cache: auto"),
     Option("no-prefix-cache", lambda node: not node.tuning.prefix_cache, "tuning.prefix_cache", "set prefix_cache: on"),
@@ -355,8 +357,8 @@ OPTIONS = (
     ),
     Option(
         "takes-turns",
-        lambda node: node.placement.awake_share,
-        values=lambda node: {"awake_share": f"{node.placement.awake_share or 0:g}"},
+        lambda node: node.placed.awake_share,
+        values=lambda node: {"awake_share": f"{node.placed.awake_share or 0:g}"},
     ),
     Option("tools", lambda node: node.parsers.tools, values=lambda node: {"tools": node.parsers.tools}),
     Option("reasoning", lambda node: node.parsers.reasoning, values=lambda node: {"reasoning": node.parsers.reasoning}),
@@ -368,7 +370,7 @@ OPTIONS = (
         "remove media_hosts",
         lambda node: {"media_hosts": node.settings.media_hosts},
     ),
-    Option("pictures", lambda node: node.placement.model.vision, "model", "use a model that reads text alone"),
+    Option("pictures", lambda node: node.placed.model.vision, "model", "use a model that reads text alone"),
     Option("no-media-hosts", lambda node: not node.settings.media_hosts),
     Option(
         "adapters",
@@ -407,8 +409,8 @@ OPTIONS = (
     ),
     Option(
         "cache-limit",
-        lambda node: node.placement.cache_limit,
-        values=lambda node: {"cache_limit": node.placement.cache_limit or 0},
+        lambda node: node.placed.cache_limit,
+        values=lambda node: {"cache_limit": node.placed.cache_limit or 0},
     ),
     Option("transfer", lambda node: node.settings.is_disaggregated, "pattern", _describe_unsplit),
 )

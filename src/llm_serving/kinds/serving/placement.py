@@ -45,10 +45,13 @@ DISK_SHARE = 0.7
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where the replicas of one role run."""
+class PlacedRole:
+    """A role that runs the engine, and where its replicas run."""
 
-    role: str
+    key_path: tuple[str, ...]
+    """Of the role in the blueprint."""
+
+    role: EngineRole
     model: Model
     pool: Pool
     instances: tuple[Instance, ...]
@@ -84,6 +87,10 @@ class Placement:
     """Share of an accelerator's memory that its engine may use while other models sleep there; None where none do."""
 
     @property
+    def name(self) -> str:
+        return self.key_path[-1]
+
+    @property
     def instance(self) -> Instance:
         """The preferred type."""
         return self.instances[0]
@@ -103,7 +110,11 @@ class Placement:
         ranks = max(1, parallelism.tensor * parallelism.pipeline * parallelism.data // self.nodes)
         return (self.resources.memory_bytes // 2 - self.resources.shared_memory_bytes) // ranks
 
-    def limit_cache(self) -> Placement:
+    def refuse(self, key: str, reason: str, fix: str, value: object) -> Conflict:
+        """Return the conflict of a setting of the role."""
+        return Conflict((*self.key_path, key), reason, fix, value)
+
+    def limit_cache(self) -> PlacedRole:
         """Return the placement with no more KV cache than the node's memory has room for a copy of."""
         fit, limit = self.fit, self.host_cache_bytes
         if fit is None or not fit.computed or fit.cache_bytes <= limit:
@@ -113,13 +124,9 @@ class Placement:
         return dataclasses.replace(self, cache_limit=limit, fit=limited_fit)
 
 
-PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
-"""The key path of a role, the role, and its placement."""
-
-
-def goes_through_host(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
+def goes_through_host(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> bool:
     """Return whether KV caches go from prefill to decode through the nodes' memory, where no machine is shared."""
-    has_rdma = all(placement.rdma for _, _, placement in placed) and transfers_by_rdma(settings)
+    has_rdma = all(placed.rdma for placed in placed_roles) and transfers_by_rdma(settings)
     return settings.is_disaggregated and not (has_rdma and settings.tuning.kv_transfer != "host")
 
 
@@ -128,12 +135,17 @@ def transfers_by_rdma(settings: Blueprint) -> bool:
     return "rdma" in settings.engine_row.transfers
 
 
-def copies_cache(settings: Blueprint, placed: Sequence[PlacedRole]) -> bool:
+def copies_cache(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> bool:
     """Return whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
     transfer = settings.engine_row.transfers.get("host")
     # On CPU the cache lies there itself: vLLM 0.32.0, kv_connector/v1/nixl/base_worker.py, use_host_buffer.
-    has_accelerators = any(role_placement.instance.accelerators for _, _, role_placement in placed)
-    return has_accelerators and transfer is not None and transfer.copies_cache and goes_through_host(settings, placed)
+    has_accelerators = any(placed.instance.accelerators for placed in placed_roles)
+    return (
+        has_accelerators
+        and transfer is not None
+        and transfer.copies_cache
+        and goes_through_host(settings, placed_roles)
+    )
 
 
 class PlacementError(Exception):
@@ -158,7 +170,7 @@ def place_role(
     role: EngineRole,
     model: Model,
     context: int,
-) -> Placement:
+) -> PlacedRole:
     """Return the placement of the role at `key_path` of the blueprint.
 
     Raises:
@@ -195,7 +207,7 @@ class _PlacementSearch:
     model: Model
     context: int
 
-    def find_placement(self) -> Placement:
+    def find_placement(self) -> PlacedRole:
         role = self.role
         pool, known_types = require_pool(self.fleet, self.key_path, role)
         accelerated_types = self._select_by_accelerators(pool, known_types)
@@ -204,8 +216,9 @@ class _PlacementSearch:
         available_types = self._select_by_pool_size(pool, fitting_types)
         nodes = self._count_nodes(available_types[0])
         device = available_types[0].accelerators
-        return Placement(
-            role=self.key_path[-1],
+        return PlacedRole(
+            key_path=self.key_path,
+            role=role,
             model=self.model,
             pool=pool,
             instances=tuple(available_types),
@@ -613,30 +626,30 @@ def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
     return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_units(instance))
 
 
-def check_pool_sizes(fleet: Fleet, placed: Sequence[PlacedRole]) -> list[Conflict]:
+def check_pool_sizes(fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> list[Conflict]:
     """Return pools that are too small for their roles together, each of which fits alone; reported at the last role."""
     conflicts = []
-    for name in dict.fromkeys(role.pool for _, role, _ in placed):
-        pool_roles = [(key_path, role, placement) for key_path, role, placement in placed if role.pool == name]
+    for name in dict.fromkeys(placed.role.pool for placed in placed_roles):
+        pool_roles = [placed for placed in placed_roles if placed.role.pool == name]
         node_counts = {
-            key_path[-1]: count_nodes(placement.instance, role.accelerators, role.replicas.max)
-            for key_path, role, placement in pool_roles
+            placed.name: count_nodes(placed.instance, placed.role.accelerators, placed.role.replicas.max)
+            for placed in pool_roles
         }
         max_nodes = fleet.pools[name].size.max
         if len(pool_roles) > 1 and _count_shared_nodes(pool_roles) > max_nodes:
             parts = " and ".join(f"{role} {count}" for role, count in node_counts.items())
             reason = f"the roles need {parts} nodes of the pool {name}, which grows to {max_nodes}"
-            key_path, role, _ = pool_roles[-1]
+            placed = pool_roles[-1]
             size = f"{fleet.pools[name].size.min}..{sum(node_counts.values())}"
             fix = f"use fewer replicas, or set size: {size} in the pool"
-            conflicts.append(Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas)))
+            conflicts.append(placed.refuse("replicas", reason, fix, format_bounds(placed.role.replicas)))
     return conflicts
 
 
-def check_surge(fleet: Fleet, placed: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check_surge(fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield pools without room for one replica more of each role, which an upgrade starts first."""
-    for name in dict.fromkeys(role.pool for _, role, _ in placed):
-        node_count = _count_shared_nodes([entry for entry in placed if entry[1].pool == name], surge=1)
+    for name in dict.fromkeys(placed.role.pool for placed in placed_roles):
+        node_count = _count_shared_nodes([placed for placed in placed_roles if placed.role.pool == name], surge=1)
         size = fleet.pools[name].size
         if node_count > size.max:
             reason = (
@@ -651,11 +664,12 @@ def _count_shared_nodes(pool_roles: Sequence[PlacedRole], surge: int = 0) -> int
     """Return nodes for all roles of a pool: replicas that leave accelerators free share their node with others."""
     free_accelerators: list[int] = []
     node_count = 0
-    for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):
-        per_node = count_units(placement.instance)
+    for placed in sorted(pool_roles, key=lambda placed: -placed.role.accelerators):
+        role = placed.role
+        per_node = count_units(placed.instance)
         for _ in range(role.replicas.max + surge):
             if role.accelerators > per_node:
-                node_count += placement.nodes
+                node_count += placed.nodes
                 continue
             slot = next(
                 (index for index, remaining in enumerate(free_accelerators) if remaining >= role.accelerators), None

@@ -20,7 +20,7 @@ from llm_serving.kinds.serving import auth, options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.options import Node
-from llm_serving.kinds.serving.placement import Placement
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.kinds.serving.stack import RouterContainer
 from llm_serving.services import deployments, tasks
@@ -129,18 +129,18 @@ class Context:
         pinned = images.pin(image.replace("{registry}", self.environment.registry), self.environment.image_digests)
         return image_cache.rewrite(pinned, self.environment.image_prefixes)
 
-    def select_platform(self, role_placement: Placement) -> engines.Platform:
+    def select_platform(self, placed: PlacedRole) -> engines.Platform:
         """Return the engine on the processors that it runs on: the pool's accelerators, or this machine's CPU."""
-        return role_placement.platform if not self.conventions.is_local else self.engine.platforms["cpu"]
+        return placed.platform if not self.conventions.is_local else self.engine.platforms["cpu"]
 
-    def describe_node(self, name: str, role: EngineRole, role_placement: Placement, rank: int = 0) -> Node:
+    def describe_node(self, placed: PlacedRole, rank: int = 0) -> Node:
         """Return node `rank` of the replicas of a role."""
-        platform = self.select_platform(role_placement)
-        return Node(self.blueprint, (name,), role, role_placement, platform, self.conventions, rank)
+        platform = self.select_platform(placed)
+        return Node(self.blueprint, placed, platform, self.conventions, rank)
 
-    def streams(self, role_placement: Placement) -> bool:
+    def streams(self, placed: PlacedRole) -> bool:
         """Return whether the engine streams its weights from S3."""
-        return self.blueprint.tuning.stream_weights and self.engine.streams_on(self.select_platform(role_placement))
+        return self.blueprint.tuning.stream_weights and self.engine.streams_on(self.select_platform(placed))
 
 
 def get_router(blueprint: Blueprint) -> engines.Router:
@@ -171,15 +171,15 @@ def list_port_names(blueprint: Blueprint) -> list[str]:
     ]
 
 
-def _compute_stream_bytes(role: EngineRole, role_placement: Placement) -> int:
+def _compute_stream_bytes(placed: PlacedRole) -> int:
     """Return memory for weights on their way from S3: of a node's ranks together, or of each if they share nothing.
 
     Never below the largest tensor, which has to fit as a whole: the embedding.
     """
-    resources, model = role_placement.resources, role_placement.model
+    resources, model = placed.resources, placed.model
     free_bytes = resources.memory_bytes - resources.shared_memory_bytes
     node_bytes = min(MAX_STREAM_BYTES, int(free_bytes * STREAM_SHARE))
-    node_readers = max(1, role.data // role_placement.nodes) if not model.experts else 1
+    node_readers = max(1, placed.role.data // placed.nodes) if not model.experts else 1
     return max(node_bytes // node_readers, model.vocabulary * model.hidden * EMBEDDING_NUMBER_BYTES)
 
 
@@ -201,39 +201,34 @@ def compute_stream_clients(instances: Sequence[Instance]) -> int:
     return min(map(compute, instances))
 
 
-def list_instance_keys(context: Context, role: EngineRole, role_placement: Placement) -> list[tuple[int, int]]:
+def list_instance_keys(context: Context, placed: PlacedRole) -> list[tuple[int, int]]:
     """Return replica and rank of each process that the target is asked to run.
 
     A target that copies processes itself is asked for one replica: for one process of it where it numbers the nodes,
     and a second that describes all further ranks.
     """
-    nodes = role_placement.nodes
+    nodes = placed.nodes
     if context.conventions.is_local:
-        return [(replica, 0) for replica in range(compute_fixed_replicas(role).min)]
+        return [(replica, 0) for replica in range(compute_fixed_replicas(placed.role).min)]
     if context.is_node_service(nodes):
-        return [(replica, rank) for replica in range(role.replicas.max) for rank in range(nodes)]
+        return [(replica, rank) for replica in range(placed.role.replicas.max) for rank in range(nodes)]
     return [(0, rank) for rank in range(min(2, nodes))]
 
 
 def build_engine_service(
-    context: Context,
-    name: str,
-    role: EngineRole,
-    role_placement: Placement,
-    served_model: ServedModel,
-    replica: int,
-    rank: int,
+    context: Context, placed: PlacedRole, served_model: ServedModel, replica: int, rank: int
 ) -> Service:
     """Return the engine on one node of a replica: what its command line decides."""
-    environment, platform = context.environment, context.select_platform(role_placement)
-    process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
-    node = context.describe_node(name, role, role_placement, rank)
+    role = placed.role
+    environment, platform = context.environment, context.select_platform(placed)
+    process_name = _build_process_name(context, placed.name, placed.nodes, replica, rank)
+    node = context.describe_node(placed, rank)
     parts = list_command_parts(context, node)
     tiers = locate_tiers(context, role, served_model)
     keeper = context.blueprint.tuning.keeper
     values = {
         **_build_shared_values(context, node, served_model),
-        **_build_process_values(context, process_name, name, replica, rank),
+        **_build_process_values(context, process_name, placed.name, replica, rank),
         **{f"{tier}_tier": folder for tier, folder in tiers.items()},
         "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
         "pool_key": "",
@@ -248,14 +243,14 @@ def build_engine_service(
     )
     own_arguments = format_engine_arguments(context, role)
     if keeper and keeper.names_lack == "command":
-        accelerators = role_placement.instance.accelerators
+        accelerators = placed.instance.accelerators
         environment_text = json.dumps(context.blueprint.merge_environment(role), sort_keys=True)
         words = (*engines.fill_arguments(templates, values), *own_arguments)
         image = context.blueprint.image or platform.image or context.engine.image
         rest = (accelerators.name if accelerators else "", environment_text, *words)
         values["pool_key"] = build_tier_key(context, role, served_model, image, rest)
     command = engines.fill_arguments(templates, values) + own_arguments
-    fetches = list_fetches(context, role_placement, served_model)
+    fetches = list_fetches(context, placed, served_model)
     env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
     env |= context.blueprint.merge_environment(role)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
@@ -263,7 +258,7 @@ def build_engine_service(
     env |= dict.fromkeys(address_variables, own_address) if own_address else {}
     return Service(
         name=process_name,
-        role=name,
+        role=placed.name,
         command=(
             *(environment.fetcher if fetches else ()),
             *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
@@ -290,7 +285,7 @@ def build_engine_service(
             _read_warm_prompt(context, role),
         ),
         address_variables=() if own_address else address_variables,
-        resources=Resources(memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement)),
+        resources=Resources(memory_bytes=_compute_memory_bytes(context, placed, served_model)),
     )
 
 
@@ -371,16 +366,16 @@ def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel
 
 def list_command_parts(context: Context, node: Node) -> list[CommandPart]:
     """Return what is added to the engine's command, in the order of the command line."""
-    engine, platform, role_placement = context.engine, node.platform, node.placement
+    engine, platform, placed = context.engine, node.platform, node.placed
     parts: list[CommandPart] = []
-    if engine.streaming and context.streams(role_placement):
+    if engine.streaming and context.streams(placed):
         parts += [engine.streaming, *((engine.other_s3,) if context.environment.s3_endpoint else ())]
     parts.append(platform)
     for option in options.list_names(node):
         parts += [part for part in (engine.options.get(option), platform.options.get(option)) if part]
-    wide_experts = role_placement.wide_experts
+    wide_experts = placed.wide_experts
     if wide_experts:
-        parts += [wide_experts, *([wide_experts.balancing] if role_placement.spare_experts else [])]
+        parts += [wide_experts, *([wide_experts.balancing] if placed.spare_experts else [])]
     if context.transfer:
         parts.append(engine.transfers[context.transfer])
     if node.rank and "follower" in engine.options:
@@ -397,36 +392,34 @@ def _build_process_name(context: Context, role: str, nodes: int, replica: int, r
 
 
 def _build_shared_values(context: Context, node: Node, served_model: ServedModel) -> Values:
-    role, role_placement, draft = node.role, node.placement, served_model.draft
+    role, placed, draft = node.role, node.placed, served_model.draft
     rank_count = sum(
         compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
         for engine_role in context.blueprint.roles.replica_roles.values()
     )
     return {
-        "weights": _locate_weights(
-            context, role_placement, served_model.weights, name_weights_folder(context, role_placement)
-        ),
+        "weights": _locate_weights(context, placed, served_model.weights, name_weights_folder(context, placed)),
         "served_model": served_model.name,
         "host": context.environment.member_host,
         "context": served_model.context,
-        "kv_bytes": _compute_kv_bytes(context, role, role_placement, served_model),
-        "kv_role": context.engine.transfer_roles.get(node.key_path[-1], ""),
-        "threads": _count_threads(context, role_placement, rank_count),
+        "kv_bytes": _compute_kv_bytes(context, placed, served_model),
+        "kv_role": context.engine.transfer_roles.get(placed.name, ""),
+        "threads": _count_threads(context, placed, rank_count),
         "tensor": role.tensor,
         "pipeline": role.pipeline,
         "data": role.data,
-        "nodes": role_placement.nodes,
-        "batch_tokens": role_placement.batch.tokens,
-        "sequences": role_placement.batch.sequences,
-        "slots_context": served_model.context * role_placement.batch.sequences,
-        "draft": _locate_weights(context, role_placement, draft.weights, DRAFT_FOLDER) if draft else "",
+        "nodes": placed.nodes,
+        "batch_tokens": placed.batch.tokens,
+        "sequences": placed.batch.sequences,
+        "slots_context": served_model.context * placed.batch.sequences,
+        "draft": _locate_weights(context, placed, draft.weights, DRAFT_FOLDER) if draft else "",
         "adapters": tuple(f"{adapter}={path}" for adapter, path in _list_adapter_paths(context, served_model).items()),
         "chat_template": _locate_chat_template(context, node),
-        "stream_bytes": _compute_stream_bytes(role, role_placement),
-        "stream_clients": compute_stream_clients(role_placement.instances),
+        "stream_bytes": _compute_stream_bytes(placed),
+        "stream_clients": compute_stream_clients(placed.instances),
         "drain_s": math.ceil(context.blueprint.disruption.drain),
-        "memory_share": f"{role_placement.wide_experts.memory_share:g}" if role_placement.wide_experts else "",
-        "spare_experts": role_placement.spare_experts,
+        "memory_share": f"{placed.wide_experts.memory_share:g}" if placed.wide_experts else "",
+        "spare_experts": placed.spare_experts,
         "start_limit_s": math.ceil(_compute_start_limit_s(node.platform, served_model)),
         "socket_folder": context.environment.socket_folder,
         "settings_file": _locate_settings(context),
@@ -439,11 +432,11 @@ def _locate_settings(context: Context) -> str:
     return f"{context.environment.socket_folder}/settings.json"
 
 
-def _count_threads(context: Context, role_placement: Placement, rank_count: int) -> int:
+def _count_threads(context: Context, placed: PlacedRole, rank_count: int) -> int:
     """Return threads of computation of one rank: its share of the machine, or of its node's physical cores."""
     if context.conventions.is_local:
         return max(1, context.environment.cores // rank_count)
-    return max(1, role_placement.resources.cpus // max(row.threads_per_core for row in role_placement.instances))
+    return max(1, placed.resources.cpus // max(row.threads_per_core for row in placed.instances))
 
 
 def _build_process_values(context: Context, process_name: str, role: str, replica: int, rank: int) -> Values:
@@ -498,9 +491,9 @@ def _count_ranks(role: EngineRole) -> int:
     return role.tensor * role.data
 
 
-def _locate_weights(context: Context, role_placement: Placement, weights: Weights, folder: str) -> str:
+def _locate_weights(context: Context, placed: PlacedRole, weights: Weights, folder: str) -> str:
     """Return where the engine loads weights from: S3, or the folder that they were copied to."""
-    return weights.uri if context.streams(role_placement) else f"{context.prefetch_folder}/{folder}"
+    return weights.uri if context.streams(placed) else f"{context.prefetch_folder}/{folder}"
 
 
 def _locate_chat_template(context: Context, node: Node) -> str:
@@ -525,62 +518,60 @@ def _build_adapter_folder(adapter: str) -> str:
     return f"adapter-{adapter}"
 
 
-def list_fetches(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
+def list_fetches(context: Context, placed: PlacedRole, served_model: ServedModel) -> dict[str, str]:
     """Return what the engine's command copies from S3 before it starts, by folder: on a target without containers."""
-    return _list_copied_weights(context, role_placement, served_model) if context.conventions.is_local else {}
+    return _list_copied_weights(context, placed, served_model) if context.conventions.is_local else {}
 
 
-def list_prefetch_uris(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
+def list_prefetch_uris(context: Context, placed: PlacedRole, served_model: ServedModel) -> dict[str, str]:
     """Return what of S3 is copied to the node before the engine starts, by its folder there."""
     if context.conventions.is_local:
         return {}
-    weights = _list_copied_weights(context, role_placement, served_model)
+    weights = _list_copied_weights(context, placed, served_model)
     return weights | {_build_adapter_folder(name): uri for name, uri in served_model.adapters.items()}
 
 
-def _list_copied_weights(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
+def _list_copied_weights(context: Context, placed: PlacedRole, served_model: ServedModel) -> dict[str, str]:
     """Return weights that are copied to a disk before the engine reads them, by folder."""
-    if context.streams(role_placement):
+    if context.streams(placed):
         return {}
     drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
-    return {name_weights_folder(context, role_placement): served_model.weights.uri} | drafts
+    return {name_weights_folder(context, placed): served_model.weights.uri} | drafts
 
 
-def name_weights_folder(context: Context, role_placement: Placement) -> str:
+def name_weights_folder(context: Context, placed: PlacedRole) -> str:
     """Return the folder that a role's weights are copied to: of several models each has its own."""
-    has_own = role_placement.role in context.blueprint.roles.models
-    return f"{WEIGHTS_FOLDER}-{role_placement.role}" if has_own else WEIGHTS_FOLDER
+    has_own = placed.name in context.blueprint.roles.models
+    return f"{WEIGHTS_FOLDER}-{placed.name}" if has_own else WEIGHTS_FOLDER
 
 
-def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:
+def _compute_kv_bytes(context: Context, placed: PlacedRole, served_model: ServedModel) -> int:
     """Return KV cache of one rank, in bytes, where it uses the machine's own memory."""
-    settings, fit = context.blueprint, role_placement.fit
-    if fit and not role_placement.instance.accelerators and not context.conventions.is_local:
+    settings, fit = context.blueprint, placed.fit
+    if fit and not placed.instance.accelerators and not context.conventions.is_local:
         # Of a model whose arithmetic is not known, the other half is for what is not computed.
         return fit.cache_bytes if fit.computed else fit.cache_bytes // 2
     load = CpuLoad(
         served_model.context,
         [settings.max_sequence_tokens] * count_concurrent_requests(settings.traffic),
-        context.select_platform(role_placement).kv_block,
-        role.tensor,
-        role_placement.batch.sequences,
+        context.select_platform(placed).kv_block,
+        placed.role.tensor,
+        placed.batch.sequences,
     )
-    return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(role_placement.model, load)
+    return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(placed.model, load)
 
 
-def _compute_memory_bytes(
-    context: Context, role: EngineRole, served_model: ServedModel, role_placement: Placement
-) -> int:
+def _compute_memory_bytes(context: Context, placed: PlacedRole, served_model: ServedModel) -> int:
     """Return memory of one replica where processes share one machine; 0 elsewhere."""
     if not context.conventions.is_local:
         return 0
-    platform = context.select_platform(role_placement)
-    rank_bytes = platform.base_bytes + _compute_kv_bytes(context, role, role_placement, served_model)
+    platform = context.select_platform(placed)
+    rank_bytes = platform.base_bytes + _compute_kv_bytes(context, placed, served_model)
     tuning = context.blueprint.tuning
     server_bytes = tuning.keeper.server_bytes if tuning.keeper else 0
     tier_bytes = server_bytes + tuning.ram_bytes if server_bytes else 0
-    weight_bytes = role.data * platform.weight_copies * served_model.weights.bytes
-    return int(_count_ranks(role) * rank_bytes + weight_bytes + tier_bytes)
+    weight_bytes = placed.role.data * platform.weight_copies * served_model.weights.bytes
+    return int(_count_ranks(placed.role) * rank_bytes + weight_bytes + tier_bytes)
 
 
 def count_concurrent_requests(traffic: Traffic) -> int:

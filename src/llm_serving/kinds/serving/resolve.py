@@ -32,10 +32,9 @@ from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pi
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
-from llm_serving.kinds.serving.placement import PlacedRole, Placement, PlacementError
+from llm_serving.kinds.serving.placement import PlacedRole, PlacementError
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import (
-    EngineRole,
     RouterPolicy,
     compute_fixed_replicas,
     get_max_requests,
@@ -65,7 +64,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     placed_roles = _place_checked_roles(blueprint, fleet, environment)
     transfer = resolve_transfer(settings, placed_roles, environment)
     if transfer == "host" and placement.copies_cache(settings, placed_roles):
-        placed_roles = [(key_path, role, placed.limit_cache()) for key_path, role, placed in placed_roles]
+        placed_roles = [placed.limit_cache() for placed in placed_roles]
     context = Context(
         settings,
         resolve_name(blueprint),
@@ -76,10 +75,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     )
     conflicts = [*engine_arguments.check_written(context, placed_roles), *frameworks.check(context, placed_roles)]
     raise_mistakes(blueprint.locate(conflicts))
-    built_roles = {
-        key_path[-1]: _build_role(context, blueprint, key_path[-1], role, role_placement)
-        for key_path, role, role_placement in placed_roles
-    }
+    built_roles = {placed.name: _build_role(context, blueprint, placed) for placed in placed_roles}
     engine_roles, engine_services = _fold(context, placed_roles, built_roles)
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)
@@ -123,8 +119,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
         cached_prompts=tuple(
             line
-            for _, _, role_placement in placed_roles
-            for line in kv_tiers.describe(settings, role_placement, resolve_shared_prefix(settings, environment))
+            for placed in placed_roles
+            for line in kv_tiers.describe(settings, placed, resolve_shared_prefix(settings, environment))
         ),
     )
     shortages = tuple(measured_capacity.list_shortages(deployment))
@@ -142,16 +138,16 @@ def _fold(
 ) -> tuple[list[Role], list[Service]]:
     """Return the roles that have replicas, and their services: those of models that share them are folded into them."""
     sharers = context.blueprint.roles.sharers
-    placed = {key_path[-1]: (role, role_placement) for key_path, role, role_placement in placed_roles}
+    by_name = {placed.name: placed for placed in placed_roles}
     engine_roles, engine_services = [], []
-    for key_path, role, role_placement in sharing.list_replicated(placed_roles):
-        name = key_path[-1]
+    for placed in sharing.list_replicated(placed_roles):
+        name = placed.name
         others = [built_roles[other] for other in sharers.get(name, ())]
         head = sharing.fold_role(built_roles[name], others) if others else built_roles[name]
         engine_roles.append(head)
-        head_services = services.build_engine_services(context, role, role_placement, head)
+        head_services = services.build_engine_services(context, placed, head)
         if others:
-            other_services = [services.build_engine_services(context, *placed[row.name], row) for row in others]
+            other_services = [services.build_engine_services(context, by_name[row.name], row) for row in others]
             head_services = [
                 sharing.fold_service(context, first, rest)
                 for first, *rest in zip(head_services, *other_services, strict=True)
@@ -256,36 +252,34 @@ def _place_roles(
             if model is None:
                 placement.require_pool(fleet, key_path, role)
                 continue
-            role_placement = placement.place_role(settings, fleet, key_path, role, model, model_settings.context)
-            placed_roles.append((key_path, role, role_placement))
+            placed_roles.append(placement.place_role(settings, fleet, key_path, role, model, model_settings.context))
         except PlacementError as error:
             if not (get_shared(role) and error.conflict.key_path[-1] == "pool"):  # which the shared role reports
                 conflicts.append(error.conflict)
     return placed_roles, list(dict.fromkeys(conflicts))  # roles may share a model
 
 
-def _build_role(
-    context: Context, blueprint: Document[Blueprint], name: str, role: EngineRole, role_placement: Placement
-) -> Role:
-    conventions, resources = context.conventions, role_placement.resources
+def _build_role(context: Context, blueprint: Document[Blueprint], placed: PlacedRole) -> Role:
+    role = placed.role
+    conventions, resources = context.conventions, placed.resources
     # EFA joins a replica's nodes and carries KV caches; nothing else uses it.
-    uses_efa = resources.efa > 0 and (role_placement.nodes > 1 or context.transfer == "rdma")
+    uses_efa = resources.efa > 0 and (placed.nodes > 1 or context.transfer == "rdma")
     return Role(
-        name=name,
+        name=placed.name,
         kind="engine",
-        image=_select_image(context, role, role_placement, uses_efa) if not conventions.is_local else "",
-        served_model=_build_served_model(context, blueprint, name, role, role_placement),
+        image=_select_image(context, placed, uses_efa) if not conventions.is_local else "",
+        served_model=_build_served_model(context, blueprint, placed),
         pool=role.pool,
-        instance_types=tuple(instance.name for instance in role_placement.instances),
+        instance_types=tuple(instance.name for instance in placed.instances),
         gives_way=role.gives_way,
         accelerators=role.accelerators,
-        nodes=role_placement.nodes,
-        parallelism=role_placement.parallelism,
+        nodes=placed.nodes,
+        parallelism=placed.parallelism,
         resources=resources if uses_efa else _leave_out_efa(resources),
         replicas=role.replicas if not conventions.is_local else compute_fixed_replicas(role),
-        weight=context.blueprint.roles.get_weight(name),
-        scale=resolve_scale(name, role) if not conventions.is_local else None,
-        kv_block=context.select_platform(role_placement).kv_block,
+        weight=context.blueprint.roles.get_weight(placed.name),
+        scale=resolve_scale(placed.name, role) if not conventions.is_local else None,
+        kv_block=context.select_platform(placed).kv_block,
         metrics=dict(context.engine.metrics),
     )
 
@@ -295,26 +289,26 @@ def _leave_out_efa(resources: Resources) -> Resources:
     return resources.model_copy(update={"efa": 0, "huge_page_bytes": 0, "device_files": files})
 
 
-def _select_image(context: Context, role: EngineRole, role_placement: Placement, uses_efa: bool) -> str:
+def _select_image(context: Context, placed: PlacedRole, uses_efa: bool) -> str:
     engine = context.engine
-    takes_turns = context.blueprint.roles.takes_turns(role_placement.role)
-    needs_own = uses_efa or context.policy == "kv-aware" or get_max_requests(role) or takes_turns
+    takes_turns = context.blueprint.roles.takes_turns(placed.name)
+    needs_own = uses_efa or context.policy == "kv-aware" or get_max_requests(placed.role) or takes_turns
     engine_image = engine.fleet_image if engine.fleet_image and needs_own else engine.image
-    return context.pin_image(context.blueprint.image or role_placement.platform.image or engine_image)
+    return context.pin_image(context.blueprint.image or placed.platform.image or engine_image)
 
 
-def _build_served_model(
-    context: Context, blueprint: Document[Blueprint], name: str, role: EngineRole, role_placement: Placement
-) -> ServedModel:
-    settings, model = context.blueprint, role_placement.model
-    model_settings = settings.select_model_settings(role)
+def _build_served_model(context: Context, blueprint: Document[Blueprint], placed: PlacedRole) -> ServedModel:
+    settings, model = context.blueprint, placed.model
+    model_settings = settings.select_model_settings(placed.role)
     model_name = model_settings.model or ""
-    _, location = settings.locate_weights(role)
+    _, location = settings.locate_weights(placed.role)
     uri = _build_bucket_uri(context, model_name) if location == "s3" else location
     folder = blueprint.path.resolve().parent
     # With many models each has its role's name or its own: the same model may be served twice, with other settings.
     served_name = (
-        resolve_served_name(model_name) if isinstance(model_settings, Blueprint) else model_settings.served_name or name
+        resolve_served_name(model_name)
+        if isinstance(model_settings, Blueprint)
+        else model_settings.served_name or placed.name
     )
     if settings.framework_row.names_models_by_folder:
         served_name = served_name.rpartition("/")[2]
@@ -324,7 +318,7 @@ def _build_served_model(
         weights=Weights(
             uri=f"{uri.rstrip('/')}/",
             format=context.engine.weights_format,
-            loader=_select_loader(context, role_placement),
+            loader=_select_loader(context, placed),
             bytes=model.weight_bytes,
             random=model.random,
             revision=model_settings.revision or "",
@@ -333,13 +327,13 @@ def _build_served_model(
         context=model_settings.context,
         adapters={
             adapter: location if location.startswith("s3://") else str(folder / location)
-            for adapter, location in role.adapters.items()
+            for adapter, location in placed.role.adapters.items()
         },
-        draft=_build_draft(context, role_placement),
+        draft=_build_draft(context, placed),
     )
 
 
-def _build_draft(context: Context, role_placement: Placement) -> LoadedModel | None:
+def _build_draft(context: Context, placed: PlacedRole) -> LoadedModel | None:
     """Return the model that guesses tokens ahead, in the fleet's model bucket."""
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
@@ -347,7 +341,7 @@ def _build_draft(context: Context, role_placement: Placement) -> LoadedModel | N
     model = checked_models.find_draft(context.blueprint)
     weights = Weights(
         uri=f"{_build_bucket_uri(context, speculative.model)}/",
-        loader=_select_loader(context, role_placement),
+        loader=_select_loader(context, placed),
         bytes=model.weight_bytes if model else 0,
         random=bool(model and model.random),
     )
@@ -358,9 +352,9 @@ def _build_bucket_uri(context: Context, model: str) -> str:
     return f"s3://{context.environment.bucket}/{build_bucket_prefix(model, context.engine.weights_format)}"
 
 
-def _select_loader(context: Context, role_placement: Placement) -> str:
+def _select_loader(context: Context, placed: PlacedRole) -> str:
     """Return the engine's own name of the way weights are loaded."""
-    return context.engine.streaming.loader if context.engine.streaming and context.streams(role_placement) else "auto"
+    return context.engine.streaming.loader if context.engine.streaming and context.streams(placed) else "auto"
 
 
 def _build_router(context: Context) -> Role:
@@ -412,7 +406,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     pair = context.pair
     if pair and pair.local and context.conventions.is_local:
         yield pair.local.note
-    models_placed = {role_placement.model.name: role_placement.model for _, _, role_placement in placed_roles}
+    models_placed = {placed.model.name: placed.model for placed in placed_roles}
     for model in models_placed.values():
         if not model.is_known:
             yield (
@@ -420,51 +414,54 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
                 "here. Its weights and a tenth have room; whether a request of the whole context does, the engine "
                 "decides when it starts."
             )
-    arguments = {name: value for _, role, _ in placed_roles for name, value in settings.merge_arguments(role).items()}
+    arguments = {
+        name: value for placed in placed_roles for name, value in settings.merge_arguments(placed.role).items()
+    }
     for name in context.engine.code_arguments:
         if arguments.get(name):
             yield (
                 f"engine_arguments.{name} makes the engine run code, of the model's folder or of a module: read it "
                 "before you deploy a blueprint that is not your own."
             )
-    for key_path, role, role_placement in placed_roles:
-        if role_placement.model.vision:
-            yield pictures.describe(context.blueprint, role, role_placement.model)
+    for placed in placed_roles:
+        role = placed.role
+        if placed.model.vision:
+            yield pictures.describe(context.blueprint, role, placed.model)
         if get_shared(role):
             continue
-        if settings.roles.takes_turns(key_path[-1]) and context.conventions.is_local:
+        if settings.roles.takes_turns(placed.name) and context.conventions.is_local:
             yield (
-                f"On {title} all models of {key_path[-1]} stay in memory: one that sleeps frees only what it has on "
+                f"On {title} all models of {placed.name} stay in memory: one that sleeps frees only what it has on "
                 "an accelerator."
             )
-        device = role_placement.instance.accelerators
+        device = placed.instance.accelerators
         if device and context.conventions.is_local:
             yield (
                 f"On {title} the engine runs on CPU; the {role.accelerators} x {device.name} of "
-                f"{role_placement.instance.name} that the pool {role.pool} gives each replica of {key_path[-1]} "
+                f"{placed.instance.name} that the pool {role.pool} gives each replica of {placed.name} "
                 "stay unused."
             )
         if context.is_node_service(1) and role.replicas.max > 1 and not settings.disruption.surge:
             yield (
-                f"An upgrade stops all {role.replicas.max} replicas of {key_path[-1]} at once, each of which is a "
+                f"An upgrade stops all {role.replicas.max} replicas of {placed.name} at once, each of which is a "
                 f"service with a name of its own. disruption: {{surge: on}} starts the new ones first, if the pool "
                 f"{role.pool} holds both."
             )
         if not context.conventions.is_local and role.replicas.max == 1 and not settings.disruption.surge:
             yield (
-                f"An upgrade stops the one replica of {key_path[-1]} before it starts the new one, and nothing answers "
+                f"An upgrade stops the one replica of {placed.name} before it starts the new one, and nothing answers "
                 f"meanwhile. disruption: {{surge: on}} starts the new one first, if the pool {role.pool} holds both."
             )
         if context.conventions.is_local and role.replicas.min != role.replicas.max:
             replicas = compute_fixed_replicas(role).min
-            yield f"Nothing scales on {title}: {key_path[-1]} runs {replicas} of {role.replicas} replicas."
+            yield f"Nothing scales on {title}: {placed.name} runs {replicas} of {role.replicas} replicas."
     if settings.is_pooled and settings.roles.router.policy in (None, "cache-aware"):
         path = tasks.POOLED[settings.task].path
         yield f"The router's policy is {context.policy}: of requests to {path} it reads no text to follow."
     elif settings.roles.router.policy is None and "load-aware" in context.router.policies:
         yield f"The router's policy is {context.policy}, {_describe_policy(context)}."
     if context.transfer == "host":
-        has_rdma = all(role_placement.rdma for _, _, role_placement in placed_roles)
+        has_rdma = all(placed.rdma for placed in placed_roles)
         reason = "as the blueprint asks" if has_rdma else "for the pools have no EFA with GPUDirect RDMA"
         if not placement.transfers_by_rdma(settings):
             reason = f"the one way of {settings.engine} here"
@@ -472,11 +469,11 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
             f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
             "`blueprint baseline` before you pay for it."
         )
-        for key_path, _, role_placement in placed_roles:
-            if role_placement.cache_limit is not None and role_placement.fit:
+        for placed in placed_roles:
+            if placed.cache_limit is not None and placed.fit:
                 yield (
-                    f"The KV cache of {key_path[-1]} is {role_placement.cache_limit / 2**30:.1f} GiB an accelerator, "
-                    f"{role_placement.fit.cache_tokens:,} tokens: the transfer keeps a copy of all of it in the node's "
+                    f"The KV cache of {placed.name} is {placed.cache_limit / 2**30:.1f} GiB an accelerator, "
+                    f"{placed.fit.cache_tokens:,} tokens: the transfer keeps a copy of all of it in the node's "
                     "memory, which has no more room."
                 )
 
@@ -536,11 +533,11 @@ def _describe_policy(context: Context) -> str:
 
 def _list_emulated(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
     devices = dict.fromkeys(
-        (role_placement.instance.accelerators.name, role_placement.instance.name)
-        for _, _, role_placement in placed_roles
-        if role_placement.instance.accelerators and context.conventions.is_local
+        (placed.instance.accelerators.name, placed.instance.name)
+        for placed in placed_roles
+        if placed.instance.accelerators and context.conventions.is_local
     )
     for device, name in devices:
         yield f"The engine runs on this machine's CPU in place of {device} on {name}, at the CPU's speed."
-    if any(role_placement.model.random for _, _, role_placement in placed_roles):
+    if any(placed.model.random for placed in placed_roles):
         yield models.RANDOM_NOTICE

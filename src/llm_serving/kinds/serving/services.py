@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from llm_serving.catalog import images
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.kinds.serving import options, placement, processes
+from llm_serving.kinds.serving import options, processes
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.deployment import Role
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services import deployments
@@ -56,17 +57,15 @@ FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
 """Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
 
 
-def build_engine_services(
-    context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role
-) -> list[Service]:
+def build_engine_services(context: Context, placed: PlacedRole, resolved: Role) -> list[Service]:
     """Build the services of a role that runs the engine.
 
     One for each process on a target that makes no copies, one for each node of a replica where the nodes are separate
     services, else one for the role.
     """
     services: list[Service] = []
-    for replica, rank in processes.list_instance_keys(context, role, role_placement):
-        built = _build_engine_service(context, role, role_placement, resolved, replica, rank)
+    for replica, rank in processes.list_instance_keys(context, placed):
+        built = _build_engine_service(context, placed, resolved, replica, rank)
         if rank and context.conventions.is_kubernetes:
             services[-1] = services[-1].model_copy(update={"worker_command": built.command})
         else:
@@ -98,26 +97,24 @@ def build_router_service(
     return _complete(context, built, router, context.router.metrics_path, **update)
 
 
-def _build_engine_service(
-    context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role, replica: int, rank: int
-) -> Service:
+def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, replica: int, rank: int) -> Service:
     served_model = resolved.served_model
     if served_model is None:
         raise ValueError(f"the role {resolved.name} runs no engine")
-    built = processes.build_engine_service(context, resolved.name, role, role_placement, served_model, replica, rank)
+    built = processes.build_engine_service(context, placed, served_model, replica, rank)
     update: dict[str, object] = {"calls": _build_calls(context.blueprint.traces)}
     if not context.conventions.is_local:
         mounts = {
-            **_build_compile_cache(context, role_placement, resolved.image, served_model),
-            **_build_tier_mounts(context, role, resolved.image, served_model),
+            **_build_compile_cache(context, placed, resolved.image, served_model),
+            **_build_tier_mounts(context, placed.role, resolved.image, served_model),
         }
         update |= {
-            "ports": _build_ports(context, resolved.name, role_placement),
-            "prefetch": _build_prefetch(context, role_placement, served_model),
+            "ports": _build_ports(context, placed),
+            "prefetch": _build_prefetch(context, placed, served_model),
             "mounts": mounts,
-            "placement": _build_placement(context, role, role_placement, resolved),
+            "placement": _build_placement(context, placed, resolved),
             "is_root": _needs_root(resolved, mounts),
-            "node_check": _build_node_check(role_placement, resolved),
+            "node_check": _build_node_check(placed, resolved),
         }
     if context.is_node_service(resolved.nodes):
         update["node"] = ReplicaNode(replica=replica, rank=rank, is_alone=resolved.nodes == 1)
@@ -169,17 +166,16 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
     )
 
 
-def _build_placement(
-    context: Context, role: EngineRole, role_placement: placement.Placement, resolved: Role
-) -> Placement:
+def _build_placement(context: Context, placed: PlacedRole, resolved: Role) -> Placement:
     """Build where a role's replicas may run; the taint of the device itself is tolerated with the device."""
+    role = placed.role
     device = resolved.resources.device
     return Placement(
         pool=role.pool,
         instance_types=resolved.instance_types,
-        zones=role_placement.zones,
+        zones=placed.zones,
         labels={"fleet/pool": role.pool},
-        tolerations=tuple(taint for taint in role_placement.tolerations if taint.key != device),
+        tolerations=tuple(taint for taint in placed.tolerations if taint.key != device),
         is_dense=resolved.resources.efa > 0,
         gives_way=role.gives_way,
         queue=role.pool if role.gang and context.conventions.is_kubernetes else "",
@@ -193,22 +189,22 @@ def _needs_root(role: Role, mounts: Mapping[str, Mount]) -> bool:
     return role.resources.efa > 0 or is_neuron or writes_to_node
 
 
-def _build_node_check(role_placement: placement.Placement, role: Role) -> tuple[str, ...]:
+def _build_node_check(placed: PlacedRole, role: Role) -> tuple[str, ...]:
     """Return what a node must prove to have where the engine would not say so: several GPUs, EFA, or Neuron devices.
 
     Of memory and rate, the least of the types that may run the role.
     """
-    resources, accelerators = role.resources, role_placement.instance.accelerators
+    resources, accelerators = role.resources, placed.instance.accelerators
     if accelerators is None or not (resources.efa or resources.accelerators > 1 or accelerators.kind == "neuron"):
         return ()
     if accelerators.kind == "neuron":
         arguments = ["--neuron-devices", str(resources.accelerators)]
     else:
-        memory_mib = min(row.accelerators.memory_mib for row in role_placement.instances if row.accelerators)
+        memory_mib = min(row.accelerators.memory_mib for row in placed.instances if row.accelerators)
         arguments = ["--gpus", str(resources.gpus), "--gpu-memory", str(memory_mib)]
     if resources.efa:
-        gbps = min(row.network_gbps / row.efa_interfaces for row in role_placement.instances if row.efa_interfaces)
-        arguments += ["--efa", str(resources.efa), *(["--gpudirect"] if role_placement.rdma else [])]
+        gbps = min(row.network_gbps / row.efa_interfaces for row in placed.instances if row.efa_interfaces)
+        arguments += ["--efa", str(resources.efa), *(["--gpudirect"] if placed.rdma else [])]
         arguments += ["--efa-gbps", f"{gbps:g}"]
     return tuple(arguments)
 
@@ -224,14 +220,12 @@ def _build_calls(traces: str | None) -> dict[str, Call]:
     return {"traces": Call(purpose="Spans of requests", port=port, in_network=not is_secure)}
 
 
-def _build_prefetch(
-    context: Context, role_placement: placement.Placement, served_model: ServedModel
-) -> Prefetch | None:
+def _build_prefetch(context: Context, placed: PlacedRole, served_model: ServedModel) -> Prefetch | None:
     """Build what of S3 is copied to the node; None where nothing is."""
-    uris = processes.list_prefetch_uris(context, role_placement, served_model)
+    uris = processes.list_prefetch_uris(context, placed, served_model)
     if not uris:
         return None
-    weight_bytes = served_model.weights.bytes if processes.name_weights_folder(context, role_placement) in uris else 0
+    weight_bytes = served_model.weights.bytes if processes.name_weights_folder(context, placed) in uris else 0
     return Prefetch(
         image=context.pin_image(images.COPIER),
         uris=uris,
@@ -241,10 +235,10 @@ def _build_prefetch(
 
 
 def _build_compile_cache(
-    context: Context, role_placement: placement.Placement, image: str, served_model: ServedModel
+    context: Context, placed: PlacedRole, image: str, served_model: ServedModel
 ) -> dict[str, Mount]:
     """Build the folder in which what an engine compiles outlives it; none where each start compiles again."""
-    setting, accelerators = context.blueprint.tuning.compile_cache, role_placement.instance.accelerators
+    setting, accelerators = context.blueprint.tuning.compile_cache, placed.instance.accelerators
     if setting is None:
         return {}
     parts = (image, served_model.weights.uri, accelerators.name if accelerators else "")
@@ -257,13 +251,13 @@ def _build_compile_cache(
     return {"compile-cache": mount}
 
 
-def _build_ports(context: Context, role: str, role_placement: placement.Placement) -> dict[str, int]:
+def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
     """Return further ports that a container of a role listens at."""
     port_uses = {
-        "side": bool(context.transfer) and role in context.engine.transfers[context.transfer].listeners,
+        "side": bool(context.transfer) and placed.name in context.engine.transfers[context.transfer].listeners,
         **dict.fromkeys(processes.list_event_ports(context.engine, context.policy), True),
-        "master": role_placement.nodes > 1,
-        "data": role_placement.nodes > 1 and role_placement.parallelism.data > 1,
+        "master": placed.nodes > 1,
+        "data": placed.nodes > 1 and placed.parallelism.data > 1,
     }
     return {name: processes.PORTS[name] for name, is_used in port_uses.items() if is_used}
 

@@ -25,21 +25,19 @@ MAX_BODIES_BYTES = 512 * 2**20
 
 def list_replicated(placed_roles: Sequence[PlacedRole]) -> list[PlacedRole]:
     """Return the roles that have replicas of their own."""
-    return [placed_role for placed_role in placed_roles if not get_shared(placed_role[1])]
+    return [placed for placed in placed_roles if not get_shared(placed.role)]
 
 
 def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield models that do not fit into all types that the replicas which they share may run on."""
-    placements = {key_path[-1]: role_placement for key_path, _, role_placement in placed_roles}
-    for key_path, role, role_placement in placed_roles:
-        head = placements.get(get_shared(role))
-        types = [row.name for row in head.instances if row not in role_placement.instances] if head else []
+    placements = {placed.name: placed for placed in placed_roles}
+    for placed in placed_roles:
+        head = placements.get(get_shared(placed.role))
+        types = [row.name for row in head.instances if row not in placed.instances] if head else []
         if head and types:
-            reason = (
-                f"its replicas may run on {' and '.join(types)}, into which {role_placement.model.name} does not fit"
-            )
+            reason = f"its replicas may run on {' and '.join(types)}, into which {placed.model.name} does not fit"
             fix = "use a pool of types that hold each of the models, or another model"
-            yield Conflict((*key_path, "shares"), reason, fix, head.role)
+            yield placed.refuse("shares", reason, fix, head.name)
 
 
 def fold_role(head: Role, sharers: Sequence[Role]) -> Role:

@@ -115,10 +115,11 @@ def _has_prefix(recorded: EngineOptions, name: str) -> bool:
 def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield options and variables that this deployment writes by itself where a role runs."""
     reason = f"the deployment writes it by itself on {context.conventions.title}"
-    for key_path, role, role_placement in placed_roles:
-        parts = processes.list_command_parts(context, context.describe_node(key_path[-1], role, role_placement))
+    for placed in placed_roles:
+        role = placed.role
+        parts = processes.list_command_parts(context, context.describe_node(placed))
         words = [word for part in parts for word in part.arguments]
-        for path, value in context.blueprint.list_arguments(key_path, role):
+        for path, value in context.blueprint.list_arguments(placed.key_path, role):
             option = path[-1]
             if not _is_rewritten(context, option, value, words):
                 continue
@@ -134,7 +135,7 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
             written_variables |= {*part.environment, *part.address_variables}
         for name, text in context.blueprint.merge_environment(role).items():
             if name in written_variables:
-                path = (*key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
+                path = (*placed.key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
                 yield Conflict((*path, name), reason, f"remove {name}", text)
 
 

@@ -80,8 +80,8 @@ def check_drivers(
     if settings.image or environment.conventions.is_local:
         return
     conflicts = []
-    for _, _, role_placement in placed_roles:
-        pool, branch = role_placement.pool, role_placement.platform.nvidia_driver
+    for placed in placed_roles:
+        pool, branch = placed.pool, placed.platform.nvidia_driver
         if pool.ami or not branch:
             continue
         release = machine_images.find_release(fleet, fleet.get_orchestrator(pool), pool.os)
@@ -98,10 +98,10 @@ def check_settings(
 ) -> Iterator[Conflict]:
     """Yield settings and models that the engine does not support where a role runs."""
     conflicts: list[Conflict] = []
-    for key_path, role, role_placement in placed_roles:
+    for placed in placed_roles:
         is_real = not environment.conventions.is_local
-        platform = role_placement.platform if is_real else settings.engine_row.platforms["cpu"]
-        node = Node(settings, key_path, role, role_placement, platform, environment.conventions)
+        platform = placed.platform if is_real else settings.engine_row.platforms["cpu"]
+        node = Node(settings, placed, platform, environment.conventions)
         conflicts += options.check(node)
         if is_real and platform.weights:
             conflicts += _check_weights(node, platform.weights)
@@ -111,25 +111,25 @@ def check_settings(
             conflicts += _check_model(node, platform.limits)
             conflicts += _check_segments(node, platform.limits)
             conflicts += _check_whole_node(node, platform.limits)
-        conflicts += _check_scale(node) if not get_shared(role) else ()
+        conflicts += _check_scale(node) if not get_shared(placed.role) else ()
     # A setting of all roles is reported once.
     yield from dict.fromkeys(conflicts)
 
 
 def _check_version(node: Node) -> Iterator[Conflict]:
     """Yield options of the engine that the version of a platform's own image does not have."""
-    device, platform = node.placement.instance, node.platform
+    device, platform = node.placed.instance, node.platform
     name = device.accelerators.name if device.accelerators else device.name
     reason = f"on {name} the engine is {node.settings.engine} {platform.version}, which has no such option"
     known = engine_options.load_arguments(platform.version_arguments).arguments
-    for key_path, value in node.settings.list_arguments(node.key_path, node.role):
+    for key_path, value in node.settings.list_arguments(node.placed.key_path, node.role):
         if key_path[-1] not in known:
             yield Conflict(key_path, reason, f"remove {key_path[-1]}", str(value))
 
 
 def _check_scale(node: Node) -> Iterator[Conflict]:
     """Yield scaling by a measure that the engine does not have."""
-    settings, scale = node.settings, resolve_scale(node.key_path[-1], node.role)
+    settings, scale = node.settings, resolve_scale(node.placed.name, node.role)
     if scale is None or scale.planner:
         return
     framework = settings.framework_row
@@ -145,15 +145,15 @@ def _check_scale(node: Node) -> Iterator[Conflict]:
         reason = f"{settings.framework} reports no metric of it"
     else:
         reason = f"the engine {settings.engine} has no metric of it"
-    yield Conflict((*node.key_path, "scale", key), reason, fix, value)
+    yield Conflict((*node.placed.key_path, "scale", key), reason, fix, value)
 
 
 def _check_weights(node: Node, weights: Sequence[str]) -> Iterator[Conflict]:
     """Yield a checkpoint with weights that the engine does not compute with."""
-    model = node.placement.model
+    model = node.placed.model
     if model.quantization not in weights:
         reason = (
-            f"its weights are {model.quantization}, and on {node.placement.instance.name} the engine "
+            f"its weights are {model.quantization}, and on {node.placed.instance.name} the engine "
             f"{node.settings.engine} takes those of 16 bits"
         )
         fix = "use the checkpoint that is not quantized, or a pool of types with accelerators"
@@ -161,8 +161,8 @@ def _check_weights(node: Node, weights: Sequence[str]) -> Iterator[Conflict]:
 
 
 def _check_model(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
-    model, device = node.placement.model, node.placement.instance.accelerators
-    engine_label = f"on {device.name if device else node.placement.instance.name} the engine"
+    model, device = node.placed.model, node.placed.instance.accelerators
+    engine_label = f"on {device.name if device else node.placed.instance.name} the engine"
     sizes = limits.architectures.get(model.kind, ())
     reason = ""
     if not sizes:
@@ -195,12 +195,12 @@ def _check_segments(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
 
 
 def _check_whole_node(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
-    largest = max(node.placement.instances, key=count_accelerators)
+    largest = max(node.placed.instances, key=count_accelerators)
     max_accelerators, accelerators = count_accelerators(largest), node.role.accelerators
     if accelerators < max_accelerators:
         reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
-        fix = _describe_whole_node(base.get_memory_model(node.settings.engine), node.placement.model, largest)
-        yield Conflict((*node.key_path, "accelerators"), reason, fix, accelerators)
+        fix = _describe_whole_node(base.get_memory_model(node.settings.engine), node.placed.model, largest)
+        yield node.placed.refuse("accelerators", reason, fix, accelerators)
 
 
 def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:

@@ -24,42 +24,38 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
     """Yield pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
     images = settings.traffic.images
     # Several roles serve one model, and each mistake is one.
-    placed_models = {
-        placed.model.name: (key_path, role, placed.model)
-        for key_path, role, placed in placed_roles
-        if placed.model.is_known
-    }
-    for key_path, role, model in placed_models.values():
-        for path, limits in settings.list_arguments(key_path, role):
-            if path[-1] == _LIMIT and model.vision is None and limits is not None:
-                reason = f"{model.name} reads text alone"
+    by_model = {placed.model.name: placed for placed in placed_roles if placed.model.is_known}
+    for name, placed in by_model.items():
+        for path, limits in settings.list_arguments(placed.key_path, placed.role):
+            if path[-1] == _LIMIT and placed.model.vision is None and limits is not None:
+                reason = f"{name} reads text alone"
                 yield Conflict(path, reason, f"remove {_LIMIT}, or use a model that sees", limits)
-    for _, role, model in placed_models.values() if images else ():
+    for name, placed in by_model.items() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
-        if model.vision is None:
-            reason = f"{model.name} reads text alone as {settings.engine} runs it"
+        if placed.model.vision is None:
+            reason = f"{name} reads text alone as {settings.engine} runs it"
             fix = "remove images, or use a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
             yield Conflict(_KEY_PATH, reason, fix, shown)
             continue
-        yield from _check_context(settings, role, model, images)
-        limit, count = find_limit(settings, role), settings.traffic.max_images
+        yield from _check_context(settings, placed, images)
+        limit, count = find_limit(settings, placed.role), settings.traffic.max_images
         if limit is not None and count > limit:
             reason = f"a request of this traffic has up to {count} pictures, and {_LIMIT} allows {limit}"
             fix = f"set {_LIMIT}: {{image: {count}}} in engine_arguments, or use fewer pictures"
             yield Conflict((*_KEY_PATH, "count"), reason, fix, str(images.count))
 
 
-def _check_context(settings: Blueprint, role: EngineRole, model: Model, images: Images) -> Iterator[Conflict]:
-    traffic, context = settings.traffic, settings.select_model_settings(role).context
-    picture_tokens = count_tokens(model, images)
+def _check_context(settings: Blueprint, placed: PlacedRole, images: Images) -> Iterator[Conflict]:
+    traffic, context = settings.traffic, settings.select_model_settings(placed.role).context
+    picture_tokens = count_tokens(placed.model, images)
     needed = traffic.max_request_tokens + traffic.max_images * picture_tokens
     if needed > context:
         count = traffic.max_images
         pictures = f"{count} pictures of up to {picture_tokens} each" if count > 1 else f"{picture_tokens} of a picture"
         reason = (
-            f"a request of this traffic takes up to {needed} tokens with {model.name}, {pictures} among them, and the "
-            f"context is {context}"
+            f"a request of this traffic takes up to {needed} tokens with {placed.model.name}, {pictures} among them, "
+            f"and the context is {context}"
         )
         fix = f"set context: {needed} or more, or use smaller or fewer pictures"
         yield Conflict(_KEY_PATH, reason, fix, f"{images.width} x {images.height}")

@@ -16,7 +16,6 @@ from llm_serving.kinds.serving.deployment import map_latencies
 from llm_serving.kinds.serving.objectives import LATENCIES, find_lowest_limit, list_latencies
 from llm_serving.kinds.serving.placement import (
     PlacedRole,
-    Placement,
     check_surge,
     copies_cache,
     count_accelerators,
@@ -62,8 +61,10 @@ def check(
         yield from _check_one_machine(replicated)
         yield from _check_cores(environment, replicated)
     if conventions.orchestrator:
-        for key_path, role, _ in replicated:
-            yield from orchestrators.check(fleet, conventions, (*key_path, "pool"), role.pool, pool=role.pool)
+        for placed in replicated:
+            yield from orchestrators.check(
+                fleet, conventions, (*placed.key_path, "pool"), placed.role.pool, pool=placed.role.pool
+            )
         yield from _check_buckets(settings, fleet, environment, placed_roles)
     if not conventions.is_local:
         yield from _check_load_balancer(settings, fleet, environment)
@@ -94,21 +95,22 @@ def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[Pla
         yield Conflict(("framework",), reason, fix, settings.framework)
     if framework.workload and not framework.workload.keda:
         return
-    for key_path, role, role_placement in placed_roles:
+    for placed in placed_roles:
+        role = placed.role
         replicas = format_bounds(role.replicas)
         if role.replicas.min != role.replicas.max and not (role.scale and role.scale.planner):
             missing = [name for name in ("operators", "observability") if not getattr(fleet.add_ons, name)]
             reason = "KEDA scales it by Prometheus' metrics, which the fleet installs with operators and observability"
             fix = f"set {_format_add_ons(missing)} in the fleet and apply it, or replicas: {role.replicas.max}"
             if missing:
-                yield Conflict((*key_path, "replicas"), reason, fix, replicas)
-        if role_placement.nodes > 1 and not fleet.add_ons.schedulers:
-            reason = f"LeaderWorkerSet joins {role_placement.nodes} nodes, and the fleet installs it with schedulers"
+                yield placed.refuse("replicas", reason, fix, replicas)
+        if placed.nodes > 1 and not fleet.add_ons.schedulers:
+            reason = f"LeaderWorkerSet joins {placed.nodes} nodes, and the fleet installs it with schedulers"
             fix = (
                 f"set {_format_add_ons(['schedulers'])} in the fleet and apply it, or accelerators: "
-                f"{count_accelerators(role_placement.instance)}"
+                f"{count_accelerators(placed.instance)}"
             )
-            yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
+            yield placed.refuse("accelerators", reason, fix, role.accelerators)
 
 
 def _format_add_ons(names: Sequence[str]) -> str:
@@ -167,20 +169,20 @@ def _check_keeper(
         others = engines.suggest_cache_keepers(lambda row: row.runs_on(environment.target))
         yield Conflict(key_path, reason, ", or ".join(filter(None, ("remove by", others))), tiers.by)
         return
-    for role_path, role, role_placement in placed_roles:
-        if role.adapters:
-            names, fix = ", ".join(role.adapters), "remove adapters, or by of tuning.kv_tiers"
-            yield Conflict((*role_path, "adapters"), keeper.reasons["adapters"], fix, names)
-        if role_placement.role == keeper.master:
+    for placed in placed_roles:
+        if placed.role.adapters:
+            names, fix = ", ".join(placed.role.adapters), "remove adapters, or by of tuning.kv_tiers"
+            yield placed.refuse("adapters", keeper.reasons["adapters"], fix, names)
+        if placed.name == keeper.master:
             reason = f"{keeper.title}'s master has this name among the deployment's objects"
-            yield Conflict(role_path, reason, "give the role another name", keeper.master)
+            yield Conflict(placed.key_path, reason, "give the role another name", keeper.master)
         reason = ""
-        if role_placement.nodes > 1:
+        if placed.nodes > 1:
             reason = keeper.reasons["nodes"]
-        elif role_placement.instance.accelerators is None and not conventions.is_local:
+        elif placed.instance.accelerators is None and not conventions.is_local:
             reason = keeper.reasons["no_accelerators"]
         if reason:
-            reason = reason.format(role=role_placement.role, pool=role.pool)
+            reason = reason.format(role=placed.name, pool=placed.role.pool)
             yield Conflict(key_path, reason, "remove kv_tiers", tiers.by)
 
 
@@ -210,15 +212,15 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
     if not settings.is_disaggregated:
         return
     key_path = ("tuning", "kv_transfer")
-    without_rdma = [role_placement for _, _, role_placement in placed_roles if not role_placement.rdma]
+    without_rdma = [placed for placed in placed_roles if not placed.rdma]
     if not transfers_by_rdma(settings):
         if settings.tuning.kv_transfer == "rdma":
             reason = f"the engine {settings.engine} has no transfer by EFA in the catalog"
             yield Conflict(key_path, reason, "set kv_transfer: host", "rdma")
         return
     if settings.tuning.kv_transfer == "rdma":
-        for role_placement in without_rdma:
-            yield Conflict(key_path, *_describe_missing_rdma(role_placement), "rdma")
+        for placed in without_rdma:
+            yield Conflict(key_path, *_describe_missing_rdma(placed), "rdma")
     if not without_rdma and settings.tuning.kv_transfer != "host":
         yield from _check_one_zone(placed_roles)
 
@@ -255,10 +257,11 @@ def _check_named_replicas(
         fix = ", or ".join((*frameworks, "render it for ecs: --target ecs"))
         yield Conflict(("pattern",), f"{described}, which replicas have on ECS alone", fix, settings.pattern)
         return
-    for key_path, role, _ in placed_roles:
+    for placed in placed_roles:
+        role = placed.role
         if role.replicas.min != role.replicas.max:
             reason, replicas = f"{described}: it would not learn of others", format_bounds(role.replicas)
-            yield Conflict((*key_path, "replicas"), reason, f"set replicas: {role.replicas.max}", replicas)
+            yield placed.refuse("replicas", reason, f"set replicas: {role.replicas.max}", replicas)
 
 
 def _check_surge(
@@ -267,7 +270,7 @@ def _check_surge(
     if not settings.disruption.surge:
         return
     yield from check_surge(fleet, placed_roles)
-    if conventions.runs_tasks and any(role_placement.nodes > 1 for _, _, role_placement in placed_roles):
+    if conventions.runs_tasks and any(placed.nodes > 1 for placed in placed_roles):
         reason = f"on {conventions.title} each node of a replica is a service, and two of one rank would share a name"
         yield Conflict(("disruption", "surge"), reason, "set surge: off", "on")
 
@@ -276,27 +279,27 @@ def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) 
     """Yield roles whose node has no room for a copy of the cache of one request, which a transfer through it keeps."""
     if not copies_cache(settings, placed_roles):
         return
-    for key_path, role, role_placement in placed_roles:
-        fit = role_placement.limit_cache().fit
+    for placed in placed_roles:
+        fit = placed.limit_cache().fit
         if fit and fit.computed and fit.cache_tokens < fit.context:
             reason = (
                 "without RDMA the transfer keeps a copy of the KV cache in the node's memory: a replica on "
-                f"{role_placement.instance.name} has {role_placement.resources.memory_bytes / 2**30:.1f} GiB, of which "
+                f"{placed.instance.name} has {placed.resources.memory_bytes / 2**30:.1f} GiB, of which "
                 f"half hold {max(0, fit.cache_tokens):,} tokens, and a request takes {fit.context:,}"
             )
             fix = "use a pool of types with more memory, or a shorter context"
-            yield Conflict((*key_path, "pool"), reason, fix, role.pool)
+            yield placed.refuse("pool", reason, fix, placed.role.pool)
 
 
-def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
+def _describe_missing_rdma(placed: PlacedRole) -> tuple[str, str]:
     """Return why a role has no RDMA, and the fix."""
-    subject = f"{role_placement.role}'s pool has {role_placement.instance.name}"
-    if not role_placement.instance.gpudirect_rdma:
+    subject = f"{placed.name}'s pool has {placed.instance.name}"
+    if not placed.instance.gpudirect_rdma:
         reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
         return reason, "set kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e"
-    if not role_placement.pool.efa:
+    if not placed.pool.efa:
         return f"{subject}, and efa is off there", "set efa: on in the pool"
-    per_replica = role_placement.resources.accelerators
+    per_replica = placed.resources.accelerators
     return (
         f"{subject}, which has fewer EFA interfaces than replicas of {per_replica}",
         f"set accelerators: {2 * per_replica} a replica",
@@ -304,20 +307,21 @@ def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
 
 
 def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    (_, _, first), (key_path, role, last) = placed_roles[0], placed_roles[-1]
+    first, last = placed_roles[0], placed_roles[-1]
     if first.zones != last.zones:
         reason = (
-            f"EFA traffic does not cross an Availability Zone: {first.role} runs in {', '.join(first.zones)} "
-            f"and {last.role} in {', '.join(last.zones)}"
+            f"EFA traffic does not cross an Availability Zone: {first.name} runs in {', '.join(first.zones)} "
+            f"and {last.name} in {', '.join(last.zones)}"
         )
-        yield Conflict((*key_path, "pool"), reason, f"use a pool in {first.zones[0]}, or kv_transfer: host", role.pool)
+        fix = f"use a pool in {first.zones[0]}, or kv_transfer: host"
+        yield last.refuse("pool", reason, fix, last.role.pool)
 
 
 def _check_variables(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield variables by which a blueprint of somebody else would run its code as the user."""
     written: list[tuple[tuple[str, ...], Mapping[str, str]]] = [
         (("environment",), settings.environment),
-        *(((*key_path, "environment"), role.environment) for key_path, role, _ in placed_roles),
+        *(((*placed.key_path, "environment"), placed.role.environment) for placed in placed_roles),
     ]
     for key_path, variables in written:
         for name in filter(_LOADS_CODE.fullmatch, variables):
@@ -326,19 +330,22 @@ def _check_variables(settings: Blueprint, placed_roles: Sequence[PlacedRole]) ->
 
 
 def _check_one_machine(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    for key_path, role, role_placement in placed_roles:
-        if role_placement.nodes > 1:
-            reason = f"this is one machine, and a replica needs {role_placement.nodes}"
+    for placed in placed_roles:
+        if placed.nodes > 1:
+            reason = f"this is one machine, and a replica needs {placed.nodes}"
             fix = "set fewer accelerators in a copy to try here; a target with more nodes, --target TARGET, renders it"
-            yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
+            yield placed.refuse("accelerators", reason, fix, placed.role.accelerators)
 
 
 def _check_cores(environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    ranks = {key_path: compute_fixed_replicas(role).min * role.tensor * role.data for key_path, role, _ in placed_roles}
+    ranks = {
+        placed.key_path: compute_fixed_replicas(placed.role).min * placed.role.tensor * placed.role.data
+        for placed in placed_roles
+    }
     max_ranks = RANKS_PER_CORE * max(1, environment.cores)
     if sum(ranks.values()) > max_ranks and environment.cores:
         key_path = max(ranks, key=lambda candidate: ranks[candidate])
-        role = next(role for path, role, _ in placed_roles if path == key_path)
+        role = next(placed.role for placed in placed_roles if placed.key_path == key_path)
         key = "replicas" if compute_fixed_replicas(role).min > 1 else "accelerators"
         parts = " and ".join(f"{path[-1]} {count}" for path, count in ranks.items())
         cores = f"{environment.cores} core{'s' * (environment.cores != 1)}"
@@ -356,10 +363,10 @@ def _check_buckets(
     own = re.compile(build_bucket_name(fleet.name, "models", "[0-9]{12}", fleet.region))
     readable = {environment.bucket, *(row.bucket for row in fleet.storage.model_buckets)}
     locations: dict[tuple[str, ...], str] = {}
-    for key_path, role, _ in placed_roles:
-        key, location = settings.locate_weights(role)
-        locations[settings.find_model_key_path(key_path, role, key)] = location
-        locations |= {(*key_path, "adapters", name): location for name, location in role.adapters.items()}
+    for placed in placed_roles:
+        key, location = settings.locate_weights(placed.role)
+        locations[settings.find_model_key_path(placed.key_path, placed.role, key)] = location
+        locations |= {(*placed.key_path, "adapters", name): location for name, location in placed.role.adapters.items()}
     for location_path, location in locations.items():
         bucket = location.removeprefix("s3://").partition("/")[0]
         if location.startswith("s3://") and bucket not in readable and not own.fullmatch(bucket):
@@ -379,8 +386,9 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
     """
     if not settings.is_disaggregated:
         return
-    (_, prefill, prefill_placement), (key_path, decode, _) = placed_roles[0], placed_roles[-1]
-    model, subject = prefill_placement.model, f"prefill splits a layer {prefill.tensor} ways and decode {decode.tensor}"
+    first, last = placed_roles[0], placed_roles[-1]
+    prefill, decode = first.role, last.role
+    model, subject = first.model, f"prefill splits a layer {prefill.tensor} ways and decode {decode.tensor}"
     few, many = sorted((prefill.tensor, decode.tensor))
     reason, fix = "", ""
     if many % few:
@@ -393,7 +401,7 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
         )
         fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
     if reason:
-        yield Conflict((*key_path, "accelerators"), reason, fix, decode.accelerators)
+        yield last.refuse("accelerators", reason, fix, decode.accelerators)
 
 
 def _check_kv_events(
@@ -415,7 +423,7 @@ def _check_kv_events(
         reason = "the router reads the cache events of one model"
     if any(settings.roles.get_weight(name) > 1 for name in settings.roles.engine_roles):
         reason = "an engine of weight 2 or more is several entries of the router, and its cache's events are of one"
-    if any(role.data > 1 for _, role, _ in placed_roles):
+    if any(placed.role.data > 1 for placed in placed_roles):
         # vllm/distributed/kv_events.py of 0.32.0 adds the rank to the port of events, and to that of earlier ones.
         reason = (
             "each data-parallel rank publishes its cache's events on a port of its own; cache-aware chooses between "
@@ -426,13 +434,12 @@ def _check_kv_events(
 
 
 def _check_group_scaling(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    for key_path, role, role_placement in placed_roles:
-        if role_placement.nodes > 1 and role.replicas.min != role.replicas.max:
-            reason = (
-                f"a replica is {role_placement.nodes} services on {title}, which autoscaling does not start together"
-            )
+    for placed in placed_roles:
+        role = placed.role
+        if placed.nodes > 1 and role.replicas.min != role.replicas.max:
+            reason = f"a replica is {placed.nodes} services on {title}, which autoscaling does not start together"
             replicas = format_bounds(role.replicas)
-            yield Conflict((*key_path, "replicas"), reason, f"set replicas: {role.replicas.max}", replicas)
+            yield placed.refuse("replicas", reason, f"set replicas: {role.replicas.max}", replicas)
 
 
 def _check_slo_scaling(
@@ -443,31 +450,31 @@ def _check_slo_scaling(
     engine = settings.engine_row
     roles = map_latencies(list(settings.roles.engine_roles))
     objectives = list(list_latencies(settings.slo, engine.metrics, engine.buckets, roles))
-    for key_path, role, _ in placed_roles:
-        if role.scale is None or not role.scale.slo:
+    for placed in placed_roles:
+        if placed.role.scale is None or not placed.role.scale.slo:
             continue
         reason = ""
-        if not any(objective.role == key_path[-1] for objective in objectives):
+        if not any(objective.role == placed.name for objective in objectives):
             reason = "the SLO has no percentile of a latency that this role's engines measure"
         elif framework.workload and not framework.workload.keda:
             reason = f"{settings.framework} scales by requests under way alone"
         elif conventions.runs_tasks:
             reason = f"on {conventions.title} a role follows one measure of its engines"
         if reason:
-            yield Conflict((*key_path, "scale", "slo"), reason, "remove slo", True)
+            yield Conflict((*placed.key_path, "scale", "slo"), reason, "remove slo", True)
 
 
 def _check_planner(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield roles that a planner would scale where there is none, or where no limit tells it when."""
     frameworks = engines.load_frameworks()
     latencies = map_latencies(list(settings.roles.engine_roles))
-    for key_path, role, _ in placed_roles:
-        if role.scale is None or not role.scale.planner:
+    for placed in placed_roles:
+        if placed.role.scale is None or not placed.role.scale.planner:
             continue
         missing = [
             field
             for metric, field in LATENCIES.items()
-            if metric != "e2e" and key_path[-1] in latencies[metric] and find_lowest_limit(settings.slo, field) is None
+            if metric != "e2e" and placed.name in latencies[metric] and find_lowest_limit(settings.slo, field) is None
         ]
         reason, fix = "", "set scale: {queue: 4}"
         if not frameworks[settings.framework].planner_image:
@@ -478,91 +485,86 @@ def _check_planner(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> I
             reason = f"the SLO has no limit of {' and '.join(missing)}, which the planner keeps"
             fix = f"set slo: {{{', '.join(f'{field}: {{p95: ...}}' for field in missing)}}}, or scale: {{queue: 4}}"
         if reason:
-            yield Conflict((*key_path, "scale", "planner"), reason, fix, True)
+            yield Conflict((*placed.key_path, "scale", "planner"), reason, fix, True)
 
 
 def _check_max_replicas(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    for key_path, role, _ in placed_roles:
-        if role.replicas.max > conventions.max_replicas:
+    for placed in placed_roles:
+        if placed.role.replicas.max > conventions.max_replicas:
             reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
             fix = f"set {conventions.max_replicas} or fewer, and create a second deployment for the rest"
-            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+            yield placed.refuse("replicas", reason, fix, format_bounds(placed.role.replicas))
 
 
 def _check_waiting_replicas(
     fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield roles that fall back, and are so large that their first choice without instances would stop all others."""
-    roles = [placed_role for placed_role in placed_roles if _has_choices(fleet, placed_role)]
-    total, most = sum(role.replicas.max for _, role, _ in roles), conventions.max_waiting
+    roles = [placed for placed in placed_roles if _has_choices(fleet, placed)]
+    total, most = sum(placed.role.replicas.max for placed in roles), conventions.max_waiting
     if total <= most:
         return
-    key_path, role, _ = max(roles, key=lambda placed_role: placed_role[1].replicas.max)
+    largest = max(roles, key=lambda placed: placed.role.replicas.max)
     others = f" of {format_count(total, 'replica')} in this deployment" if len(roles) > 1 else ""
     reason = (
-        f"where the first choice of {role.pool} has no instances, all{others} could wait there; {conventions.title} "
-        f"then starts no task in the next choice, with more than {most} waiting"
+        f"where the first choice of {largest.role.pool} has no instances, all{others} could wait there; "
+        f"{conventions.title} then starts no task in the next choice, with more than {most} waiting"
     )
     rest = "create a deployment in another fleet for the rest"
     fix = f"set {most} or fewer in all, and {rest}; or use a pool with one choice"
-    yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+    yield largest.refuse("replicas", reason, fix, format_bounds(largest.role.replicas))
 
 
-def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
+def _has_choices(fleet: Fleet, placed: PlacedRole) -> bool:
     """Return whether the role's tasks move between choices of its pool; a replica of several nodes stays."""
-    _, role, role_placement = placed_role
-    pool_groups = groups.resolve_pool(fleet, role.pool)
-    return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
+    pool_groups = groups.resolve_pool(fleet, placed.role.pool)
+    return placed.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
 
 
 def _check_gangs(conventions: Conventions, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield replicas that Kueue cannot admit as a whole."""
-    for key_path, role, role_placement in placed_roles:
-        if not role.gang:
+    for placed in placed_roles:
+        if not placed.role.gang:
             continue
         if not conventions.is_kubernetes:
             reason = f"on {conventions.title} each node of a replica is a service that starts by itself"
-            yield Conflict((*key_path, "gang"), reason, "remove gang, or use EKS", True)
-        elif role_placement.nodes == 1:
-            yield Conflict((*key_path, "gang"), "a replica has one node, which starts whole", "remove gang", True)
+            yield placed.refuse("gang", reason, "remove gang, or use EKS", True)
+        elif placed.nodes == 1:
+            yield placed.refuse("gang", "a replica has one node, which starts whole", "remove gang", True)
 
 
 def _check_gives_way(fleet: Fleet, title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield roles that give way and that the function of the fallback cannot move: ECS has no priorities."""
-    for placed_role in placed_roles:
-        key_path, role, role_placement = placed_role
+    for placed in placed_roles:
+        role = placed.role
         if not role.gives_way:
             continue
-        node_accelerators = count_accelerators(role_placement.instance)
-        if not _has_choices(fleet, placed_role):
+        node_accelerators = count_accelerators(placed.instance)
+        if not _has_choices(fleet, placed):
             reason = (
                 f"on {title} the function that moves tasks between choices of a pool does it, and this has one choice"
             )
-            yield Conflict(
-                (*key_path, "gives_way"), reason, "set buy: [spot, on-demand] of the pool, for example", True
-            )
+            yield placed.refuse("gives_way", reason, "set buy: [spot, on-demand] of the pool, for example", True)
         if role.accelerators != node_accelerators:
             reason = f"a replica that gives way on {title} must fill its instance, or the instance is not free then"
-            yield Conflict(
-                (*key_path, "accelerators"), reason, f"set accelerators: {node_accelerators}", role.accelerators
-            )
+            yield placed.refuse("accelerators", reason, f"set accelerators: {node_accelerators}", role.accelerators)
         if role.replicas.min != role.replicas.max:
             reason = f"autoscaling on {title} would start again what gave way"
             fix = f"set replicas: {role.replicas.max}"
-            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+            yield placed.refuse("replicas", reason, fix, format_bounds(role.replicas))
 
 
 def _check_task_interfaces(title: str, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    for key_path, role, role_placement in placed_roles:
-        node_accelerators = count_accelerators(role_placement.instance)
-        tasks = max(1, node_accelerators // role.accelerators)
-        free_interfaces = _count_free_interfaces(role_placement)
+    for placed in placed_roles:
+        node_accelerators = count_accelerators(placed.instance)
+        tasks = max(1, node_accelerators // placed.role.accelerators)
+        free_interfaces = _count_free_interfaces(placed)
         if free_interfaces >= tasks:
             continue
-        efa = " beside EFA's" if role_placement.pool.efa else ""
+        efa = " beside EFA's" if placed.pool.efa else ""
         reason = (
             f"{title} gives each task a network interface of its own on the node's first card, where "
-            f"{role_placement.instance.name} has {free_interfaces} free{efa}, and {tasks} tasks of such replicas would "
+            f"{placed.instance.name} has {free_interfaces} free{efa}, and {tasks} tasks of such replicas would "
             "run on it"
         )
         if free_interfaces:
@@ -570,12 +572,12 @@ def _check_task_interfaces(title: str, placed_roles: Sequence[PlacedRole]) -> It
         else:
             fix = "use a pool of another type, such as p5en or p6-b200"
         fix += ", or another target: --target TARGET"
-        yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
+        yield placed.refuse("accelerators", reason, fix, placed.role.accelerators)
 
 
-def _count_free_interfaces(role_placement: Placement) -> int:
+def _count_free_interfaces(placed: PlacedRole) -> int:
     """Return interfaces of the first card beyond those that the node starts with."""
-    pool, instance = role_placement.pool, role_placement.instance
+    pool, instance = placed.pool, placed.instance
     used_interfaces = [
         interface
         for interface in interfaces.list_requested(instance, efa=pool.efa, layout=pool.efa_layout, task_interfaces=True)

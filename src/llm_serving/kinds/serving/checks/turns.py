@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks.models import find_draft
-from llm_serving.kinds.serving.placement import PlacedRole, Placement
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.sharing import MAX_BODIES_BYTES
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
@@ -26,23 +26,23 @@ def check(settings: Blueprint, environment: Environment, placed_roles: Sequence[
     for head, members in _group_placed(settings, placed_roles).items():
         for member in members:
             yield from _check_arguments(settings, member)
-        if members and members[0][2].role == head and not environment.conventions.is_local:
+        if members and members[0].name == head and not environment.conventions.is_local:
             yield from _check_place(settings, members)
 
 
 def _group_placed(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> dict[str, list[PlacedRole]]:
     """Return the roles that are placed of each group of models, the shared one first, by its name."""
-    placed = {placed_role[2].role: placed_role for placed_role in placed_roles}
+    by_name = {placed.name: placed for placed in placed_roles}
     return {
-        head: [placed[name] for name in (head, *names) if name in placed]
+        head: [by_name[name] for name in (head, *names) if name in by_name]
         for head, names in settings.roles.sharers.items()
     }
 
 
 def _sum_host_bytes(settings: Blueprint, members: Sequence[PlacedRole], sleeping: Sleeping) -> int:
     """Return the memory of the host that all models of a replica take, each with its draft, and requests that wait."""
-    fits = [placement.fit for _, _, placement in members if placement.fit]
-    accelerators = members[0][1].accelerators
+    fits = [member.fit for member in members if member.fit]
+    accelerators = members[0].role.accelerators
     draft = find_draft(settings)
     draft_bytes = draft.weight_bytes // accelerators if draft else 0
     engines_bytes = sum(sleeping.compute_host_bytes(fit.weight_bytes + draft_bytes, accelerators) for fit in fits)
@@ -69,8 +69,7 @@ def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
 
 
 def _check_arguments(settings: Blueprint, member: PlacedRole) -> Iterator[Conflict]:
-    key_path, role, _ = member
-    for path, value in settings.list_arguments(key_path, role):
+    for path, value in settings.list_arguments(member.key_path, member.role):
         if path[-1] == _KEEPING_OPTION and value == _KEEPING_MODE:
             reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
             yield Conflict(path, reason, f"remove {_KEEPING_OPTION}, or shares", _KEEPING_MODE)
@@ -81,32 +80,33 @@ def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator
 
     Replicas of the pattern have one node.
     """
-    key_path, role, placement = members[0]
-    if placement.instance.accelerators is None:
+    placed = members[0]
+    if placed.instance.accelerators is None:
         reason = "an engine that sleeps on CPU frees no memory"
-        yield Conflict((*key_path, "pool"), reason, "use a pool of types with GPUs, or remove shares", role.pool)
+        fix = "use a pool of types with GPUs, or remove shares"
+        yield placed.refuse("pool", reason, fix, placed.role.pool)
         return
-    sleeping = placement.platform.sleeping
+    sleeping = placed.platform.sleeping
     if sleeping is None:
         return  # `shares` is refused for the engine
     yield from _check_loading(members, sleeping)
     needed = _sum_host_bytes(settings, members, sleeping)
-    room = placement.resources.memory_bytes - placement.resources.shared_memory_bytes
+    room = placed.resources.memory_bytes - placed.resources.shared_memory_bytes
     if needed > room:
         reason = (
             f"its {len(members)} models take up to {format_bytes(needed)} of the host's memory, for all but one sleep: "
             f"{sleeping.host_copies:g} times their weights, a draft's among them, {format_bytes(sleeping.host_bytes)} "
             f"of each for an accelerator, and {format_bytes(MAX_BODIES_BYTES)} of requests that wait; a replica's "
-            f"share of {placement.instance.name} has {format_bytes(room)} for it"
+            f"share of {placed.instance.name} has {format_bytes(room)} for it"
         )
         fix = "use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for one"
-        yield Conflict((*key_path, "pool"), reason, fix, role.pool)
+        yield placed.refuse("pool", reason, fix, placed.role.pool)
 
 
 def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterator[Conflict]:
     """Yield models that do not fit while they are loaded, for what the engine lays out anew is freed at the end."""
-    for key_path, _, placement in members:
-        fit, quantization = placement.fit, placement.model.quantization
+    for placed in members:
+        fit, quantization = placed.fit, placed.model.quantization
         copies = sleeping.load_copies.get(quantization, 1)
         if fit and copies * fit.weight_bytes > fit.budget_bytes:
             reason = (
@@ -115,7 +115,7 @@ def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterato
                 f"{format_bytes(fit.budget_bytes)} of one accelerator"
             )
             fix = "set pool in place of shares for it, or use accelerators with more memory"
-            yield Conflict((*key_path, "model"), reason, fix, placement.model.name)
+            yield placed.refuse("model", reason, fix, placed.model.name)
 
 
 def describe(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
@@ -123,19 +123,19 @@ def describe(settings: Blueprint, environment: Environment, placed_roles: Sequen
     for head, members in _group_placed(settings, placed_roles).items():
         names = settings.roles.sharers[head]
         models = f"{', '.join((head, *names[:-1]))} and {names[-1]}"
-        _, role, placement = members[0]
-        sleeping = placement.platform.sleeping
+        placed = members[0]
+        sleeping = placed.platform.sleeping
         if environment.conventions.is_local or sleeping is None:
             continue
-        fits = [fit for *_, member in members if (fit := member.fit)]
+        fits = [member.fit for member in members if member.fit]
         host_bytes = _sum_host_bytes(settings, members, sleeping)
         copied_bytes = sum(sorted(fit.weight_bytes for fit in fits)[-2:])
-        kept_bytes = sleeping.get_kept_bytes(role.accelerators)
+        kept_bytes = sleeping.get_kept_bytes(placed.role.accelerators)
         switch = settings.roles.get_switch(head)
         switch_s = math.ceil(copied_bytes / sleeping.copy_bytes_s)
         turn_s = switch.least_awake + switch.finish + switch_s
-        place = f"the {role.accelerators} accelerators" if role.accelerators > 1 else "the accelerator"
-        price = _describe_price(environment, placement, len(fits))
+        place = f"the {placed.role.accelerators} accelerators" if placed.role.accelerators > 1 else "the accelerator"
+        price = _describe_price(environment, placed, len(fits))
         uncounted = _describe_unknown_draft(settings)
         yield (
             f"{models} take turns on {place} of a replica{price}. They take up to {format_bytes(host_bytes)} of its "
@@ -153,11 +153,11 @@ def _describe_unknown_draft(settings: Blueprint) -> str:
     return f", without {speculative.model} beside each, whose size is not known here"
 
 
-def _describe_price(environment: Environment, placement: Placement, count: int) -> str:
+def _describe_price(environment: Environment, placed: PlacedRole, count: int) -> str:
     """Return the price of a replica beside that of one for each of `count` models; empty where it is unknown."""
-    row = placement.instance
+    row = placed.instance
     price = row.prices.get(environment.region)
     if price is None or row.accelerators is None:
         return ""
-    usd_h = price.usd_h * placement.resources.accelerators / row.accelerators.count
+    usd_h = price.usd_h * placed.resources.accelerators / row.accelerators.count
     return f", for {usd_h:.2f} USD/h on {row.name} in place of {count * usd_h:.2f} for one each"

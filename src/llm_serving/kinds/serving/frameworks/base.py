@@ -11,9 +11,8 @@ from pydantic import JsonValue
 from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import FrameworkEngine
 from llm_serving.kinds.serving import answer_parsers
-from llm_serving.kinds.serving.placement import PlacedRole, Placement, format_bounds
+from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -81,47 +80,41 @@ def check_engine(
     # A program of the framework's own may take fewer options than the engine's.
     lack = f"{'where there is' if pair.command else 'which has'} no such option"
     reason = f"{name} {framework.version} runs {engine} {pair.version}, {lack}"
-    for key_path, role, role_placement in placed_roles:
-        for path, value in context.blueprint.list_arguments(key_path, role):
+    for placed in placed_roles:
+        for path, value in context.blueprint.list_arguments(placed.key_path, placed.role):
             if path[-1] not in known:
                 shown = value if isinstance(value, bool) else str(value)
                 yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown)
-        yield from _check_parsers(context, key_path, role, role_placement, pair, asked_only=asked_parsers_only)
+        yield from _check_parsers(context, placed, pair, asked_only=asked_parsers_only)
 
 
 def check_warm_prompts(context: Context, placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
     """Yield prompts for each replica before its first request, where a framework lets nobody ask a replica."""
-    for key_path, role, _ in placed_roles:
-        if prompt := context.blueprint.select_model_settings(role).warm_prompt:
-            path = context.blueprint.find_model_key_path(key_path, role, "warm_prompt")
+    for placed in placed_roles:
+        if prompt := context.blueprint.select_model_settings(placed.role).warm_prompt:
+            path = context.blueprint.find_model_key_path(placed.key_path, placed.role, "warm_prompt")
             yield Conflict(path, reason, "remove it, or use framework: plain", prompt)
 
 
 def check_never_empty(placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
     """Yield roles that go down to no replicas, where a framework starts none for a request."""
-    for key_path, role, _ in placed_roles:
-        if role.replicas.min == 0:
-            fix = f"set replicas: 1..{role.replicas.max}, or use framework: plain"
-            yield Conflict((*key_path, "replicas"), reason, fix, format_bounds(role.replicas))
+    for placed in placed_roles:
+        if placed.role.replicas.min == 0:
+            fix = f"set replicas: 1..{placed.role.replicas.max}, or use framework: plain"
+            yield placed.refuse("replicas", reason, fix, format_bounds(placed.role.replicas))
 
 
 def _check_parsers(
-    context: Context,
-    key_path: tuple[str, ...],
-    role: EngineRole,
-    role_placement: Placement,
-    pair: FrameworkEngine,
-    *,
-    asked_only: bool,
+    context: Context, placed: PlacedRole, pair: FrameworkEngine, *, asked_only: bool
 ) -> Iterator[Conflict]:
     """Yield parsers that a framework which reads answers by itself does not have."""
-    selected = answer_parsers.select(context.blueprint, role, role_placement.model)
-    written = context.blueprint.select_model_settings(role)
+    selected = answer_parsers.select(context.blueprint, placed.role, placed.model)
+    written = context.blueprint.select_model_settings(placed.role)
     for key in pair.parsers:
         parser = getattr(selected, key)
         if asked_only and getattr(written, key) == answer_parsers.AUTO:
             continue
         if parser and not pair.find_parser(key, parser):
-            path = context.blueprint.find_model_key_path(key_path, role, key)
+            path = context.blueprint.find_model_key_path(placed.key_path, placed.role, key)
             reason = f"{context.blueprint.framework} reads answers itself, and has no parser {parser}"
             yield Conflict(path, reason, f"set {key}: off, or use another framework", parser)

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_never_empty, check_warm_prompts
 from llm_serving.kinds.serving.objectives import find_lowest_limit
-from llm_serving.kinds.serving.placement import PlacedRole, Placement
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, resolve_scale
 from llm_serving.services.service import Prefetch, Probe, Service
@@ -74,9 +74,9 @@ def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
         reason = "its image for EFA, by which prefill hands over to decode, is another one, which was not compared"
         fix = "set tuning: {kv_transfer: host}, or use framework: plain"
         yield Conflict(("framework",), reason, fix, context.blueprint.framework)
-    for key_path, role, _ in placed_roles:
-        if template := context.blueprint.select_model_settings(role).chat_template:
-            path = context.blueprint.find_model_key_path(key_path, role, "chat_template")
+    for placed in placed_roles:
+        if template := context.blueprint.select_model_settings(placed.role).chat_template:
+            path = context.blueprint.find_model_key_path(placed.key_path, placed.role, "chat_template")
             reason = "Dynamo's workers read a template from a file, and their pods have the model's alone"
             yield Conflict(path, reason, "remove it, or use framework: plain", template)
     reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
@@ -94,9 +94,9 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     backend = (context.pair.name if context.pair else "") or context.blueprint.engine
     config: dict[str, JsonValue] = {"version": framework.version, "backend": backend, "types": types}
     planners: dict[str, JsonValue] = {
-        key_path[-1]: _build_planner(context, key_path[-1], role, role_placement, backend)
-        for key_path, role, role_placement in placed_roles
-        if _is_planned(key_path[-1], role)
+        placed.name: _build_planner(context, placed, backend)
+        for placed in placed_roles
+        if _is_planned(placed.name, placed.role)
     }
     if planners:
         config |= {"planners": planners, "plannerImage": context.pin_image(framework.planner_image)}
@@ -109,31 +109,29 @@ def _is_planned(name: str, role: EngineRole) -> bool:
     return bool(scale and scale.planner)
 
 
-def _build_planner(
-    context: Context, name: str, role: EngineRole, role_placement: Placement, backend: str
-) -> dict[str, JsonValue]:
+def _build_planner(context: Context, placed: PlacedRole, backend: str) -> dict[str, JsonValue]:
     """Return a role's PlannerConfig, beside the model's name.
 
     Each role has a planner of its own: one for both would keep the sum of their accelerators, and neither's bound. It
     learns from the running engines' steps and needs no profile. Source: dynamo/planner/config/planner_config.py and
     core/budget.py of 1.6.1.
     """
-    slo, gpus = context.blueprint.slo, role_placement.resources.accelerators or 1
+    slo, gpus = context.blueprint.slo, placed.resources.accelerators or 1
     limits = {"ttft_ms": find_lowest_limit(slo, "ttft_ms"), "itl_ms": find_lowest_limit(slo, "itl_ms")}
-    left_out = {PREFILL: "itl_ms", DECODE: "ttft_ms"}.get(name)
+    left_out = {PREFILL: "itl_ms", DECODE: "ttft_ms"}.get(placed.name)
     return {
         "environment": "kubernetes",
         "backend": backend,
-        "mode": name if name in (PREFILL, DECODE) else "agg",
+        "mode": placed.name if placed.name in (PREFILL, DECODE) else "agg",
         "optimization_target": "sla",
         "enable_load_scaling": True,
         "enable_throughput_scaling": False,
         "pre_deployment_sweeping_mode": "none",
         **{field: limit for field, limit in limits.items() if field != left_out},
-        "min_endpoint": role.replicas.min,
-        "max_gpu_budget": role.replicas.max * gpus,
+        "min_endpoint": placed.role.replicas.min,
+        "max_gpu_budget": placed.role.replicas.max * gpus,
         # Where the operator has not written it yet.
-        f"{PREFILL if name == PREFILL else DECODE}_engine_num_gpu": gpus,
+        f"{PREFILL if placed.name == PREFILL else DECODE}_engine_num_gpu": gpus,
         # Pages that ask for no key.
         "control_api_port": 0,
         "live_dashboard_port": 0,

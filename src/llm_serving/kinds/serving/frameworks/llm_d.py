@@ -42,11 +42,11 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
         yield Conflict(
             ("framework",), reason, "use another framework, or a blueprint for each model", blueprint.framework
         )
-    limits = [get_max_requests(role) for _, role, _ in placed_roles]
-    for (key_path, _, _), limit in zip(placed_roles, limits, strict=True):
+    limits = [get_max_requests(placed.role) for placed in placed_roles]
+    for placed, limit in zip(placed_roles, limits, strict=True):
         if limit != limits[0]:
             reason = "llm-d's endpoint picker has one limit for all engines"
-            yield Conflict((*key_path, "max_requests"), reason, "set the same max_requests for each role", limit)
+            yield placed.refuse("max_requests", reason, "set the same max_requests for each role", limit)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
@@ -94,7 +94,7 @@ def _build_admission(
     Requests wait in the picker, by class and in turn for each caller, in place of an engine's one queue. Each router's
     picker counts the requests that it has sent itself, so each has its share of the limit.
     """
-    limit = get_max_requests(placed_roles[0][1])  # `check` has refused others
+    limit = get_max_requests(placed_roles[0].role)  # `check` has refused others
     if not (limit or context.blueprint.tuning.priority):
         return None
     band: JsonValue = {"fairnessPolicyRef": FAIRNESS}
@@ -102,9 +102,11 @@ def _build_admission(
         share = max(1, limit // context.blueprint.roles.router.replicas)
         detector: dict[str, JsonValue] = {"type": "concurrency-detector", "parameters": {"maxConcurrency": share}}
         # As many wait as run; more get 429.
-        waiting: dict[str, JsonValue] = {"maxRequests": share * sum(role.replicas.max for _, role, _ in placed_roles)}
+        waiting: dict[str, JsonValue] = {
+            "maxRequests": share * sum(placed.role.replicas.max for placed in placed_roles)
+        }
     else:
-        scales = [resolve_scale(key_path[-1], role) for key_path, role, _ in placed_roles]
+        scales = [resolve_scale(placed.name, placed.role) for placed in placed_roles]
         # More than what scaling waits for: held back in the picker, requests would start no replica.
         threshold = max(QUEUE_THRESHOLD, *(2 * (scale.queue or 0) for scale in scales if scale), 0)
         detector = {"type": "utilization-detector", "parameters": {"queueDepthThreshold": threshold}}

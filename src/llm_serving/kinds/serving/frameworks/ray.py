@@ -23,7 +23,7 @@ from llm_serving.kinds.serving.frameworks.base import (
     check_warm_prompts,
     split_command,
 )
-from llm_serving.kinds.serving.placement import PlacedRole, Placement
+from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas, get_max_requests, resolve_scale
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
@@ -68,29 +68,27 @@ OBJECT_STORE_BYTES = 80_000_000
 def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield options of the engine that the version under Ray does not have, and what its nodes here do not take."""
     yield from check_engine(context, placed_roles)
-    for key_path, role, role_placement in placed_roles:
-        yield from _check_limit(context, key_path, role, role_placement)
+    for placed in placed_roles:
+        yield from _check_limit(context, placed)
     if not context.conventions.is_local:
         return
     yield from check_warm_prompts(context, placed_roles, "Ray's replicas take no requests but those of its endpoint")
-    for key_path, role, _ in placed_roles:
-        if role.tensor > 1:
+    for placed in placed_roles:
+        if placed.role.tensor > 1:
             reason = "a replica of several ranks under Ray was not compared on this machine"
             fix = "set accelerators: 1, or use framework: plain"
-            yield Conflict((*key_path, "accelerators"), reason, fix, role.accelerators)
+            yield placed.refuse("accelerators", reason, fix, placed.role.accelerators)
 
 
-def _check_limit(
-    context: Context, key_path: tuple[str, ...], role: EngineRole, role_placement: Placement
-) -> Iterator[Conflict]:
+def _check_limit(context: Context, placed: PlacedRole) -> Iterator[Conflict]:
     """Yield a limit at which replicas refuse requests before Ray starts another."""
-    scale, limit = resolve_scale(key_path[-1], role), get_max_requests(role)
+    scale, limit = resolve_scale(placed.name, placed.role), get_max_requests(placed.role)
     if context.conventions.is_local or scale is None or scale.queue is None or limit is None:
         return
-    target = _count_running(context, role_placement) + scale.queue
+    target = _count_running(context, placed) + scale.queue
     if limit < target:
         reason = f"Ray starts another replica at {target:g} requests for each, which it would refuse"
-        yield Conflict((*key_path, "max_requests"), reason, f"set max_requests: {math.ceil(target)} or more", limit)
+        yield placed.refuse("max_requests", reason, f"set max_requests: {math.ceil(target)} or more", limit)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
@@ -99,7 +97,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     timeout_s = math.ceil(context.blueprint.roles.router.request_timeout)
     first_workers = {worker.role: worker for worker in reversed(workers)}
     llm_configs: list[JsonValue] = [
-        _build_llm_config(context, placed_role, first_workers[placed_role[0][-1]]) for placed_role in placed_roles
+        _build_llm_config(context, placed, first_workers[placed.name]) for placed in placed_roles
     ]
     application: dict[str, JsonValue] = {
         "name": "llm",
@@ -217,15 +215,14 @@ def _list_node_arguments(context: Context, node: Service, metrics_port: int) -> 
     )
 
 
-def _build_llm_config(context: Context, placed_role: PlacedRole, worker: Service) -> dict[str, JsonValue]:
+def _build_llm_config(context: Context, placed: PlacedRole, worker: Service) -> dict[str, JsonValue]:
     """Return one model as `LLMConfig` of Ray takes it: from the engine's command line."""
-    key_path, role, role_placement = placed_role
     _, command = split_command(worker)
     options = engine_options.parse_command(context.blueprint.engine, command)
-    device = role_placement.instance.accelerators if not context.conventions.is_local else None
+    device = placed.instance.accelerators if not context.conventions.is_local else None
     # Of a node here the one replica takes all.
     share = 1 if context.conventions.is_local else 0.001
-    bundle: dict[str, JsonValue] = {"GPU" if device else "CPU": 1, key_path[-1]: share}
+    bundle: dict[str, JsonValue] = {"GPU" if device else "CPU": 1, placed.name: share}
     return {
         "model_loading_config": {
             "model_id": options["served_model_name"][0],  # type: ignore[index]
@@ -236,8 +233,8 @@ def _build_llm_config(context: Context, placed_role: PlacedRole, worker: Service
         # A replica does not leave its node.
         "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
         "deployment_config": {
-            **_build_replicas(context, key_path[-1], role, _count_running(context, role_placement)),
-            **_build_limit(role),
+            **_build_replicas(context, placed.name, placed.role, _count_running(context, placed)),
+            **_build_limit(placed.role),
             "graceful_shutdown_timeout_s": math.ceil(context.blueprint.disruption.drain),
             "request_router_config": {"request_router_class": context.router.policies[context.policy]},
         },
@@ -256,9 +253,9 @@ def _build_limit(role: EngineRole) -> dict[str, JsonValue]:
     return {"max_ongoing_requests": limit, "max_queued_requests": limit, "backpressure_config": dict(REFUSED)}
 
 
-def _count_running(context: Context, role_placement: Placement) -> int:
+def _count_running(context: Context, placed: PlacedRole) -> int:
     """Return requests that a replica runs at once: those of a step, or fewer where the KV cache holds fewer."""
-    fit, sequences = role_placement.fit, role_placement.batch.sequences
+    fit, sequences = placed.fit, placed.batch.sequences
     if fit is None or not fit.computed:
         return sequences
     return max(1, min(sequences, fit.cache_tokens // context.blueprint.max_sequence_tokens))
