@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterator
 from typing import TypeGuard
 
@@ -33,15 +32,6 @@ ACTIONS = {
 """Operations that IAM knows by another name. Source: service authorization reference, 2026-11."""
 
 
-def _parse(source: str) -> ast.Module:
-    """Parse without a garbage collection amid it, whose callbacks make CPython 3.11 lose count of its depth."""
-    gc.disable()
-    try:
-        return ast.parse(source)
-    finally:
-        gc.enable()
-
-
 def find_actions(*modules: str) -> set[str]:
     """The IAM actions of a program's calls.
 
@@ -55,7 +45,7 @@ def find_actions(*modules: str) -> set[str]:
     Raises:
         ValueError: boto3 or botocore is used in a way that is not followed, or a client has no such method.
     """
-    tree = ast.Module([node for code in modules for node in _parse(code).body], [])
+    tree = ast.Module([node for code in modules for node in ast.parse(code).body], [])
     makers = MAKERS | {function.name for function in ast.walk(tree) if _makes_client(function)}
     _require_followed(tree, makers)
     services = _name_clients(tree, makers)
