@@ -110,8 +110,8 @@ class _Handler(QuietHandler):
         hub.requests.append((path, start))
         end = hub.broken_at.pop(path, last)
         status = 206 if match else 200
+        hub.sent_bytes += max(0, end - start)  # before a client has them, who may look at once
         self._send(status, content[start:end], {"X-Repo-Commit": COMMIT}, length=last - start)
-        hub.sent_bytes += max(0, end - start)
         if end < last:
             self.close_connection = True
 

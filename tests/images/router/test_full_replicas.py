@@ -18,9 +18,9 @@ from tests.http_handler import QuietHandler
 
 pytestmark = pytest.mark.engine
 
-# Of the catalog's row.
+# Of the catalog's row, but for how long a replica is left out: as long as the test.
 ARGUMENTS = ("--enable-igw", "--policy", "round_robin", "--retry-max-retries", "6", "--cb-failure-threshold", "5",
-    "--cb-timeout-duration-secs", "5")  # fmt: skip
+    "--cb-timeout-duration-secs", "3600")  # fmt: skip
 HOSTS = ("127.0.2.1", "127.0.2.2")
 
 

@@ -324,6 +324,9 @@ def test_every_line_of_the_log_is_json_with_the_id_and_nothing_that_was_asked(ro
     with (tmp_path / "log").open("wb") as log:
         command = (sys.executable, "-c", SAYS)
         with run_front(router, command, ("--log", "json"), log) as (port, _):
+            processes.wait_until(
+                lambda: "{}" in (tmp_path / "log").read_text().splitlines(), "the last of the router's lines", 60
+            )
             ask_with_id(port, "request-42", "/v1/chat/completions?prompt=secret")
             ask_with_id(port, "request-43", "/secret")
             assert send(port, "GET", "/health") == 200

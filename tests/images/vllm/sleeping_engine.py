@@ -1,7 +1,7 @@
 """An engine without a model: `sleeping_engine.py NAME [FAULT] --uds SOCKET --middleware MODULE`, with vLLM's pages and rules.
 
 A completion takes `max_tokens` steps, each a part of a stream, and as long as `hold` says in seconds a step; asleep it
-makes none. FAULT is a page that it answers 500 to, or `late`: it ends instead of serving.
+makes none. The last waits for the file `until`. FAULT is a page that it answers 500 to, or `late`: it ends instead of serving.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -31,6 +32,8 @@ class Engine:
         try:
             for number in range(body["max_tokens"]):
                 await asyncio.sleep(body.get("hold", 0))
+                while number == body["max_tokens"] - 1 and not Path(body.get("until", os.curdir)).exists():
+                    await asyncio.sleep(0.01)
                 await self.awake.wait()
                 if body.get("crash") == number:
                     os._exit(3)

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,8 +50,9 @@ class Clients:
         self, module: ModuleType, max_waiting: int = 10, least_awake_s: float = 0, finish_s: float = 0
     ) -> None:
         self.events: list[str] = []
-        self.switch_s = 0.0
+        self.now = self.switch_s = 0.0
         self.module = module
+        module.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[assignment]
         self.metrics = module.Metrics()
         limits = module.Limits(max_waiting, least_awake_s, finish_s)
         self.turns = module.Turns(self._switch, "a", limits, self.metrics)
@@ -61,7 +62,7 @@ class Clients:
 
     async def _switch(self, last: str, model: str, keep: bool) -> None:
         self.events.append(f"{last}>{model}{' keeping' if keep else ''}")
-        await asyncio.sleep(self.switch_s)
+        self.now += self.switch_s
 
     async def send(self, *names: str) -> None:
         """Send requests; the first letter of each is its model."""
@@ -81,10 +82,11 @@ class Clients:
             self.ends[name].set()
         await settle()
 
-    async def wait_for(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not is_so():
-                await asyncio.sleep(0.001)
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, of which nothing passes by itself."""
+        self.now += seconds
+        self.turns._tell()
+        await settle()
 
     def read(self, metric: str, model: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"model_switch_{metric}", {"model_name": model})
@@ -117,15 +119,17 @@ def test_requests_of_the_awake_model_go_at_once_and_another_waits_for_its_turn(m
 def test_an_idle_model_keeps_its_turn_for_as_long_as_a_switch_takes(module: ModuleType) -> None:
     async def run() -> None:
         clients = Clients(module, least_awake_s=FOR_EVER_S)
-        clients.switch_s = 0.2
+        clients.switch_s = 20
         await clients.send("b1")
-        await clients.wait_for(lambda: "b1" in clients.events)
         await clients.end("b1")
         await clients.send("a1")
+        await clients.pass_time(19)
         await clients.send("b2")
         assert clients.events == ["a>b", "b1", "b2"], "b's next request came in that time"
         await clients.end("b2")
-        await clients.wait_for(lambda: "a1" in clients.events)
+        await clients.pass_time(19)
+        assert clients.events[3:] == []
+        await clients.pass_time(1)
         assert clients.events[3:] == ["b>a", "a1"]
 
     asyncio.run(run())
@@ -178,11 +182,13 @@ def test_the_oldest_that_waits_is_next_whatever_its_model(module: ModuleType) ->
 
 def test_requests_that_stop_midway_get_a_turn_though_nobody_else_asks_for_their_model(module: ModuleType) -> None:
     async def run() -> None:
-        clients = Clients(module, least_awake_s=0.05)
+        clients = Clients(module, least_awake_s=20)
         await clients.send("a1", "b1")
-        await clients.wait_for(lambda: clients.read("stopped", "a") == 1)
-        await clients.wait_for(lambda: clients.read("stopped", "b") == 1)
-        assert clients.events[:4] == ["a1", "a>b keeping", "b1", "b>a keeping"]
+        await clients.pass_time(20)
+        assert clients.read("stopped", "a") == 1
+        await clients.pass_time(20)
+        assert clients.read("stopped", "b") == 1
+        assert clients.events == ["a1", "a>b keeping", "b1", "b>a keeping"]
         await clients.end("a1", "b1")
         await clients.turns.wait_until_idle()
         assert (clients.read("stopped", "a"), clients.read("stopped", "b")) == (0, 0)
@@ -192,12 +198,11 @@ def test_requests_that_stop_midway_get_a_turn_though_nobody_else_asks_for_their_
 
 def test_those_that_stopped_midway_and_have_all_left_get_no_turn(module: ModuleType) -> None:
     async def run() -> None:
-        clients = Clients(module, least_awake_s=0.05)
+        clients = Clients(module, least_awake_s=20)
         await clients.send("a1", "b1")
-        await clients.wait_for(lambda: clients.turns.awake == "b")
+        await clients.pass_time(20)
         clients.tasks["a1"].cancel()
-        await settle()
-        await asyncio.sleep(0.1)  # twice b's turn
+        await clients.pass_time(40)
         assert clients.events == ["a1", "a>b keeping", "b1"]
         assert clients.read("stopped", "a") == 0
 
@@ -339,6 +344,12 @@ def complete(url: str, model: str, tokens: int = 1, **fields: Any) -> tuple[int,
     return ask(url, "/v1/completions", {"model": model, "max_tokens": tokens, **fields})
 
 
+@pytest.fixture
+def let_end(tmp_path: Path) -> Path:
+    """The file that lets answers end which are asked for with `until`."""
+    return tmp_path / "end"
+
+
 def wait_for_all(url: str) -> None:
     processes.wait_until(lambda: ask(url, "/health")[0] == 200, "all engines", LIMIT_S)
 
@@ -442,12 +453,12 @@ def test_a_body_reaches_the_engine_with_the_client_s_headers_and_a_large_one_is_
     )
 
 
-def test_what_waits_takes_no_more_memory_than_the_bodies_may(start: Start) -> None:
+def test_what_waits_takes_no_more_memory_than_the_bodies_may(start: Start, let_end: Path) -> None:
     _, url, _ = start("--max-bytes", str(2**20), "--least-awake", "1000", "--finish", "1000")
     wait_for_all(url)
     large = "x" * 2**19
     with ThreadPoolExecutor(2) as pool:
-        runs = pool.submit(complete, url, "alpha", 2, hold=2)
+        runs = pool.submit(complete, url, "alpha", 2, until=str(let_end))
         wait_for_stream(url)
         waits = pool.submit(complete, url, "beta", prompt=large)
         processes.wait_until(lambda: read_queue(url, "beta") == 1, "beta's request", LIMIT_S)
@@ -456,31 +467,33 @@ def test_what_waits_takes_no_more_memory_than_the_bodies_may(start: Start) -> No
             429, "1", "the requests that are here leave no room for its body. Fix: ask again later."
         )  # fmt: skip
         assert complete(url, "alpha", prompt="small")[0] == 200
+        let_end.touch()
         assert (runs.result()[0], waits.result()[0]) == (200, 200)
     assert complete(url, "beta", prompt=large)[0] == 200, "they give it back"
 
 
-def test_a_stream_that_stops_midway_goes_on_in_its_model_s_next_turn(start: Start) -> None:
+def test_a_stream_that_stops_midway_goes_on_in_its_model_s_next_turn(start: Start, let_end: Path) -> None:
     _, url, _ = start("--least-awake", "0.2", "--finish", "0")
     wait_for_all(url)
     with ThreadPoolExecutor(2) as users:
-        long = users.submit(complete, url, "alpha", 40, hold=0.05)
+        long = users.submit(complete, url, "alpha", 40, hold=0.01, until=str(let_end))
         wait_for_stream(url)
-        short = users.submit(complete, url, "beta", 20, hold=0.05)
+        short = users.submit(complete, url, "beta", 20, hold=0.01)
         assert short.result()[2] == "".join(f"data: beta {number}\n\n" for number in range(20))
+        let_end.touch()
         assert long.result()[2] == "".join(f"data: alpha {number}\n\n" for number in range(40))
     assert read_metric(url, "model_switch_seconds_count", "alpha") >= 1, "its engine slept meanwhile"
     assert read_metric(url, "model_switch_stopped", "alpha") == 0
 
 
-def test_who_disconnects_while_it_waits_leaves_the_queue(start: Start) -> None:
+def test_who_disconnects_while_it_waits_leaves_the_queue(start: Start, let_end: Path) -> None:
     _, url, _ = start("--least-awake", "1000", "--max-waiting", "1")
     wait_for_all(url)
     body = json.dumps({"model": "beta", "max_tokens": 1}).encode()
     host, _, port = url.removeprefix("http://").partition(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
     with ThreadPoolExecutor(1) as users:
-        runs = users.submit(complete, url, "alpha", 150, hold=0.05)
+        runs = users.submit(complete, url, "alpha", until=str(let_end))
         wait_for_stream(url)
         with socket.create_connection((host, int(port))) as client:
             client.sendall(head.encode() + body)
@@ -490,7 +503,7 @@ def test_who_disconnects_while_it_waits_leaves_the_queue(start: Start) -> None:
             assert 1 <= int(headers["Retry-After"]) <= 1000
             assert complete(url, "alpha")[0] == 200
         processes.wait_until(lambda: read_queue(url, "beta") == 0, "its end", LIMIT_S)
-        assert not runs.done(), "alpha kept its turn"
+        let_end.touch()
         assert runs.result()[0] == 200
     assert read_metric(url, "model_switch_refused_total", "beta") == 1
     assert read_metric(url, "model_switch_awake", "alpha") == 1
@@ -507,11 +520,13 @@ def test_who_disconnects_while_it_runs_is_computed_no_longer(url: str) -> None:
     processes.wait_until(lambda: read_metric(url, "vllm:running", "alpha") == 0, "its end", LIMIT_S)
 
 
-def test_with_sigterm_what_runs_and_what_waits_is_answered_and_what_is_new_is_refused(start: Start) -> None:
+def test_with_sigterm_what_runs_and_what_waits_is_answered_and_what_is_new_is_refused(
+    start: Start, let_end: Path
+) -> None:
     process, url, log = start("--least-awake", "1000")
     wait_for_all(url)
     with ThreadPoolExecutor(2) as users:
-        runs = users.submit(complete, url, "alpha", 60, hold=0.1)
+        runs = users.submit(complete, url, "alpha", 60, until=str(let_end))
         wait_for_stream(url)
         waits = users.submit(complete, url, "beta", 2)
         processes.wait_until(lambda: read_queue(url, "beta") == 1, "both", LIMIT_S)
@@ -519,7 +534,7 @@ def test_with_sigterm_what_runs_and_what_waits_is_answered_and_what_is_new_is_re
         processes.wait_until(lambda: ask(url, "/health")[0] == 503, "the drain", LIMIT_S)
         code, headers, _ = complete(url, "alpha")
         assert (code, headers["Retry-After"]) == (503, "1")
-        assert not runs.done(), "the new one came while it ran"
+        let_end.touch()
         assert [runs.result()[2].count("data: "), waits.result()[2].count("data: ")] == [60, 2]
     assert process.wait(LIMIT_S) == 0
     assert not any(map(is_running, read_pids(log).values()))
@@ -540,18 +555,18 @@ def test_a_drain_ends_at_its_limit_and_a_cut_stream_does_not_look_whole(start: S
             runs.result()
 
 
-def test_an_engine_that_ends_ends_the_program_after_the_others_requests(start: Start) -> None:
+def test_an_engine_that_ends_ends_the_program_after_the_others_requests(start: Start, let_end: Path) -> None:
     process, url, log = start("--least-awake", "1000", "--finish", "1000")
     wait_for_all(url)
     with ThreadPoolExecutor(2) as users:
-        runs = users.submit(complete, url, "alpha", 60, hold=0.1)
+        runs = users.submit(complete, url, "alpha", 60, until=str(let_end))
         wait_for_stream(url)
         waits = users.submit(complete, url, "beta")
         processes.wait_until(lambda: read_queue(url, "beta") == 1, "the one for beta", LIMIT_S)
         os.kill(read_pids(log)["beta"], signal.SIGKILL)
-        assert waits.result()[0] == 503
-        assert not runs.done(), "whom nobody serves waits for no other model"
-        processes.wait_until(lambda: ask(url, "/health")[0] in (0, 503), "the drain", LIMIT_S)
+        assert waits.result()[0] == 503, "whom nobody serves waits for no other model"
+        processes.wait_until(lambda: ask(url, "/health")[0] == 503, "the drain", LIMIT_S)
+        let_end.touch()
         assert runs.result()[2].count("data: ") == 60
     assert process.wait(LIMIT_S) == 1
     assert "model-switch: error: beta: the engine ended with status -9" in log.read_text()

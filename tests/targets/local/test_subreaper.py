@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -37,7 +38,11 @@ def _start_family(tmp_path: Path, *, with_subreaper: bool) -> tuple[subprocess.P
 
 
 def _find_alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    alive = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two looks
+            alive += [pid] * (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return alive
 
 
 def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
@@ -64,6 +69,16 @@ def test_a_terminated_command_leaves_no_process(tmp_path: Path) -> None:
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
     assert _find_alive(pids) == []
+
+
+def test_a_signal_that_comes_as_soon_as_the_command_has_started_ends_it() -> None:
+    program = (
+        "import os, signal, subprocess, sys; from llm_serving.targets.local import subreaper\n"
+        "class Popen(subprocess.Popen):\n"
+        "  def __init__(self, *words, **named): super().__init__(*words, **named); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "subreaper.subprocess.Popen = Popen; sys.exit(subreaper.main(['sleep', '600']))"
+    )
+    assert _start([sys.executable, "-c", program]).wait(60) == 128 + signal.SIGTERM
 
 
 def test_a_killed_subreaper_ends_its_command(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import psutil
 GRACE_S = 15
 """Seconds for the command to end after a signal; then it is killed."""
 
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,9 +32,10 @@ def main(command: list[str]) -> int:
     """Run `command`; return its exit code when none of its processes is left."""
     _die_with_parent()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to forward them to
     try:
         # In the same process group, so that a supervisor that kills the group reaches all of it.
-        child = subprocess.Popen(command, preexec_fn=_die_with_parent)
+        child = subprocess.Popen(command, preexec_fn=_prepare)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
@@ -42,12 +44,19 @@ def main(command: list[str]) -> int:
         child.send_signal(signum)
         signal.alarm(GRACE_S)
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in _FORWARDED:
         signal.signal(signum, forward)
     signal.signal(signal.SIGALRM, lambda _number, _frame: child.kill())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     code = child.wait()
     _kill_descendants()
     return code if code >= 0 else 128 - code
+
+
+def _prepare() -> None:
+    """Prepare the command's process."""
+    _die_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
 
 def _die_with_parent() -> None:
