@@ -48,7 +48,7 @@ _KEPT_S = 7 * 24 * 3600.0
 _KEPT_BUILDS = 3
 """Builds whose layers are kept: clones of the repository share the cache, and a changed layer of an engine takes 5 GB."""
 
-_DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 3000.0, 60.0
+_DEBOOTSTRAP_S, _BUILD_S, _COMMAND_S = 600.0, 3000.0, 300.0
 
 _DEBOOTSTRAP_HOOKS = (
     'rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',

@@ -169,7 +169,7 @@ def test_the_router_passes_a_request_to_the_engine_in_its_image(image_runner: Im
         processes.wait_until(lambda: _answers(f"http://127.0.0.1:{engine_port}/health"), "llama-server", START_S)
         url = f"http://127.0.0.1:{port}"
         processes.wait_until(lambda: _answers(f"{url}/readiness"), "the router's probe", START_S)
-        processes.wait_until(lambda: "tiny" in _read_models(url), "the engine at the router", START_S)
+        processes.wait_until(lambda: "tiny" in _read(f"{url}/v1/models"), "the engine at the router", START_S)
         assert json.loads(serving.request_completion(url))["usage"]["completion_tokens"] > 0
         for container in (engine, front):
             _check_confinement(container)
@@ -177,10 +177,11 @@ def test_the_router_passes_a_request_to_the_engine_in_its_image(image_runner: Im
         assert _stop(engine, 60) == 0
 
 
-def _read_models(url: str) -> str:
+def _read(url: str) -> str:
+    """Return a page; "" where there is none yet."""
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
-            return str(response.read())
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return str(response.read().decode())
     except (OSError, http.client.HTTPException):
         return ""
 
@@ -323,8 +324,9 @@ def test_the_router_of_sglang_names_the_hand_over_to_both_halves_in_its_image(
             halves = [engine.bodies[-1] for engine in (prefill, decode)]
             assert halves[0]["bootstrap_room"] == halves[1]["bootstrap_room"]
             assert [(half["bootstrap_host"], half["bootstrap_port"]) for half in halves] == [("127.0.0.1", 5600)] * 2
-            metrics = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60).read().decode()
-            assert re.search(rf"(?m)^{deployment.router.metrics['requests']}\{{.* 1$", metrics)
+            page = f"http://127.0.0.1:{metrics_port}/metrics"
+            counter = rf"(?m)^{deployment.router.metrics['requests']}\{{.* 1$"
+            processes.wait_until(lambda: re.search(counter, _read(page)) is not None, "the count of requests", START_S)
             _check_confinement(front)
         for engine in (prefill, decode):
             engine.shutdown()
@@ -416,7 +418,7 @@ def test_the_gateway_serves_a_team_and_records_its_use_in_its_image(image_runner
             key, _ = AdminClient(f"http://127.0.0.1:{admin_port}", secret).create_key("search")
             assert test_gateway.read_status(f"{url}/key/list") == 404, "the administration"
             assert [validate.call(url, text, "chat", 8).status for text in ("", key)] == [401, 200]
-            assert redis.Redis(port=cache_port).dbsize() > 0, "counts of limits"
+            processes.wait_until(lambda: redis.Redis(port=cache_port).dbsize() > 0, "counts of limits", START_S)
             records = "SELECT 1 FROM \"LiteLLM_SpendLogs\" WHERE status = 'success'"
             processes.wait_until(lambda: database.query(login, records) != [], "the record of its use", START_S)
             _check_confinement(front)

@@ -132,8 +132,9 @@ def test_a_load_is_prepared_with_no_more_requests_at_once_than_max_requests_admi
 ) -> None:
     """What measures the tokens of words and warms up would send eight at once."""
     traffic = {"input_tokens": "20..40", "output_tokens": 4, "requests": 12, "warm_up": 6}
-    admitting = Behaviour(0.05, 0.01, admitted=2)
-    fitting = validate_server(admitting, {**traffic, "users": 2})
+    admitting = Behaviour(0.05, 0.1, admitted=2)
+    with ignore_busy_machine():
+        fitting = validate_server(admitting, {**traffic, "users": 2})
     assert (fitting.report.requests.failed, fitting.report.verdict) == (0, "pass")
     assert [remark for remark in fitting.report.remarks if "429" in remark or "warm-up" in remark] == []
     beyond = validate_server(admitting, {**traffic, "users": 6})
@@ -160,7 +161,7 @@ class TestAServiceThatIsValidatedTwice:
                 target = make_target(url, self.TRAFFIC, {"ttft_ms": {"p95": 20_000}})
                 return measure(target, tmp_path), measure(target, tmp_path)
 
-        return lambda: repeat_disturbed(_validate_twice, lambda runs: all(each.is_undisturbed for each in runs))
+        return _validate_twice
 
     def test_the_second_run_finds_nothing_in_the_caches(self, validate_twice: Any) -> None:
         first, second = validate_twice()
@@ -173,7 +174,7 @@ class TestAServiceThatIsValidatedTwice:
     ) -> None:
         """The negative control: the same words in each run."""
         monkeypatch.setattr(secrets, "token_hex", lambda _: "same")
-        first, second = validate_twice()
+        first, second = repeat_disturbed(validate_twice, lambda runs: all(each.is_undisturbed for each in runs))
         assert first.report.verdict == "pass"
         assert second.report.metrics["ttft_ms"].p50 < first.report.metrics["ttft_ms"].p50 / 2
         assert second.report.verdict == "not shown"

@@ -113,6 +113,22 @@ class Monitoring:
         return [sample for sample in samples if sample["value"][1] != "NaN"]
 
 
+def wait_for_data(monitoring: Monitoring, expressions: Sequence[str]) -> list[str]:
+    """Wait until every expression has data; return those that had none at last.
+
+    They are not asked again: a scrape that takes too long leaves what it reads without data until the next one.
+    """
+    empty = list(expressions)
+
+    def has_all() -> bool:
+        empty[:] = [text for text in expressions if not monitoring.query(text)]
+        return not empty
+
+    with contextlib.suppress(Unavailable):
+        processes.wait_until(has_all, "data in every panel", 120)
+    return empty
+
+
 def serve_pages(exporter: Exporter, port: int) -> ThreadingHTTPServer:
     """Serve the pages, and take what Alertmanager sends."""
 
@@ -203,12 +219,7 @@ def test_every_panel_draws_what_the_programs_publish_and_a_misspelt_name_draws_n
     expressions = [text.replace("$__rate_interval", "1m") for text in list_expressions(files)]
     assert len(expressions) >= 25
 
-    def list_empty() -> list[str]:
-        return [text for text in expressions if not monitoring.query(text)]
-
-    with contextlib.suppress(Unavailable):
-        processes.wait_until(lambda: not list_empty(), "data in every panel", 120)
-    assert list_empty() == []
+    assert wait_for_data(monitoring, expressions) == []
     [known, *_] = [text for text in expressions if "vllm:num_preemptions_total" in text]
     assert monitoring.query(known)
     assert not monitoring.query(known.replace("vllm:num_preemptions_total", "vllm:num_preemptions"))

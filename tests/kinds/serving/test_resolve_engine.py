@@ -82,7 +82,7 @@ def _run_router(engine_pair: tuple[Engine, Engine]) -> Iterator[str]:
     ]
     child = processes.spawn(command, environment={})
     try:
-        processes.wait_until(lambda: _is_healthy(f"http://127.0.0.1:{port}/health"), "the router", 60)
+        processes.wait_until(lambda: _is_healthy(f"http://127.0.0.1:{port}/health"), "the router", 120)
         yield f"http://127.0.0.1:{port}"
     finally:
         processes.stop(child)

@@ -59,7 +59,8 @@ def test_what_comes_before_the_load_is_no_more_at_once_than_the_server_admits() 
         prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
         assert job.Server(plan).warm_up(prompts) == (8, 0)
         job._create_prompts(plan, job.Server(plan))
-        beyond = plan.model_copy(update={"admitted": None})
+    with known_server.run_server(Behaviour(ttft_s=2, admitted=2)) as url:  # long enough for all six to come
+        beyond = plan.model_copy(update={"url": url, "admitted": None})
         assert job.Server(beyond).warm_up(prompts)[1] > 0, "the negative control"
 
 

@@ -215,12 +215,12 @@ def test_a_connection_is_used_again_after_an_answer_of_a_stated_length() -> None
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
+            clients.append(self.client_address)
             body = self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-            clients.append(self.client_address)
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -237,7 +237,7 @@ def test_a_connection_is_used_again_after_an_answer_of_a_stated_length() -> None
         connection.close()
         server.shutdown()
         server.server_close()
-    assert len(set(clients)) == 1, "one connection"
+    assert (len(clients), len(set(clients))) == (3, 1), "one connection"
 
 
 def test_drivers_that_measure_text_are_refused() -> None:

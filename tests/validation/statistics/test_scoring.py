@@ -193,12 +193,13 @@ def test_an_answer_that_cannot_be_held_against_its_schema_scores_0(tmp_path: Pat
 def test_a_pattern_that_tries_every_way_has_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyword: str
 ) -> None:
-    monkeypatch.setattr(scoring, "PATTERN_LIMIT_S", 0.1)
     letters, endless = "a" * 40 + "!", "^(a|a)+$"
     schema = {"pattern": endless} if keyword == "pattern" else {"patternProperties": {endless: False}}
     texts = [letters, "aa"] if keyword == "pattern" else [{letters: 1}, {"b": 1}]
     samples = [_build_sample(json.dumps(text), json.dumps(schema)) for text in texts]
-    scoring.score(_build_traffic(score_by="json_schema"), samples, tmp_path)
+    for sample, limit_s in zip(samples, (0.1, 60), strict=True):
+        monkeypatch.setattr(scoring, "PATTERN_LIMIT_S", limit_s)
+        scoring.score(_build_traffic(score_by="json_schema"), [sample], tmp_path)
     assert [sample.score for sample in samples] == [0, 1], "and a text that it matches soon is held against it"
 
 

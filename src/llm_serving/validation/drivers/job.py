@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import http.client
 import itertools
 import json
@@ -178,8 +177,7 @@ def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], I
         rates = {model: prompts.measure_tokens_per_character(server.count_tokens, texts)} if texts else {}
         return cycle_prompts(plan, rows, rates), cycle_prompts(plan, rows, rates)
     with ThreadPoolExecutor(plan.bound(prompts.CONCURRENCY)) as pool:
-        map_concurrently = functools.partial(pool.map, timeout=plan.traffic.deadline)
-        costs = prompts.measure_costs(server.count_tokens, map_concurrently, plan.traffic.images, plan.nonce)
+        costs = prompts.measure_costs(server.count_tokens, pool.map, plan.traffic.images, plan.nonce)
     return generate_prompts(plan, "warm-up", {model: costs}), generate_prompts(plan, "load", {model: costs})
 
 

@@ -7,7 +7,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
-LIMIT_S = 5.0
+LIMIT_S = 30.0
+"""For a page: a replica that is busy has not ended, and without its first page its requests count from its start."""
 
 
 def fetch(urls: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from llm_serving import processes
 from llm_serving.kinds.serving.frameworks.ray_start import ray_node, sitecustomize
 
 
@@ -80,8 +81,8 @@ def test_a_node_ends_with_its_head_and_another_starts_with_the_next(
     node = Node(tmp_path, monkeypatch)
     left = tmp_path / "worker-0.raylet"
     left.touch()
-    head = socket.create_server(("127.0.0.1", 0))
-    port = head.getsockname()[1]
+    [port] = processes.claim_free_ports(1)  # which no other program takes while no head listens
+    head = socket.create_server(("127.0.0.1", port))
     codes: list[int] = []
     run = threading.Thread(
         target=lambda: codes.append(ray_node.run_worker("127.0.0.1", port, node.command)), daemon=True
