@@ -159,11 +159,9 @@ class Copy:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def run(self, *command: str, cwd: Path, code: int = 0, limit_s: float = 120) -> str:
+    def run(self, *command: str, cwd: Path, code: int = 0) -> str:
         """Run a command line of the copy's `blueprint`; returns what it prints."""
-        return self._python(
-            "-c", "from llm_serving.cli.main import main; main()", *command, cwd=cwd, code=code, limit_s=limit_s
-        )
+        return self._python("-c", "from llm_serving.cli.main import main; main()", *command, cwd=cwd, code=code)
 
     def run_python(self, text: str, cwd: Path) -> str:
         """Run Python of the copy; returns what it prints."""
@@ -173,7 +171,7 @@ class Copy:
         """Run the copy's CDKTF app for the fleet file in `cwd`, by default the repository's."""
         self._python("-m", "infra.main", cwd=cwd or self.root, code=0, CDKTF_OUTDIR=str(out))
 
-    def _python(self, *words: str, cwd: Path, code: int, limit_s: float = 120, **variables: str) -> str:
+    def _python(self, *words: str, cwd: Path, code: int, **variables: str) -> str:
         result = subprocess.run(
             [sys.executable, *words],
             cwd=cwd,
@@ -188,7 +186,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=limit_s,
+            timeout=300,
             check=False,
         )
         assert result.returncode == code, result.stdout
@@ -394,7 +392,7 @@ def test_an_added_kind_is_a_stack_and_a_release_on_eks(tree: Copy, diary: Path, 
 @pytest.mark.timeout(900)
 def test_an_added_kind_is_deployed_validated_and_destroyed(tree: Copy, diary: Path) -> None:
     try:
-        deployed = tree.run("deploy", "mine", "--yes", cwd=diary, limit_s=300)
+        deployed = tree.run("deploy", "mine", "--yes", cwd=diary)
         assert "Set up shelf" in deployed
         assert "mine is up" in deployed
         status = json.loads(tree.run("status", "mine", "--json", cwd=diary))

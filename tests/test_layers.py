@@ -40,7 +40,7 @@ def run_lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}", "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 

@@ -109,7 +109,7 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
         output = _run(script, tmp_path, 850)
     finally:
         program = shlex.quote(str(ROOT / ".venv" / "bin" / "blueprint"))
-        _run(f"{program} destroy mine --yes", tmp_path, 120)
+        _run(f"{program} destroy mine --yes", tmp_path, 240)
     assert "aggregated" in output
     report = json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())
     _require_all_but_speed(report, 64)
@@ -120,7 +120,7 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
 
 def test_the_pattern_section_prints_the_matrix_and_copies_a_preset(tmp_path: Path) -> None:
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-    output = _run(PATTERNS, tmp_path, 120, {"PATH": path, "COLUMNS": "120"})
+    output = _run(PATTERNS, tmp_path, 240, {"PATH": path, "COLUMNS": "120"})
     assert all(name in output for name in ("aggregated", "disaggregated", "distributed", "multi-model", "ads-scale"))
     assert (tmp_path / "talk" / "blueprint.yaml").is_file()
 
@@ -159,6 +159,6 @@ def test_the_blueprint_of_the_example_on_aws_fits_its_fleet(tmp_path: Path) -> N
     [target, fleet] = re.findall(r"install\.sh --target (\S+) --fleet (\S+) --blueprint first", AWS)[0]
     blueprint = ROOT / ".venv" / "bin" / "blueprint"
     check = f"{blueprint} check first --fleet {ROOT / fleet} --target {target}"
-    assert "first" in _run(f"{blueprint} new first --from aggregated --preset {preset} && {check}", tmp_path, 120)
+    assert "first" in _run(f"{blueprint} new first --from aggregated --preset {preset} && {check}", tmp_path, 240)
     with pytest.raises(AssertionError, match="the pool general grows to 1 nodes, which fit 1"):  # the pattern's own
-        _run(f"rm -r first && {blueprint} new first --from aggregated && {check}", tmp_path, 120)
+        _run(f"rm -r first && {blueprint} new first --from aggregated && {check}", tmp_path, 240)

@@ -30,7 +30,7 @@ def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PATH": f"{BLUEPRINT.parent}:{os.environ['PATH']}", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -135,7 +135,7 @@ def test_a_closed_pipe_ends_the_program_without_a_message() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # before the first byte
     with os.fdopen(writer, "wb") as closed_pipe:
-        result = subprocess.run([BLUEPRINT, "schema", "fleet"], stdout=closed_pipe, stderr=subprocess.PIPE, timeout=60)
+        result = subprocess.run([BLUEPRINT, "schema", "fleet"], stdout=closed_pipe, stderr=subprocess.PIPE, timeout=240)
     assert (result.returncode, result.stderr) == (program.PIPE_CLOSED, b"")
 
 
@@ -189,7 +189,7 @@ def test_help_imports_no_heavy_module() -> None:
         "heavy = {'cdktf', 'boto3', 'moto', 'locust', 'gevent', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub', 'pydantic', 'psutil', 'yaml'}; "
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert result.stderr == "[]\n"
 
 

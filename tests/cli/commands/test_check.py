@@ -223,7 +223,7 @@ def run_watched(*arguments: str) -> tuple[int, str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     return result.returncode, result.stderr.splitlines()[-1]
 

@@ -157,7 +157,7 @@ def test_the_archive_knows_settings_that_the_runtimes_boto3_does_not(synth_folde
 
     def list_members() -> str:
         command = [sys.executable, "-c", PROBE, str(tmp_path / "task")]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True).stdout
 
     assert "updateStrategy" in list_members()
     for file in (tmp_path / "task/models/eks").rglob("service-2*"):
