@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.catalog import eks
 from llm_serving.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -60,10 +58,10 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 def test_check_prints_one_line_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine")
     assert (code, err) == (0, "")
-    support_message, _ = eks.describe_support("1.35", datetime.date.today())
-    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+    fleet, support, *rest = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert support[0] == "EKS" and support[1].startswith("Kubernetes 1.35: standard support end")
+    assert [fleet, *rest] == [
         ["fleet", "demo (fleet.yaml): us-west-2, eks"],
-        ["EKS", support_message],
         ["pool", "general: 0..4 x g6e.2xlarge in us-west-2a, us-west-2b"],
         ["blueprint", "mine (mine/blueprint.yaml): aggregated for the target local"],
         ["model", "tiny on vllm, context 4096, 0.008 GB of weights"],
