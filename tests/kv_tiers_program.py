@@ -1,9 +1,9 @@
 """One engine process with tiers of cached prompts: asks prompts in turn, and prints what each answer took from a cache.
 
-Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `steps`, and `connector`, the
-settings of a connector other than the engine's own tiers. A step that is a number is a prompt of its own; `truncate` halves
-every file of the tier, and `kill` ends the server beside this process, asks prompts 3 and 1, and then prompt 0 until a
-new server has it.
+Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `listing` in its place, a URL
+that lists the objects of a bucket, `parts`, the files or objects of a prompt, `steps`, and `connector`, the settings of a
+connector other than the engine's own tiers. A step that is a number is a prompt of its own; `truncate` halves every file of
+the tier, and `kill` ends the server beside this process, asks prompts 3 and 1, and then prompt 0 until a new server has it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ KV_BYTES = 6_000_000
 PROMPT_TOKENS, CHUNK_TOKENS = 1500, 128
 
 RECOVERY_S = 300
-"""Longest wait for a server that starts again."""
+"""Longest wait for a server that starts again, and for what threads of their own write."""
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -51,16 +52,41 @@ def main(settings: dict[str, Any]) -> None:
         )
         return [output.num_cached_tokens, list(output.outputs[0].token_ids)]
 
-    answers = []
+    answers: list[list[Any]] = []
+    known: set[int] = set()
     for step in settings["steps"]:
         if step == "truncate":
-            for file in (path for path in folder.rglob("*") if path.is_file()):
+            for file in _list_parts(folder):
                 os.truncate(file, file.stat().st_size // 2)
         elif step == "kill":
             answers += _ask_without_server(ask)
         else:
             answers.append(ask(step))
+            # The last one's may not be written before the next is asked.
+            _wait_for_parts(settings, len(known) * settings["parts"])
+            known.add(step)
     print(json.dumps({"answers": answers, "metrics": _read_metrics(engine)}))
+
+
+def _wait_for_parts(settings: dict[str, Any], count: int) -> None:
+    """Wait until the tier has so many files or objects: they are written while the engine answers other prompts."""
+    deadline = time.monotonic() + RECOVERY_S
+    while _count_parts(settings) < count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{_count_parts(settings)} of {count} files or objects were written")
+        time.sleep(0.05)
+
+
+def _count_parts(settings: dict[str, Any]) -> int:
+    if "listing" in settings:
+        with urllib.request.urlopen(settings["listing"], timeout=60) as page:
+            return int(page.read().count(b"<Key>"))
+    return len(_list_parts(Path(settings["folder"])))
+
+
+def _list_parts(folder: Path) -> list[Path]:
+    """Return the tier's whole files: vLLM's are called .bin and LMCache's .data, once all is written."""
+    return [path for path in folder.rglob("*") if path.suffix in (".bin", ".data")]
 
 
 def _build_tiers(folder: Path) -> dict[str, Any]:

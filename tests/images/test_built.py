@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 ON_STAND_IN = ["batch-worker", "gateway", "llama-cpp", "load-driver", "router"]
 ENGINE_MARKS = [pytest.mark.engine, pytest.mark.xdist_group(conftest.IMAGES)]
-START_S, ENGINE_START_S = 120.0, 400.0
+START_S, ENGINE_START_S = 300.0, 1200.0
 REGION = "us-west-2"
 
 

@@ -30,6 +30,8 @@ REACHABLE = "eth0:10.66.0.11"
 BOOTSTRAP = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ncclGetUniqueId(ctypes.create_string_buffer(128))"
 LOCK = Path(__file__).with_name("requirements.txt")
 
+pytestmark = pytest.mark.timeout(900)  # downloads the library once
+
 
 @dataclass(frozen=True)
 class Nccl:

@@ -50,18 +50,13 @@ class TestAServerThatIsDeadForTwoSecondsInEight:
         assert [miss.metric for miss in finished.report.missed] == ["ttft_ms.p95", "stall"]
 
 
-def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_undisturbed: ServerValidator) -> None:
-    traffic = {**BASE, "arrivals": "40/s", "requests": 330}
+def test_a_service_that_freezes_is_remarked_without_a_limit_of_stalls(validate_server: ServerValidator) -> None:
+    """Its negative control is in statistics/test_soundness.py: a busy machine stalls any service."""
+    behaviour = Behaviour(0.02, 0.002, stall_s=1.8, stall_interval_s=5)
     with ignore_busy_machine():
-        frozen, steady = (
-            validate_undisturbed(
-                Behaviour(0.02, 0.002, stall_s=stall_s, stall_interval_s=5), traffic, {"ttft_ms": {"p50": 20_000}}
-            )
-            for stall_s in (1.8, 0.0)
-        )
+        frozen = validate_server(behaviour, {**BASE, "arrivals": "40/s", "requests": 330}, {"ttft_ms": {"p50": 20_000}})
     assert frozen.report.verdict == "pass"
     assert [remark for remark in frozen.report.remarks if "no token came for up to" in remark]
-    assert not [remark for remark in steady.report.remarks if "stall" in remark]  # the negative control
 
 
 def test_a_latency_that_grows_tenfold_is_said_and_near_its_limit_not_shown(

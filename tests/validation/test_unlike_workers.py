@@ -62,7 +62,7 @@ def find_role(measured: Report, role: str) -> UnlikeWorkers:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_slow_role_fails_although_all_requests_together_are_within_the_slo(
     make_target: TargetFactory, tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_slow_role_fails_although_all_requests_together_are_within_the_slo(
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_roles_alike_are_both_within_the_slo(make_target: TargetFactory, tmp_path: Path) -> None:
     measured = repeat_disturbed(
         lambda: measure(make_target, tmp_path, {"fast": 0.02, "slow": 0.02}),

@@ -179,7 +179,7 @@ def test_an_older_python_is_refused_before_anything_is_downloaded(
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_vllm_bench_serve_sends_our_plan_and_our_report_judges_it(make_target: TargetFactory, tmp_path: Path) -> None:
     traffic = {"arrivals": "20/s", "requests": 20, "input_tokens": 40, "output_tokens": 8, "warm_up": 1}
     slo = {"ttft_ms": {"p50": 5000}}
