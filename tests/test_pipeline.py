@@ -5,6 +5,7 @@ Terraform's AWS is the embedded one, the cluster a real control plane with simul
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_serving import paths
+from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.operations.kube_api import POD
@@ -92,8 +93,17 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     yield control_plane
     for name, namespace in RELEASES.items():
         words = [control_plane.helm, "uninstall", name, f"--namespace={namespace}", "--ignore-not-found"]
-        run(words, ROOT, control_plane.environment)
+        # With its pods, which nobody would end once their nodes are gone.
+        run([*words, "--cascade=foreground", "--wait"], ROOT, control_plane.environment)
     control_plane.api.delete_all(NODE, timeout_s=60)
+
+
+def is_whole(cluster: ControlPlane, name: str) -> bool:
+    """Whether both engines of a release and its router run."""
+    labels = f"app.kubernetes.io/instance={name},inference/kind"
+    pods = cluster.api.list_objects(POD, RELEASES[name], labels=labels)
+    running = [pod["metadata"]["labels"]["inference/kind"] for pod in pods if pod["status"]["phase"] == "Running"]
+    return sorted(running) == ["engine", "engine", "router"]
 
 
 def read_image(cluster: ControlPlane, name: str) -> str:
@@ -122,12 +132,9 @@ def test_helm_itself_installs_a_rendered_deployment_twice_upgrades_and_rolls_bac
     chart = str(paths.CHARTS / "inference")
     for name in RELEASES:
         helm("install", name, chart, f"--values={values}", "--wait", "--timeout=100s")
+        # Helm does not wait for replicas that may be unavailable during a rollout.
+        processes.wait_until(functools.partial(is_whole, cluster, name), f"the pods of {name}", 60)
     image = yaml.safe_load(values.read_text())["roles"]["worker"]["image"]
-    for name, namespace in RELEASES.items():
-        pods = cluster.api.list_objects(POD, namespace, labels=f"app.kubernetes.io/instance={name},inference/kind")
-        kinds = [pod["metadata"]["labels"]["inference/kind"] for pod in pods]
-        assert kinds.count("engine") == 2 and "router" in kinds
-        assert all(pod["status"]["phase"] == "Running" for pod in pods)
     other = "vllm/vllm-openai:v0.32.1"
     helm("upgrade", "talk", chart, f"--values={values}", f"--set=roles.worker.image={other}")
     assert (read_image(cluster, "chat"), read_image(cluster, "talk")) == (image, other), "of one release alone"
