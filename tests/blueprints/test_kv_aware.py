@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED, UNIQUE = 512, 40
 """Tokens of a prompt that it has in common with others, and of its own: four blocks of the cache, and less than one."""
 
-EVENT_DELAY_S = 5.0
-"""Nothing tells that the router has had the events repeated that it missed: what a busy machine takes."""
+PROBES, PROBE_INTERVAL_S = 15, 4.0
+"""Prompts by which is seen whether the router has had the events repeated that it missed: each can be asked for once."""
 
 SEEDS = itertools.count(1000)
 
@@ -50,7 +50,7 @@ def kv_aware_plan(
         yield plan
 
 
-def _make_prompts(seed: int, groups: int = 4, per_group: int = 5) -> list[list[int]]:
+def _make_prompts(seed: int, groups: int = 4, *, per_group: int) -> list[list[int]]:
     """Prompts of several groups in a random order; those of a group begin alike."""
     rng = random.Random(seed)
     begin = [[rng.randrange(300, 1200) for _ in range(SHARED)] for _ in range(groups)]
@@ -64,16 +64,26 @@ def _count_cache_hits(plan: DeploymentPlan) -> float:
     return sum(serving.read_counter(process, "vllm:prefix_cache_hits_total") for process in plan.deployment.workers)
 
 
-def _send_each(prompts: list[list[int]], urls: list[str], between_s: float = 0.0) -> None:
+def _send_each(prompts: list[list[int]], *urls: str) -> None:
     """Asks `urls` in turn."""
     for number, prompt in enumerate(prompts):
         serving.complete(urls[number % len(urls)], prompt=prompt, max_tokens=2)
-        time.sleep(between_s)
+
+
+def _get_metrics_url(plan: DeploymentPlan) -> str:
+    return f"http://{plan.deployment.environment.hidden_host}:{plan.directory.load_ports()['router-metrics']}/metrics"
 
 
 def _count_known_prompts(metrics_url: str) -> float:
     """Prompts of which the router knew a replica that holds their beginning, by its own count."""
     return serving.sum_counter(metrics_url, "vllm_router_kv_placement_lookups_total", result="hit")
+
+
+def _is_known(prompt: list[int], router_url: str, metrics_url: str) -> bool:
+    """Ask the router; return whether it knew a replica that holds the beginning. After this it knows one."""
+    known = _count_known_prompts(metrics_url)
+    serving.complete(router_url, prompt=prompt, max_tokens=2)
+    return _count_known_prompts(metrics_url) > known
 
 
 def _wait_until_heard(process: Service, router_url: str, metrics_url: str) -> None:
@@ -82,30 +92,47 @@ def _wait_until_heard(process: Service, router_url: str, metrics_url: str) -> No
     def is_heard() -> bool:
         asked, routed = _make_prompts(next(SEEDS), groups=1, per_group=2)
         serving.complete(serving.get_url(process), prompt=asked, max_tokens=2)
-        known = _count_known_prompts(metrics_url)
-        serving.complete(router_url, prompt=routed, max_tokens=2)
-        return _count_known_prompts(metrics_url) > known
+        return _is_known(routed, router_url, metrics_url)
 
     processes.wait_until(is_heard, f"the router has heard {process.name}", 60)
+
+
+def _ask_probes(process: Service) -> list[list[int]]:
+    """Ask a replica for prompts; return others that begin like them."""
+    pairs = [_make_prompts(next(SEEDS), groups=1, per_group=2) for _ in range(PROBES)]
+    _send_each([asked for asked, _ in pairs], serving.get_url(process))
+    return [routed for _, routed in pairs]
+
+
+def _wait_until_repeated(probes: list[list[int]], router_url: str, metrics_url: str) -> None:
+    """Wait until the router knows a probe that it had missed, and so all that was before it."""
+    processes.wait_until(
+        lambda: _is_known(probes.pop(), router_url, metrics_url),
+        "the router has heard what it missed",
+        (PROBES - 1) * PROBE_INTERVAL_S,
+        PROBE_INTERVAL_S,
+    )
 
 
 def test_a_prompt_is_routed_to_its_cached_prefix_and_round_robin_recomputes_it(
     kv_aware_plan: DeploymentPlan,
 ) -> None:
+    url, workers = kv_aware_plan.deployment.url, kv_aware_plan.deployment.workers
+    _send_each(_make_prompts(1, per_group=1), url)
+    for process in workers:
+        _wait_until_heard(process, url, _get_metrics_url(kv_aware_plan))
     before = _count_cache_hits(kv_aware_plan)
-    _send_each(_make_prompts(1), [kv_aware_plan.deployment.url], 0.5)
+    _send_each(_make_prompts(1, per_group=4), url)
     by_events = _count_cache_hits(kv_aware_plan) - before
-    _send_each(_make_prompts(2), [serving.get_url(process) for process in kv_aware_plan.deployment.workers])
+    _send_each(_make_prompts(2, per_group=5), *map(serving.get_url, workers))
     in_turns = _count_cache_hits(kv_aware_plan) - before - by_events
-    max_hits = (20 - 4) * SHARED  # all but the first of each group
-    assert by_events >= 0.87 * max_hits  # two prompts may come before the router has heard of the one before
-    assert in_turns < 0.85 * max_hits
+    assert by_events == 4 * 4 * SHARED, "all but the first of each group"
+    assert in_turns < 0.85 * by_events
 
 
 def test_a_direct_request_to_a_replica_attracts_prompts_with_its_prefix(kv_aware_plan: DeploymentPlan) -> None:
     """The router never saw the first prompts: it can know of them from the engines alone."""
-    url, ports = kv_aware_plan.deployment.url, kv_aware_plan.directory.load_ports()
-    metrics_url = f"http://{kv_aware_plan.deployment.environment.hidden_host}:{ports['router-metrics']}/metrics"
+    url, metrics_url = kv_aware_plan.deployment.url, _get_metrics_url(kv_aware_plan)
     for process in kv_aware_plan.deployment.workers:
         prompts = _make_prompts(10 + process.port, groups=1, per_group=4)
         serving.complete(serving.get_url(process), prompt=prompts[0], max_tokens=2)
@@ -129,6 +156,7 @@ def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unre
     replica = kv_aware_plan.deployment.workers[1]
     prompts = _make_prompts(3, groups=1, per_group=4)
     serving.complete(serving.get_url(replica), prompt=prompts[0], max_tokens=2)
+    probes = _ask_probes(replica)
     supervisord = supervisor.find_running(kv_aware_plan.directory)
     assert supervisord is not None
     before = supervisord.read_state("router").pid
@@ -143,7 +171,7 @@ def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unre
         lambda: serving.get_url(replica) in _list_workers(_get_router_url(kv_aware_plan)), replica.name, 60
     )
     serving.complete(serving.get_url(replica), prompt=_make_prompts(4, groups=1, per_group=1)[0], max_tokens=2)
-    time.sleep(EVENT_DELAY_S)
+    _wait_until_repeated(probes, kv_aware_plan.deployment.url, _get_metrics_url(kv_aware_plan))
     requests_before = serving.read_counter(replica, "vllm:request_success_total")
     for prompt in prompts[1:]:
         serving.complete(kv_aware_plan.deployment.url, prompt=prompt, max_tokens=2)
@@ -199,14 +227,16 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
 
         set_present("here")
         ask_directly(missed_prompts[0], process=second_replica)
-        time.sleep(EVENT_DELAY_S)  # so that the router would have heard it
+        probes = _ask_probes(second_replica)
+        time.sleep(2)  # so that the router would have heard it
         assert count_requests(first_prompts[1:2], process=first_replica) == 1, (
             "the cache that holds it is not to be had"
         )
 
         set_present("here", "away")
         ask_directly(last_prompts[0], process=second_replica)
-        time.sleep(EVENT_DELAY_S)
+        _wait_until_heard(second_replica, router, metrics_url)
+        _wait_until_repeated(probes, router, metrics_url)
         assert count_requests(last_prompts[1:], process=second_replica) == 3
         assert count_requests(missed_prompts[1:], process=second_replica) == 3, (
             "the router asks for the events that it missed"

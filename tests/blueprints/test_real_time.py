@@ -22,8 +22,8 @@ from tests import serving
 pytestmark = pytest.mark.engine
 
 LIMIT = 2
-LONG: dict[str, Any] = {"max_tokens": 1800, "ignore_eos": True}
-"""An answer that takes seconds."""
+LONG: dict[str, Any] = {"max_tokens": 15_000, "ignore_eos": True}
+"""An answer that does not end before it is given up, however busy the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def plan(
     file = root / "mine" / "blueprint.yaml"
     text = file.read_text()
     assert "max_requests: 64" in text
-    text = text.replace("max_requests: 64", f"max_requests: {LIMIT}")
+    text = text.replace("context: 2k", "context: 16k").replace("max_requests: 64", f"max_requests: {LIMIT}")
     text = text.replace("replicas: 2", f"replicas: 1, max_requests: {LIMIT}")
     file.write_text(f"{text}\nlogs: json\n")
     with start_blueprint(root / "mine", root) as running:
