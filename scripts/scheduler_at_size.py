@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from kubernetes.dynamic.exceptions import ForbiddenError
 from rich.table import Table
 
-from llm_serving import console, paths
+from llm_serving import console, paths, processes
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import loading, shift_plan, traffic_curves
@@ -150,12 +151,22 @@ class Shift:
         for pool in self._pools:
             for node in machines.build_for_type(pool.instance, pool.nodes, pool.name, **{"fleet/pool": pool.name}):
                 self._post("/api/v1/nodes", node)
+        processes.wait_until(self._knows_classes, "the classes of priority", LIMIT_S)
         grown = {pool.name: pool.evening - pool.noon for pool in self._pools}
         yield self._time("place", {pool.name: pool.noon for pool in self._pools}, self._count_batch_pods())
         yield self._time("shift", grown, {})
         for name in self._list_names(f"shift-{REAL_TIME}"):
             self._plane.request("delete", f"/api/v1/namespaces/{PLACE}/pods/{name}")
         yield self._time("return", {}, {name: nodes * self._count_on_node(name) for name, nodes in grown.items()})
+
+    def _knows_classes(self) -> bool:
+        """Return whether the API server gives pods the priority of each class: it learns of new ones by watching."""
+        path = f"/api/v1/namespaces/{PLACE}/pods?dryRun=All"
+        try:
+            pods = [self._post(path, _build_pod(name, self._pools[0], name, 1)) for name in PRIORITIES]
+        except ForbiddenError:
+            return False
+        return [json.loads(pod.data)["spec"]["priority"] for pod in pods] == list(PRIORITIES.values())
 
     def _count_batch_pods(self) -> dict[str, int]:
         return {pool.name: (pool.nodes - pool.noon) * self._count_on_node(pool.name) for pool in self._pools}
