@@ -39,7 +39,7 @@ aws: {brokers: 6, broker_storage: 50Gi, parallelism: 3}
 eks: {image: "registry.example/stream-job:1", cache: "redis://valkey.cache.svc:6380", state_class: efs}
 """
 
-pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixture may wait for a build
+pytestmark = pytest.mark.timeout(300, func_only=True)  # the fixture may wait for a build
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import signal
 import ssl
 import subprocess
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,8 @@ from tests.go_programs import Program
 
 STAGES = Path(__file__).with_name("stages.yaml")
 
-_START_S = 60.0
-_ASK_S = 30.0
+_LIMIT_S = 240.0
+"""Of each wait: beside twenty busy programs on two cores, a start takes 80 s."""
 
 _SCHEDULER_RATE = ("--kube-api-qps=1000", "--kube-api-burst=2000")
 """By default 50 requests a second, which 10,000 pods wait 200 s for, whatever the CPU."""
@@ -140,6 +140,37 @@ class ControlPlane:
         """Merge fields into the object at a path of the API."""
         self.request("patch", path, fields, content_type="application/merge-patch+json")
 
+    def wait_for_scheduler(self, nodes: Iterable[str]) -> None:
+        """Wait until the scheduler knows nodes, which may be later than the API server does.
+
+        A pod's preferences count among those that it knows.
+        """
+        probes = [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"probe-{node}", "namespace": "default"},
+                "spec": {
+                    "nodeSelector": {"kubernetes.io/hostname": node},
+                    "tolerations": [{"operator": "Exists"}],
+                    "containers": [{"name": "probe", "image": "probe:0"}],
+                },
+            }
+            for node in nodes
+        ]
+        self.api.apply(probes)
+
+        def is_placed(probe: Manifest) -> bool:
+            return "nodeName" in self.read(kube_api.POD, probe["metadata"]["name"], "default")["spec"]
+
+        processes.wait_until(lambda: all(map(is_placed, probes)), "the scheduler's word on each node", _LIMIT_S)
+        self.api.delete_objects(probes, _LIMIT_S)
+
+    def remove(self, *objects: Manifest) -> None:
+        """Delete objects, each once the one before is gone: kwok never ends a pod whose node is gone."""
+        for item in objects:
+            self.api.delete_objects([item], timeout_s=_LIMIT_S)
+
     def evict(self, pod: str, namespace: str) -> str:
         """Ask for a pod's eviction, as `kubectl drain` does; return why it is refused, empty if it is not."""
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
@@ -156,7 +187,7 @@ class ControlPlane:
         """
         headers = {"Impersonate-User": user} if user else {}
         return self._client.request(
-            method, path, body=body, serialize=False, header_params=headers, _request_timeout=_ASK_S, **options
+            method, path, body=body, serialize=False, header_params=headers, _request_timeout=_LIMIT_S, **options
         )
 
     @functools.cached_property
@@ -241,10 +272,11 @@ def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False
         start(programs.API_SERVER, *_build_api_server_command(etcd, api))
         ready_url = f"https://127.0.0.1:{api}/readyz"
         authority = folder / "certificates" / "apiserver.crt"
-        processes.wait_until(authority.exists, "the API server's certificate", _START_S)
+        # Its key is written after it: then it is whole.
+        processes.wait_until(authority.with_suffix(".key").exists, "the API server's certificate", _LIMIT_S)
         _write_kubeconfig(control_plane.kubeconfig, api, token, authority)
         context = ssl.create_default_context(cafile=str(authority))
-        processes.wait_until(lambda: is_up(ready_url, context), "the API server", _START_S)
+        processes.wait_until(lambda: is_up(ready_url, context), "the API server", _LIMIT_S)
         admin_flags = (f"--kubeconfig={control_plane.kubeconfig}",)
         single_instance = ("--leader-elect=false", "--secure-port=0")
         keys = ("--service-account-private-key-file=accounts.key", f"--root-ca-file={authority}")
@@ -255,7 +287,10 @@ def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False
         start(programs.CONTROLLERS, *admin_flags, *single_instance, *keys, f"--controllers={','.join(_CONTROLLERS)}")
         start(programs.KWOK, *admin_flags, *_build_kwok_command(control_plane, kubelet, backend_port))
         add_kinds(control_plane, objects.CRDS)
-        processes.wait_until(lambda: is_up(f"http://127.0.0.1:{kubelet}/healthz"), "kwok", _START_S)
+        processes.wait_until(lambda: is_up(f"http://127.0.0.1:{kubelet}/healthz"), "kwok", _LIMIT_S)
+        processes.wait_until(
+            lambda: bool(control_plane.api.find(ACCOUNT, "default", "default")), "pods' account", _LIMIT_S
+        )
         yield control_plane
 
 
@@ -272,7 +307,7 @@ def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
         return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
     processes.wait_until(
-        lambda: all(map(is_established, control_plane.api.list_objects(DEFINITION))), "the custom kinds", _ASK_S
+        lambda: all(map(is_established, control_plane.api.list_objects(DEFINITION))), "the custom kinds", _LIMIT_S
     )
 
     def answers(definition: Manifest) -> bool:
@@ -283,7 +318,7 @@ def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
             return True
         return False
 
-    processes.wait_until(lambda: all(map(answers, definitions)), "answers of the custom kinds", _ASK_S)
+    processes.wait_until(lambda: all(map(answers, definitions)), "answers of the custom kinds", _LIMIT_S)
 
 
 def _write_identities(folder: Path) -> str:

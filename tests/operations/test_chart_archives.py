@@ -33,7 +33,7 @@ from tests.operations.conftest import SMALL_FLEET
 OTHER_DIGEST = f"sha256:{'0' * 64}"
 VERSION = "1.0.0"
 
-pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixtures may wait for a build
+pytestmark = pytest.mark.timeout(300, func_only=True)  # the fixtures may wait for a build
 
 
 def compute_digest(content: bytes) -> str:

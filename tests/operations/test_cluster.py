@@ -149,7 +149,7 @@ def test_a_real_cluster_loses_only_nodes_and_load_balancers(
         remaining = control_plane.list_names(kinds[2], ingress, kube_api.SERVICE, namespace="default")
         assert remaining == ["Service/inner", "Service/kubernetes"], "the latter is every cluster's"
     finally:
-        control_plane.api.delete_objects([objects[1], definition, claims, gateways], timeout_s=60)
+        control_plane.remove(objects[1], definition, claims, gateways)
 
 
 def build_manifest(version: str, kind: str, name: str, namespace: str | None = "default") -> dict[str, Any]:

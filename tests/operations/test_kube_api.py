@@ -16,11 +16,11 @@ import pytest
 from llm_serving import processes
 from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi, is_ready
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ACCOUNT, ControlPlane
+from tests.control_plane.control_plane import ControlPlane
 
 CONFIG_MAP = Kind("v1", "ConfigMap")
 
-pytestmark = pytest.mark.timeout(120, func_only=True)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
 @pytest.fixture
@@ -48,11 +48,10 @@ def pod(control_plane: ControlPlane) -> Iterator[str]:
             "spec": {"nodeName": "kube-api", "containers": [container]},
         },
     ]
-    processes.wait_until(lambda: bool(control_plane.api.find(ACCOUNT, "default", "default")), "the account", 90)
     control_plane.api.apply(objects)
     processes.wait_until(lambda: is_ready(control_plane.read(POD, "web-0", "default")), "web-0", 120)
     yield "web-0"
-    control_plane.api.delete_objects(reversed(objects), timeout_s=240)
+    control_plane.remove(*reversed(objects))
 
 
 def build_config_map(name: str, **data: str) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def test_objects_are_created_read_applied_and_deleted(api: KubeApi) -> None:
     names = {item["metadata"]["name"] for item in api.list_objects(CONFIG_MAP, "default")}
     assert {"one", "two"} <= names
     maps = [build_config_map("one"), build_config_map("two"), build_config_map("never")]
-    api.delete_objects([*maps, {"apiVersion": "no.example/v1", "kind": "Kind", "metadata": {"name": "x"}}], 30)
+    api.delete_objects([*maps, {"apiVersion": "no.example/v1", "kind": "Kind", "metadata": {"name": "x"}}], 60)
     assert api.find(CONFIG_MAP, "one", "default") is None
 
 

@@ -26,10 +26,10 @@ from tests.operations.test_cluster import ARN, write_fleet, write_kubeconfig
 HOST = "0A1B2C.gr7.us-west-2.eks.amazonaws.com"
 
 _STAND_IN = """#!{python}
-import json, socket, sys, time
+import json, signal, socket, sys
 parameters = json.loads(sys.argv[sys.argv.index("--parameters") + 1])
 listener = socket.create_server(("127.0.0.1", int(parameters["localPortNumber"][0])))
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -88,7 +88,7 @@ def test_while_it_is_open_the_kubeconfig_goes_through_the_tunnel_and_checks_the_
     recorder.install("helm")
     install_stand_in(recorder)
     aws, fleet, data = AwsSession("us-west-2"), write_fleet(tmp_path), tmp_path / "data"
-    (port,) = _release(processes.claim_free_ports(1))
+    (port,) = processes.claim_free_ports(1)
     with tunnel.forward(Tunnel(ARN, HOST, "i-0a", port), aws, data):
         write_kubeconfig(data / "kubeconfig", f"https://{HOST}")
         assert tunnel.find_open(data) == Tunnel(ARN, HOST, "i-0a", port)
@@ -109,8 +109,7 @@ def test_a_run_opens_the_tunnel_itself_where_this_machine_does_not_reach_the_end
 ) -> None:
     recorder.install("session-manager-plugin")
     install_stand_in(recorder)
-    (port,) = _release(processes.claim_free_ports(1))
-    monkeypatch.setattr(tunnel, "DEFAULT_PORT", port)
+    monkeypatch.setattr(tunnel, "DEFAULT_PORT", processes.claim_free_ports(1)[0])
     monkeypatch.setattr(tunnel, "is_reachable", lambda host: is_reachable and host == HOST)
     aws, fleet, data = connect_to(Client(["i-0a"]), monkeypatch), write_fleet(tmp_path), tmp_path / "data"
     with cluster.reach(aws, fleet, data):
@@ -125,15 +124,9 @@ def test_an_endpoint_is_reachable_where_a_connection_opens() -> None:
     assert not tunnel.is_reachable("nowhere.invalid")
 
 
-def _release(ports: list[int]) -> list[int]:
-    for port in ports:
-        processes._claims.pop(port).close()
-    return ports
-
-
 def test_a_session_that_does_not_start_is_reported_with_its_reason(recorder: Recorder, tmp_path: Path) -> None:
     install_stand_in(recorder, '#!{python}\nimport sys\nsys.exit("TargetNotConnected: i-0a is not connected")\n')
-    route = Tunnel(ARN, HOST, "i-0a", _release(processes.claim_free_ports(1))[0])
+    route = Tunnel(ARN, HOST, "i-0a", processes.claim_free_ports(1)[0])
     with (
         pytest.raises(Unavailable, match="did not forward the port: TargetNotConnected: i-0a is not connected"),
         tunnel.forward(route, AwsSession("us-west-2"), tmp_path / "data"),

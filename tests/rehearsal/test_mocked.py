@@ -7,12 +7,9 @@ import io
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from llm_serving import console
@@ -67,36 +64,20 @@ def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsal_folde
     assert 'expected traffic_type to be one of ["ACCEPT" "REJECT" "ALL"]' in str(error.value)
 
 
-def test_a_run_of_terraform_starts_the_provider_once(rehearsal_folder: Path, tmp_path: Path) -> None:
+def test_a_run_of_terraform_starts_no_provider_beside_the_one_that_it_is_given(
+    rehearsal_folder: Path, tmp_path: Path
+) -> None:
     folders = {"storage": rehearsal_folder / "cdktf.out/one-gpu/stacks/storage"}
-    program = stack_folder.find_terraform(folders, tmp_path)
-    with count_providers() as provider_pids:
-        mocked.plan(folders, program=program, data=tmp_path)
-    assert len(provider_pids) == 1
-    with count_providers() as provider_pids:
-        mocked.plan(folders, program=replace(program, reuse_provider=False), data=tmp_path)
-    assert len(provider_pids) > 1, "what Terraform does by itself"
+    program, log = stack_folder.find_terraform(folders, tmp_path), tmp_path / "terraform.log"
+    logged = {**program.environment, "TF_LOG_PROVIDER": "DEBUG", "TF_LOG_PATH": str(log)}
 
+    def count_starts(*, reuse_provider: bool) -> int:
+        log.write_text("")
+        mocked.plan(folders, program=replace(program, environment=logged, reuse_provider=reuse_provider), data=tmp_path)
+        return log.read_text().count("starting plugin: ")
 
-@contextlib.contextmanager
-def count_providers() -> Iterator[set[int]]:
-    """Processes of providers among the children of this process; each lives for some tenths of a second."""
-    provider_pids: set[int] = set()
-    stopped = threading.Event()
-
-    def record_children() -> None:
-        while not stopped.wait(0.05):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                children = psutil.Process().children(recursive=True)
-                provider_pids.update(child.pid for child in children if child.name().startswith("terraform-prov"))
-
-    looker = threading.Thread(target=record_children)
-    looker.start()
-    try:
-        yield provider_pids
-    finally:
-        stopped.set()
-        looker.join()
+    assert count_starts(reuse_provider=True) == 0
+    assert count_starts(reuse_provider=False) > 1, "what Terraform does by itself"
 
 
 def test_mocked_takes_no_stacks_and_an_empty_folder_is_no_fleet(tmp_path: Path) -> None:

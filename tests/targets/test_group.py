@@ -29,9 +29,6 @@ PATIENT_S = 2.0
 """Interval where a node is to go on: six of them are longer than a busy machine holds up any."""
 
 LIMIT_S = 120.0
-DRAIN_S = 20.0
-"""Less than a test waits: another program may get the port of an engine that has stopped, and answer there."""
-
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -55,7 +52,7 @@ class Handler(QuietHandler):
 
 @contextlib.contextmanager
 def serve() -> Iterator[Engine]:
-    server = Engine(("127.0.0.1", 0), Handler)
+    server = Engine(("127.0.0.1", find_port()), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server
@@ -84,8 +81,8 @@ def start() -> Iterator[Start]:
 
 
 def find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that no other test takes, also once nobody listens there any more."""
+    return processes.claim_free_ports(1)[0]
 
 
 def connect(port: int) -> socket.socket:
@@ -103,7 +100,7 @@ def lead(start: Start, engine: Engine, port: int, followers: int = 1, **options:
     return start("lead", "--health", health, "--port", port, "--followers", followers, **options)
 
 
-def follow(start: Start, engine: Engine, port: int, drain_s: float = DRAIN_S) -> subprocess.Popen[str]:
+def follow(start: Start, engine: Engine, port: int, drain_s: float = LIMIT_S) -> subprocess.Popen[str]:
     process = start(
         "follow", "--leader", "127.0.0.1", "--port", port, "--requests", engine.server_port, "--drain", drain_s
     )

@@ -147,22 +147,30 @@ class KubeApi:
             self._wait_until_gone(item, deadline)
 
     def _wait_until_gone(self, item: Manifest, deadline: float) -> None:
-        kind, name, namespace = _get_kind(item), item["metadata"]["name"], item["metadata"].get("namespace")
-        while manifest := self.find(kind, name, namespace):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                finalizers = manifest["metadata"].get("finalizers", ())
-                holders = [entry for entry in finalizers if entry != "foregroundDeletion"]
-                waits_for = ", ".join(holders) or "what it owns"
-                raise ApiError(f"{_describe(item)} was not deleted in time; it waits for {waits_for}")
-            self.wait_for_change(kind, namespace, fields=f"metadata.name={name}", limit_s=min(left_s, _POLL_S))
+        kind, namespace = _get_kind(item), item["metadata"].get("namespace")
+        selectors = _build_selectors("", f"metadata.name={item['metadata']['name']}")
+        with _ignore_missing():  # the kind may go, too
+            while (listed := self._list(kind, namespace, selectors))["items"]:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    [manifest] = listed["items"]
+                    finalizers = manifest["metadata"].get("finalizers", ())
+                    holders = [entry for entry in finalizers if entry != "foregroundDeletion"]
+                    waits_for = ", ".join(holders) or "what it owns"
+                    raise ApiError(f"{_describe(item)} was not deleted in time; it waits for {waits_for}")
+                self._wait_for_change_since(listed, kind, namespace, selectors, min(left_s, _POLL_S))
 
     def wait_for_change(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", limit_s: float
     ) -> None:
         """Wait until an object changes, appears or goes, or `limit_s` seconds (rounded up) are over."""
         selectors = _build_selectors(labels, fields)
-        listed = self._list(kind, namespace, selectors)
+        self._wait_for_change_since(self._list(kind, namespace, selectors), kind, namespace, selectors, limit_s)
+
+    def _wait_for_change_since(
+        self, listed: Manifest, kind: Kind, namespace: str | None, selectors: dict[str, str | None], limit_s: float
+    ) -> None:
+        """Wait until an object is not as it was in a list, or `limit_s` seconds (rounded up) are over."""
         with _translate_errors(f"watch {kind.kind}s"):
             response = self._dynamic.get(
                 self._resolve(kind),

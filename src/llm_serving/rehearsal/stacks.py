@@ -103,6 +103,7 @@ class BackgroundApply:
     def wait(self, on_progress: Callable[[str], None]) -> None:
         """Wait until it ends; see `wait_until`."""
         self.wait_until(lambda: False, on_progress)
+        on_progress(self._step.note)  # it may have ended before
         console.record(self._step)
 
     def stop(self) -> None:

@@ -91,7 +91,7 @@ def count_workers(fleet: AppliedFleet, name: str) -> int:
 
 @pytest.fixture
 def loads(applied: AppliedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Load]:
-    """Run what the tasks of each load would run, and let the server answer; return the loads."""
+    """Run what the tasks of each load would run; return the loads."""
     standing_in = ProcessContainers(containers.copy_package(tmp_path / "image"), tmp_path / "containers.log")
     sent: list[Load] = []
 
@@ -102,7 +102,6 @@ def loads(applied: AppliedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             yield started
 
     monkeypatch.setattr(EcsTarget, "launch_drivers", launch)
-    measured_replicas.serve_known_answers(monkeypatch, EcsTarget, lambda name: count_workers(applied, name))
     return sent
 
 
@@ -112,7 +111,7 @@ def test_each_load_of_a_sweep_is_a_set_of_tasks_of_its_own(
     ec2 = applied[1].client("ec2")
     [vpc] = [vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if not vpc["IsDefault"]]
     ec2.create_security_group(GroupName="fabric-mine-driver", Description="Drivers", VpcId=vpc)
-    result = measured_replicas.sweep("ecs", capsys)
+    result = measured_replicas.sweep(EcsTarget, lambda name: count_workers(applied, name), capsys)
     assert len(loads) >= len(result["points"]), "one that shows nothing is sent again"
     started = [arn for load in loads for arn in load.running]
     assert len(started) == len(set(started)), "those of the load before have been stopped"

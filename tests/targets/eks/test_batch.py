@@ -36,7 +36,7 @@ from tests.infra.deployments import write_blueprint
 NAMESPACE = "serving"
 OWN = "app.kubernetes.io/instance=mine"
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
 @pytest.fixture
@@ -69,6 +69,7 @@ def cluster(
         node["metadata"]["labels"]["fleet/purchase"] = "on-demand"
     assert nodes[0]["metadata"]["labels"]["fleet/purchase"] == "spot", "the pool's first choice"
     control_plane.api.apply(nodes)
+    control_plane.wait_for_scheduler(node["metadata"]["name"] for node in nodes)
     yield control_plane
     control_plane.api.delete_all(NODE, timeout_s=60)
 

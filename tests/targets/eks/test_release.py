@@ -28,7 +28,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release as target
 from tests import go_programs
 from tests.control_plane import machines
-from tests.control_plane.control_plane import DEPLOYMENT, ENDPOINTS, NODE, RELEASED, SECRET, ControlPlane
+from tests.control_plane.control_plane import BUDGET, DEPLOYMENT, ENDPOINTS, NODE, RELEASED, SECRET, ControlPlane
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "serving"
@@ -47,7 +47,7 @@ eks: {image: "registry.example/stream-job:1", cache: "redis://valkey.cache:6379"
 GPUS = 3
 """Machines of the pool `general`, of one accelerator each; the pattern takes two."""
 
-pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixture may wait for a build
+pytestmark = pytest.mark.timeout(300, func_only=True)  # the fixture may wait for a build
 
 
 class CommandResult(NamedTuple):
@@ -156,10 +156,11 @@ def edit(file: Path, old: str, new: str) -> None:
 
 
 def list_pods(cluster: ControlPlane) -> dict[str, list[dict[str, Any]]]:
-    """The release's pods by role."""
+    """The release's pods by role, but for those that are to end."""
     pods_by_role: dict[str, list[dict[str, Any]]] = {}
     for pod in cluster.api.list_objects(POD, NAMESPACE, labels="app.kubernetes.io/instance=mine,inference/kind"):
-        pods_by_role.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/component"], []).append(pod)
+        if "deletionTimestamp" not in pod["metadata"]:
+            pods_by_role.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/component"], []).append(pod)
     return pods_by_role
 
 
@@ -237,7 +238,7 @@ def test_an_unschedulable_replica_rolls_the_deployment_back_with_its_reason(
     run_cli: RunCli,
     expire_when: Callable[..., None],
 ) -> None:
-    expire_when(f"worker {GPUS} of {GPUS + 1}", "Insufficient nvidia.com/gpu")
+    expire_when(f"worker {GPUS} of {GPUS + 1}", f"{GPUS} Insufficient nvidia.com/gpu")
     before = {pod["metadata"]["uid"] for pod in list_pods(connected_cluster)["worker"]}
     edit(working_folder / "mine/blueprint.yaml", "replicas: 2", f"replicas: {GPUS + 1}")
     code, _, err = run_cli("deploy", "--yes")
@@ -245,9 +246,8 @@ def test_an_unschedulable_replica_rolls_the_deployment_back_with_its_reason(
     assert "mine is not ready: " in err and f"worker {GPUS} of {GPUS + 1}" in err
     assert f"0/{GPUS + 1} nodes are available" in err and f"{GPUS} Insufficient nvidia.com/gpu" in err
     assert err.endswith("rolled back: the previous revision runs\n")
-    assert {pod["metadata"]["uid"] for pod in list_pods(connected_cluster)["worker"]} == before, (
-        "it served all the while"
-    )
+    # Kubernetes ends any one of the three that run, if they became ready at about the same time.
+    assert before & {pod["metadata"]["uid"] for pod in list_pods(connected_cluster)["worker"]}, "one was left to serve"
 
 
 def test_a_crashing_version_is_rolled_back_with_its_log_while_the_old_one_serves(
@@ -344,8 +344,11 @@ def test_a_first_deployment_that_the_cluster_rejects_is_removed_with_its_reason(
     shutil.copytree(working_folder / "mine", working_folder / "other")
     edit(working_folder / "other/eks.yaml.j2", "{% include", "defaults: {engine: {user: 0}}\n{% include")
     level = "pod-security.kubernetes.io/enforce"
+    root = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "root", "namespace": NAMESPACE}}
+    root["spec"] = {"containers": [{"name": "root", "image": "root:0"}]}
     connected_cluster.patch(f"/api/v1/namespaces/{NAMESPACE}", metadata={"labels": {level: "restricted"}})
     try:
+        processes.wait_until(lambda: bool(connected_cluster.find_errors([root])), "admission to know of it", 90)
         code, _, err = run_cli("deploy", "--yes", folder="other")
     finally:
         connected_cluster.patch(f"/api/v1/namespaces/{NAMESPACE}", metadata={"labels": {level: None}})
@@ -448,27 +451,40 @@ def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
 
 
 def read_weights(cluster: ControlPlane) -> dict[str, int]:
-    """The route's shares by service, each of which has pods that are ready behind the port that the route names."""
+    """The route's shares by service, each of which has a pod that is ready behind the port that the route names."""
     [rule] = cluster.read(ROUTE, "chat", NAMESPACE)["spec"]["rules"]
-    for backend in rule["backendRefs"]:
+
+    def has_ready_pod(backend: dict[str, Any]) -> bool:
         labels = f"kubernetes.io/service-name={backend['name']}"
-        [slices] = cluster.api.list_objects(ENDPOINTS, NAMESPACE, labels=labels)
-        assert [port["port"] for port in slices["ports"]] == [backend["port"]]
-        assert [endpoint["conditions"]["ready"] for endpoint in slices["endpoints"]] == [True]
+        return any(
+            endpoint["conditions"]["ready"] and [port["port"] for port in item["ports"]] == [backend["port"]]
+            for item in cluster.api.list_objects(ENDPOINTS, NAMESPACE, labels=labels)
+            for endpoint in item["endpoints"] or ()
+        )
+
+    # Their controller hears of pods when the deployment does.
+    processes.wait_until(lambda: all(map(has_ready_pod, rule["backendRefs"])), "pods behind the route", 90)
     return {backend["name"]: backend["weight"] for backend in rule["backendRefs"]}
 
 
 def uninstall(cluster: ControlPlane, *releases: str) -> None:
-    """Has them go, without waiting for it."""
+    """Have them go with their pods."""
     words = [cluster.helm, "uninstall", *releases, *NAMESPACE_FLAGS, "--ignore-not-found"]
     environment = {**os.environ, **cluster.environment}
     subprocess.run(words, env=environment, timeout=60, check=True, capture_output=True)
+    labels = f"app.kubernetes.io/instance in ({','.join(releases)}),inference/kind"
+    processes.wait_until(lambda: not cluster.api.list_objects(POD, NAMESPACE, labels=labels), "the end of pods", 90)
 
 
 def test_an_eviction_beyond_the_disruption_budget_is_refused(
     running_release: None, connected_cluster: ControlPlane
 ) -> None:
     names = [pod["metadata"]["name"] for pod in list_pods(connected_cluster)["worker"]]
+
+    def count_evictable() -> int:
+        return int(connected_cluster.read(BUDGET, "mine-worker", NAMESPACE)["status"].get("disruptionsAllowed", 0))
+
+    processes.wait_until(lambda: count_evictable() == 1, "the budget's controller", 90)
     cordon(connected_cluster, is_on=True)
     try:
         first, second = (connected_cluster.evict(name, NAMESPACE) for name in names)
@@ -553,9 +569,9 @@ def test_a_role_that_gives_way_leaves_its_nodes_to_a_peak_and_returns_when_that_
         assert run_cli("deploy", "--yes").code == 0
         code, out, err = run_cli("deploy", "--yes", folder="peak")
         assert (code, out) == (0, "peak: is up at http://peak.serving.svc:8080\n"), err
-        processes.wait_until(lambda: count_workers("Pending") == 2, "replicas that wait", 60)
+        processes.wait_until(lambda: count_workers("Pending") == 2, "replicas that wait", 90)
         uninstall(connected_cluster, "peak")
-        processes.wait_until(lambda: count_workers("Running") == 2, "their return", 60)
+        processes.wait_until(lambda: count_workers("Running") == 2, "their return", 90)
     finally:
         uninstall(connected_cluster, "mine", "peak")
 

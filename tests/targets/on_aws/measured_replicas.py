@@ -27,6 +27,7 @@ from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.search.knee import Point
 from tests import known_server
 from tests.known_server import Behaviour
+from tests.validation.conftest import ignore_busy_machine, is_undisturbed, repeat_disturbed
 from tests.validation.search.test_knee import build_point
 
 BLUEPRINT = """\
@@ -58,8 +59,14 @@ def create_results_bucket(endpoint: str, fleet: Fleet) -> None:
     )
 
 
-def serve_known_answers(patch: pytest.MonkeyPatch, target: type[AwsTarget], count_replicas: CountReplicas) -> None:
-    """Let the server answer the loads that a target's own drivers send, and shorten their waits."""
+def serve_known_answers(
+    patch: pytest.MonkeyPatch, target: type[AwsTarget], count_replicas: CountReplicas, late_s: list[float]
+) -> None:
+    """Let the server answer the loads that a target's own drivers send, and shorten their waits.
+
+    Args:
+        late_s: gets how long the machine held up each server at the most.
+    """
     patch.setattr(remote_play, "POLL_S", 0.2)
     patch.setattr(remote_play, "LEAD_S", 1.0)
     open_validation = target.open_validation
@@ -74,14 +81,30 @@ def serve_known_answers(patch: pytest.MonkeyPatch, target: type[AwsTarget], coun
                 unread = dataclasses.replace(source, pages=())
                 options = dataclasses.replace(inputs.options, url=url, load_source=unread)
                 yield dataclasses.replace(inputs, options=options)
+                late_s.append(known_server.ask(url)["late_s"])
 
     patch.setattr(target, "open_validation", open_server)
 
 
-def sweep(target: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def sweep(target: type[AwsTarget], count_replicas: CountReplicas, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Sweep `mine` from 4 to 8 requests a second, of which one replica keeps 4, and return the result."""
-    arguments = ["--from", "4", "--to", "8", "--precision", "100", "--point-time", "3s", "--json"]
-    code = main.run(["sweep", "mine", "--target", target, *arguments])
+    command = ["sweep", "mine", "--target", target.name, "--from", "4", "--to", "8"]
+    command += ["--precision", "100", "--point-time", "3s", "--json"]
+    late_s: list[float] = []
+
+    def sweep_once() -> int:
+        shutil.rmtree("runs", ignore_errors=True)
+        late_s.clear()
+        capsys.readouterr()
+        return main.run(command)
+
+    def was_undisturbed(_: int) -> bool:
+        folders = (file.parent for file in Path("runs").rglob("report.json"))
+        return bool(late_s) and is_undisturbed(folders, {"late_s": max(late_s)})
+
+    with pytest.MonkeyPatch.context() as patch, ignore_busy_machine():
+        serve_known_answers(patch, target, count_replicas, late_s)
+        code = repeat_disturbed(sweep_once, was_undisturbed)
     captured = capsys.readouterr()
     assert code == 0, captured.err
     result: dict[str, Any] = json.loads(captured.out)
