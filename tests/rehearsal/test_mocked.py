@@ -18,7 +18,7 @@ from llm_serving.rehearsal import emulator_gaps, mocked
 from llm_serving.terraform import stack_folder
 from tests.infra import deployments
 
-pytestmark = pytest.mark.terraform
+pytestmark = [pytest.mark.terraform, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -278,9 +278,9 @@ def test_an_interrupted_rehearsal_leaves_no_process(tmp_path: Path) -> None:
         word for child in children for word in ("moto", "terraform") if has_argument(child, word)
     }
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
+    running.communicate(timeout=240)
     assert running.returncode == 130
-    processes.wait_until(lambda: not any(is_alive(child) for child in children), "the end of every child", 60)
+    processes.wait_until(lambda: not any(is_alive(child) for child in children), "the end of every child", 120)
 
 
 def has_argument(process: psutil.Process, word: str) -> bool:

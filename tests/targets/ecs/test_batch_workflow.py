@@ -112,7 +112,7 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         submitted = client.create(file_id=client.upload(rows), metadata={"team": "search"})
         s3 = emulator.create_client("s3", endpoint, REGION)
         s3.put_object(Bucket=BUCKET, Key="batch/catalog/inbox/ads/more.jsonl", Body=rows.read_bytes() + b"\n")
-        processes.wait_until(lambda: len(list(client.list_batches())) == 2, "the inbox's job", 60)
+        processes.wait_until(lambda: len(list(client.list_batches())) == 2, "the inbox's job", 120)
         for job in client.list_batches():
             processes.wait_until(lambda job=job: client.read(job["id"])["status"] in FINAL_STATES, job["id"], 120)  # type: ignore[misc]
         jobs = {job["team"]: job for job in client.list_batches()}
@@ -151,4 +151,4 @@ def _wait_for_api(client: Any) -> None:
             return False
         return True
 
-    processes.wait_until(answers, "the Batch API", 60)
+    processes.wait_until(answers, "the Batch API", 120)

@@ -38,8 +38,6 @@ from tests.validation.conftest import build_deployment, build_options
 from tests.validation.remote import containers
 from tests.validation.remote.containers import ProcessContainers
 
-pytestmark = pytest.mark.timeout(120)
-
 BUCKET = "fabric-results"
 
 
@@ -112,7 +110,7 @@ def test_the_tasks_send_one_load_and_are_stopped(
             definitions.append(definition["taskDefinition"])
             yield started
 
-    drivers = RemoteDrivers(aws, BUCKET, launch, 60)
+    drivers = RemoteDrivers(aws, BUCKET, launch, 240)
     source = LoadSource("From tasks.", play=drivers.play, max_processes=4)
     with known_server.run_server() as url:
         traffic = {"arrivals": "20/s", "requests": 40, "input_tokens": 20, "output_tokens": 4}

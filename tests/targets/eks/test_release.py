@@ -795,6 +795,14 @@ def test_a_missing_program_is_reported_with_its_installation_guide(
     assert "not on this machine's PATH: helm" in err and "https://helm.sh/docs/intro/install" in err
 
 
+def test_a_pod_that_drains_after_a_rollout_is_no_replica_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = None
+    ending = {"deletionTimestamp": "2026-11-27T00:00:00Z"}
+    pods = [{"metadata": {"name": "new", "labels": {}}}, {"metadata": {"name": "old", "labels": {}, **ending}}]
+    monkeypatch.setattr(target, "list_pods", lambda *_: pods)
+    assert [replica.name for replica in target.list_replicas(plan)] == ["new"]
+
+
 _LACKS = (
     "GPUs: 7 of 8 (nvidia-smi)",  # a line without a fix is no reason
     "CUDA: it does not initialize, error 802. Fix: start nvidia-fabricmanager on the node",

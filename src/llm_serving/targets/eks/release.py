@@ -180,12 +180,12 @@ def _describe_other_owner(plan: DeploymentPlan, api: KubeApi, resource: Manifest
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """List the release's pods, by role and name.
+    """List the release's pods, by role and name, but for those that are to end.
 
     Raises:
         Unavailable: the cluster does not answer.
     """
-    return sorted(map(parse_pod, list_pods(plan)), key=lambda pod: (pod.role, pod.name))
+    return sorted(map(parse_pod, _list_lasting_pods(plan)), key=lambda pod: (pod.role, pod.name))
 
 
 def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
@@ -203,9 +203,13 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
                 api.run_command, pod["metadata"]["name"], _get_namespace(plan), pod["spec"]["containers"][0]["name"]
             ),
         )
-        for pod in list_pods(plan, role)
-        if "deletionTimestamp" not in pod["metadata"]
+        for pod in _list_lasting_pods(plan, role)
     ]
+
+
+def _list_lasting_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
+    """List pods as `list_pods`, but for those that are to end: they may drain for minutes after a rollout."""
+    return [pod for pod in list_pods(plan, role) if "deletionTimestamp" not in pod["metadata"]]
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
