@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,10 +61,13 @@ def test_its_frontend_logs_json_with_the_id_of_each_request_and_without_prompts(
     request = urllib.request.Request(f"{plan.deployment.url}/v1/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         assert response.status == 200
-    text = (plan.directory.logs / "router.log").read_text()
-    lines = [json.loads(line) for line in text.splitlines() if "call-1" in line]
-    assert {line["x_request_id"] for line in lines} == {"call-1"}
-    assert "request completed" in {line["message"] for line in lines}
+
+    def read_lines() -> list[dict[str, Any]]:
+        whole_lines, _, _ = (plan.directory.logs / "router.log").read_text().rpartition("\n")
+        return [json.loads(line) for line in whole_lines.splitlines() if "call-1" in line]
+
+    processes.wait_until(lambda: "request completed" in {line["message"] for line in read_lines()}, "its line", 60)
+    assert {line["x_request_id"] for line in read_lines()} == {"call-1"}
     assert not [file for file in plan.directory.logs.glob("*.log") if prompt in file.read_text()]
 
 

@@ -4,11 +4,11 @@ they have cached."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -145,11 +145,19 @@ def test_a_prompt_goes_to_the_prefill_engine_that_has_it_though_the_router_never
     """Another frontend spreads prompts over both engines in turn: the engines' events alone tell where they are."""
     all_found = PROMPTS * (TOKENS // BLOCK) * BLOCK
     first, second, third = (make_prompts(seed) for seed in (2, 3, 4))
+    probes = itertools.count(5)
     with run_frontend(plan, tmp_path, "--router-mode", "round-robin") as around:
         assert ask(plan, around, [*first, *second, *third]) == 0
+
+        def knows_latest() -> bool:
+            """Whether the events of prompts of just now have come, and so all before them."""
+            latest = make_prompts(next(probes), 4)
+            ask(plan, around, latest)
+            return ask(plan, plan.deployment.url, latest) == 4 * (TOKENS // BLOCK) * BLOCK
+
+        processes.wait_until(knows_latest, "the events of both engines", 300, 1)
     for worker in list_workers(plan, "prefill"):
         assert serving.read_counter(worker, "vllm:request_success_total") >= PROMPTS
-    time.sleep(5)  # for the last events
     assert ask(plan, plan.deployment.url, first) == all_found
     with run_frontend(plan, tmp_path, "--router-mode", "kv") as late:
         assert ask(plan, late, second) == all_found, "a frontend that starts asks the workers for what was before"

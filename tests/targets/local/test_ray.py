@@ -65,7 +65,7 @@ def _request_status(port: int, token: str = "") -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(f"http://127.0.0.1:{port}/api/ray/version", headers=headers), timeout=30
+            urllib.request.Request(f"http://127.0.0.1:{port}/api/ray/version", headers=headers), timeout=120
         ) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
@@ -159,7 +159,7 @@ def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan)
         while True:  # until it was noticed
             serving.complete(plan.deployment.url)
     processes.wait_until(
-        lambda: count_starts() == starts + 2 and not _list_replicas(plan) & replicas,
+        lambda: count_starts() >= starts + 2 and not _list_replicas(plan) & replicas,
         "new replicas of each model",
         600,
         1,
