@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(300)
 def test_a_copy_of_the_pattern_answers_embeddings_through_the_router_and_validates(
     tmp_path: Path, start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]
 ) -> None:

@@ -36,7 +36,7 @@ STREAMS = 3
 MAX_TOKENS = 240  # a busy machine writes so many within the ten seconds that a stop waits
 ATTEMPTS = 20
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")

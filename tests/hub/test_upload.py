@@ -21,8 +21,6 @@ from llm_serving.settings.errors import InputError, Unavailable
 from tests.http_handler import QuietHandler
 from tests.hub.fixtures import COMMIT
 
-pytestmark = pytest.mark.timeout(120)
-
 MIB = 2**20
 
 

@@ -40,7 +40,7 @@ _access_keys: dict[str, str] = {}
 CONFIG_FILE = Path(__file__).with_name("aws.ini")
 """An AWS configuration with none of the user's settings."""
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 120.0
 
 
 def build_command(port: int) -> list[str]:

@@ -444,10 +444,11 @@ def test_without_a_limit_requests_in_flight_are_not_counted(router: Router, fron
 
 
 def test_a_stream_outlives_the_signal_to_stop(router: Router, tmp_path: Path) -> None:
-    drained = tmp_path / "drained"
+    ready, drained = tmp_path / "ready", tmp_path / "drained"
     drain = (
         "import pathlib, signal, time\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
         "signal.sigwait([signal.SIGTERM])\n"
         f"while not pathlib.Path({str(drained)!r}).exists():\n"
         "    time.sleep(0.05)\n"
@@ -459,6 +460,7 @@ def test_a_stream_outlives_the_signal_to_stop(router: Router, tmp_path: Path) ->
         router.chunks.put(b"one")
         response = connection.getresponse()
         assert response.read1(3) == b"one"
+        processes.wait_until(ready.exists, "the router", 60)
         program.send_signal(signal.SIGTERM)
         processes.wait_until(lambda: not _is_listening(port), "the end of listening", 60, interval_s=0.02)
         router.chunks.put(b"two")

@@ -27,7 +27,7 @@ from llm_serving.targets.local.readiness import RoleFailed
 
 PlanFactory = Callable[[], DeploymentPlan]
 
-pytestmark = [pytest.mark.usefixtures("fake_engine_env"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("fake_engine_env"), pytest.mark.timeout(600)]
 
 
 def _list_states(plan: DeploymentPlan) -> dict[str, supervisor.ProcessState]:

@@ -128,7 +128,7 @@ def test_a_replica_killed_under_load_restarts_while_the_other_serves(running_pla
             lambda: serving.read_counter(other, "vllm:request_success_total") > served + 8, "the other's answers", 60
         )
     assert len(load.failed) <= 8, "no more than were under way"
-    assert load.longest_s < load.deadline_s
+    assert not [failure for failure in load.failed if "timed out" in failure], "nothing hangs"
     processes.wait_until(lambda: not supervisord.read_state(victim.name).failed, "the restart", 60)
     readiness.wait(supervisord, [victim])
     assert supervisord.read_state(victim.name).restarts == restarts + 1

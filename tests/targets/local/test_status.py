@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from llm_serving.targets.local.supervisor import ProcessState
 
 PlanFactory = Callable[[], DeploymentPlan]
 
-pytestmark = [pytest.mark.usefixtures("fake_engine_env"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.usefixtures("fake_engine_env"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -59,11 +58,12 @@ def test_a_killed_worker_is_not_ready_until_it_answers_again(plan: DeploymentPla
 def test_a_process_that_hangs_is_not_ready(plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "PROBE_TIMEOUT_S", 0.5)
     engine = _get_process(plan, "worker-1").children()[0]
-    engine.send_signal(signal.SIGSTOP)
+    engine.suspend()
     try:
+        processes.wait_until(lambda: engine.status() == psutil.STATUS_STOPPED, "its suspension", 60)
         assert _list_states(plan)["worker-1"] == "starting"
     finally:
-        engine.send_signal(signal.SIGCONT)
+        engine.resume()
 
 
 def test_a_stopped_process_is_stopped(plan: DeploymentPlan) -> None:

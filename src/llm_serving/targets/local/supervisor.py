@@ -38,7 +38,7 @@ _ACTIONS = {
 }
 """supervisorctl's names of the calls."""
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 90.0
 
 FAILED_STATES = ("BACKOFF", "EXITED", "FATAL", "UNKNOWN")
