@@ -46,7 +46,7 @@ def run(command: list[str], folder: Path, environment: Mapping[str, str], code: 
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=240,
         check=False,
     )
     assert result.returncode == code, f"{shlex.join(command)}\n{result.stdout}{result.stderr}"
@@ -54,7 +54,7 @@ def run(command: list[str], folder: Path, environment: Mapping[str, str], code: 
 
 
 @pytest.mark.terraform
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_terraform_itself_applies_a_synthesized_stack_and_finds_what_was_changed_since(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(FLEET)
     # What `cdktf synth` runs, from the folder that it runs it in.
@@ -111,7 +111,7 @@ def read_image(cluster: ControlPlane, name: str) -> str:
     return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-@pytest.mark.timeout(300, func_only=True)  # the fixture may wait for a build
+@pytest.mark.timeout(600, func_only=True)  # the fixture may wait for a build
 def test_helm_itself_installs_a_rendered_deployment_twice_upgrades_and_rolls_back(
     cluster: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,9 +131,9 @@ def test_helm_itself_installs_a_rendered_deployment_twice_upgrades_and_rolls_bac
 
     chart = str(paths.CHARTS / "inference")
     for name in RELEASES:
-        helm("install", name, chart, f"--values={values}", "--wait", "--timeout=100s")
+        helm("install", name, chart, f"--values={values}", "--wait", "--timeout=200s")
         # Helm does not wait for replicas that may be unavailable during a rollout.
-        processes.wait_until(functools.partial(is_whole, cluster, name), f"the pods of {name}", 60)
+        processes.wait_until(functools.partial(is_whole, cluster, name), f"the pods of {name}", 120)
     image = yaml.safe_load(values.read_text())["roles"]["worker"]["image"]
     other = "vllm/vllm-openai:v0.32.1"
     helm("upgrade", "talk", chart, f"--values={values}", f"--set=roles.worker.image={other}")

@@ -69,7 +69,7 @@ class Workspace:
             env={**os.environ, **self.program.environment, **(extra_environment or {})},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=500,
             check=False,
         )
 

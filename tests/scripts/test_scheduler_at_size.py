@@ -15,7 +15,7 @@ from tests.control_plane.control_plane import NODE, ControlPlane
 
 CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass")
 
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 
 @pytest.fixture

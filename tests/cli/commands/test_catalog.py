@@ -10,7 +10,7 @@ from llm_serving import processes
 from llm_serving.catalog import instances
 from tests.cli.commands.conftest import RunCommand
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("without_aws")]
+pytestmark = pytest.mark.usefixtures("without_aws")
 
 
 @pytest.fixture

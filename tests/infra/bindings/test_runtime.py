@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
     )
 
 
@@ -102,7 +102,7 @@ def test_without_a_writable_home_the_package_cache_is_a_private_folder_that_ends
         env={**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert (result.returncode, result.stdout) == (0, "aws_vpc\n"), result.stderr
     assert list((tmp_path / "tmp").iterdir()) == []
