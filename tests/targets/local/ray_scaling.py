@@ -38,8 +38,8 @@ def main(address: str, autoscaling: dict[str, Any]) -> None:
     handle = serve.run(application, name="scaling", route_prefix="/scaling")
 
     def count() -> int:
-        states = serve.status().applications["scaling"].deployments["waiter"].replica_states
-        return int(states.get("RUNNING", 0))
+        deployment = serve.status().applications["scaling"].deployments["waiter"]
+        return int(deployment.replica_states.get("RUNNING", 0)) if deployment.status == "HEALTHY" else 0
 
     counts = {"idle": settle(count)}
     answers = [handle.remote(3600) for _ in range(target * 5 // 2)]
@@ -52,7 +52,7 @@ def main(address: str, autoscaling: dict[str, Any]) -> None:
 
 
 def settle(count: Any, other_than: int = 0) -> int:
-    """Return a count that stayed for a while; the last one where none did within the limit."""
+    """Return a count that stayed for a while, 0 while Serve starts or stops some; the last where none did in time."""
     seen, since, deadline = 0, time.monotonic(), time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         now = count()

@@ -86,6 +86,8 @@ def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> Non
     migrated = serving.sum_counter(f"{plan.deployment.url}/metrics", MIGRATIONS)
     with serving.Load(plan.deployment.url, deadline_s=300, users=4, output_tokens=400) as load:
         load.wait_answers(4)
+        victim.suspend()  # what it has stays with it: if it had none, it would be the next one's
+        load.wait_answers(4)
         victim.kill()
         assert serving.complete(plan.deployment.url, model="other")
         load.wait_answers(8)
