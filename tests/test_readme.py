@@ -43,12 +43,13 @@ def _run(
     return result.stdout
 
 
-def _find_leftovers(folder: Path, subfolder: str = ".blueprint") -> list[list[str]]:
-    """Processes that name a run's folder."""
+def _find_leftovers(path: str, cwd: Path | None = None) -> list[list[str]]:
+    """Processes that name a run's folder; where given, those alone that run in `cwd`."""
     return [
         process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(folder / subfolder) in word for word in process.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline", "cwd"])
+        if any(path in word for word in process.info["cmdline"] or ())
+        and (cwd is None or process.info["cwd"] == str(cwd))
     ]
 
 
@@ -87,7 +88,7 @@ def test_the_first_command_ends_with_a_report_and_leaves_nothing_running() -> No
     ):
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
     assert "random numbers" in output
-    assert not _find_leftovers(ROOT)
+    assert not _find_leftovers(f"{ROOT}/.blueprint")
 
 
 def test_the_second_command_runs_this_test_suite() -> None:
@@ -115,7 +116,7 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
     _require_all_but_speed(report, 64)
     assert "worker-0" in output and "worker-1" not in output
     assert not (tmp_path / ".blueprint").exists()
-    assert not _find_leftovers(tmp_path)
+    assert not _find_leftovers(f"{tmp_path}/.blueprint")
 
 
 def test_the_pattern_section_prints_the_matrix_and_copies_a_preset(tmp_path: Path) -> None:
@@ -138,9 +139,7 @@ def test_the_workflow_on_aws_is_rehearsed_up_to_the_first_instance(tmp_path: Pat
     assert f"blueprint validate {tmp_path}/first --target ecs" in output, "it ends with an answer, not with the fleet"
     assert "the embedded ECS starts no instances, so no task can run" in output
     assert "USD/h on demand" in output
-    assert not _find_leftovers(
-        Path(".blueprint"), "fleet.one-gpu"
-    )  # Terraform runs there, relative to the working directory
+    assert not _find_leftovers(".blueprint/fleet.one-gpu", cwd=ROOT)
     assert not (ROOT / ".blueprint" / "fleet.one-gpu" / "rehearsal.json").exists()
 
 
