@@ -15,7 +15,7 @@ from llm_serving import paths, processes
 from llm_serving.kinds.gateway import search
 from llm_serving.validation import on_demand
 
-START_S = 60.0
+START_S = 120.0
 
 
 @dataclass(frozen=True)

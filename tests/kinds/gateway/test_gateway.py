@@ -276,8 +276,9 @@ def read_everything_kept(gateway: Running) -> str:
     """Read all logs, and all tables of the database."""
     logs = [path for path in (Path(gateway.deployment.environment.data_folder) / "logs").rglob("*") if path.is_file()]
     tables = database.query(gateway.login, "SELECT tablename AS name FROM pg_tables WHERE schemaname = 'public'")
-    rows = [json.dumps(database.query(gateway.login, f'SELECT * FROM "{table["name"]}"')) for table in tables]
-    return "\n".join([*rows, *(log.read_text(errors="replace") for log in logs)])
+    every_row = " UNION ALL ".join(f'SELECT to_jsonb(kept) AS kept FROM "{table["name"]}" AS kept' for table in tables)
+    rows = json.dumps(database.query(gateway.login, every_row))
+    return "\n".join([rows, *(log.read_text(errors="replace") for log in logs)])
 
 
 def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
