@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -240,6 +241,23 @@ def test_a_router_with_health_alone_is_alive_before_it_is_ready(router: Router) 
         assert router.requests == []
         assert send(port, "GET", "/readiness") == send(port, "POST", "/v1/completions") == 200
         assert router.requests == [("GET", "/health"), ("POST", "/v1/completions")]
+
+
+def test_an_idle_connection_to_the_router_is_left_before_the_router_leaves_it() -> None:
+    [port] = processes.claim_free_ports(1)
+    with (
+        socket.create_server((ROUTER_HOST, port)) as server,
+        run_front(Router(port)) as (front, _),
+        ThreadPoolExecutor(1) as clients,
+    ):
+        answer = clients.submit(send, front, "GET", "/v1/models")
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            assert answer.result() == 200
+            connection.settimeout(30)
+            assert connection.recv(1) == b"", "closed; by itself nginx keeps it for a minute"
 
 
 def test_a_request_that_got_500_is_sent_once_more_where_the_router_knows_no_gone_engine(router: Router) -> None:
