@@ -177,7 +177,7 @@ def test_an_upgrade_keeps_the_replicas_beside_a_scaling_adapter(secured_cluster:
         words = [secured_cluster.helm, "upgrade", "kept", str(paths.CHARTS / "inference"), "--install"]
         words += ["--namespace", "privileged", "--values", str(values), *options]
         environment = {**os.environ, **secured_cluster.environment}
-        run = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=100, check=False)
+        run = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=240, check=False)
         assert run.returncode == 0, run.stderr
 
     upgrade()

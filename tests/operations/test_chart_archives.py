@@ -60,7 +60,7 @@ class Charts:
         return self.folder / f"{name}-{VERSION}.tgz"
 
     def _run(self, *words: str) -> None:
-        subprocess.run([self.helm, *words], check=True, capture_output=True, timeout=60)
+        subprocess.run([self.helm, *words], check=True, capture_output=True, timeout=240)
 
 
 @dataclass

@@ -62,7 +62,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Document[Fleet]:
 
 
 def is_logged(log: Path, text: str) -> Callable[[], bool]:
-    return lambda: log.is_file() and text in log.read_text()
+    return lambda: log.is_file() and text.encode() in log.read_bytes()
 
 
 @dataclass

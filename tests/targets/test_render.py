@@ -188,7 +188,7 @@ def test_a_template_that_needs_too_much_is_ended(
     with pytest.raises(InputError) as error:
         render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
     assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:1:1: it {reason}")
-    assert psutil.Process().children() == children
+    assert set(psutil.Process().children()) <= set(children)
 
 
 def test_a_long_reason_of_a_template_is_cut_before_it_leaves_the_sandbox(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: si
         child = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
     try:
         processes.wait_until(
-            lambda: "terraform" in output_path.read_text() and "apply" in output_path.read_text(), "Terraform", 150
+            lambda: {b"terraform", b"apply"} <= set(output_path.read_bytes().split()), "Terraform", 240
         )
         running = " ".join(" ".join(process.info["cmdline"] or ()) for process in _find_processes(tmp_path))
         assert "supervisord" in running and "moto" in running  # else nothing could be left behind

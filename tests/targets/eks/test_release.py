@@ -297,7 +297,7 @@ def test_after_a_killed_helm_nothing_is_rolled_back_and_the_fix_is_shown(
     assert message.startswith("mine: another helm operation is in progress. Nothing was changed. Fix: wait for it; ")
     assert list_pending(), "helm's work was not touched"
     fix = message[message.index("helm rollback") : message.index(" and deploy again")]
-    subprocess.run(fix.split(), check=True, timeout=60, capture_output=True)
+    subprocess.run(fix.split(), check=True, timeout=240, capture_output=True)
     assert run_cli("deploy", "--yes").out == "mine: no change; it is up at http://mine.serving.svc:8080\n"
 
 
@@ -471,7 +471,7 @@ def uninstall(cluster: ControlPlane, *releases: str) -> None:
     """Have them go with their pods."""
     words = [cluster.helm, "uninstall", *releases, *NAMESPACE_FLAGS, "--ignore-not-found"]
     environment = {**os.environ, **cluster.environment}
-    subprocess.run(words, env=environment, timeout=60, check=True, capture_output=True)
+    subprocess.run(words, env=environment, timeout=240, check=True, capture_output=True)
     labels = f"app.kubernetes.io/instance in ({','.join(releases)}),inference/kind"
     processes.wait_until(lambda: not cluster.api.list_objects(POD, NAMESPACE, labels=labels), "the end of pods", 90)
 
