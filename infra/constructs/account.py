@@ -33,6 +33,10 @@ class Account:
     def build_arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
 
+    def build_bucket_arn(self, name: str) -> str:
+        """Return the ARN of a bucket, or of objects: NAME/KEY."""
+        return f"arn:{self.partition}:s3:::{name}"
+
     @property
     def root(self) -> str:
         """The account itself as a principal."""

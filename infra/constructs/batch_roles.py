@@ -46,7 +46,7 @@ def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
     batch, account = context.batch, context.stack.account
     own = f"{context.bucket_arn}/{batch.prefix}/*"
     inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
-    buckets = {bucket: f"arn:{account.partition}:s3:::{bucket}" for bucket, _, _ in inputs}
+    buckets = {bucket: account.build_bucket_arn(bucket) for bucket, _, _ in inputs}
     objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
     yield allow("Read", ["s3:GetObject"], [own, *objects])
     yield allow("Write", ["s3:AbortMultipartUpload", "s3:PutObject"], own)

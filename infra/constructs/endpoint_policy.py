@@ -69,7 +69,7 @@ def build_s3_policy(access: str, account: Account) -> str | None:
         "Effect": "Allow",
         "Principal": "*",
         "Action": "s3:GetObject",
-        "Resource": [f"arn:{account.partition}:s3:::{name}/*" for name in [*names, *registries]],
+        "Resource": [account.build_bucket_arn(f"{name}/*") for name in [*names, *registries]],
     }
     return policy.build_document(own, public_buckets)
 

@@ -24,7 +24,7 @@ def add_flow_logs(stack: FleetStack, *, vpc_id: str, retention_s: float) -> None
         grants=(_build_key_grant(from_here),),
     )
     bucket_name = build_bucket_name(stack.fleet.name, "flows", stack.account.id, stack.account.region)
-    bucket_arn = f"arn:{stack.account.partition}:s3:::{bucket_name}"
+    bucket_arn = stack.account.build_bucket_arn(bucket_name)
     bucket = add_bucket(
         stack,
         "flow-logs",

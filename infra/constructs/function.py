@@ -119,7 +119,7 @@ def add_trigger(
         statement_id=name,
         action="lambda:InvokeFunction",
         function_name=function.function_name,
-        principal="events.amazonaws.com",
+        principal=policy.EVENTS,
         source_arn=rule.arn,
     )
 

@@ -211,7 +211,7 @@ def _build_statements(context: GatewayContext, servers: Servers, *, prepares: bo
             yield allow("Answer", ["bedrock:InvokeModel", "bedrock:InvokeModelWithResponseStream"], arns)
     elif location := context.gateway.audit_export:
         objects = f"{location.removeprefix('s3://').rstrip('/')}/*"
-        yield allow("Export", ["s3:PutObject"], f"arn:{context.stack.account.partition}:s3:::{objects}")
+        yield allow("Export", ["s3:PutObject"], context.stack.account.build_bucket_arn(objects))
     yield allow(
         "Decrypt",
         ["kms:Decrypt", *(["kms:GenerateDataKey"] if prepares else [])],

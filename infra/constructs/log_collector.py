@@ -57,6 +57,6 @@ def build_statements(fleet: Fleet, account: Account, key_arn: str) -> list[State
         return [allow("Write", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{group}:*")]
     if fleet.logs.to == log_outputs.S3:
         bucket = log_outputs.format_bucket_name(fleet, account.id)
-        objects = f"arn:{account.partition}:s3:::{bucket}/{log_outputs.PREFIX}/*"
+        objects = account.build_bucket_arn(f"{bucket}/{log_outputs.PREFIX}/*")
         return [allow("Write", ["s3:PutObject"], objects), allow("Encrypt", ["kms:GenerateDataKey"], key_arn)]
     return [allow("Write", ["es:ESHttpPost"], account.build_arn("es", f"domain/{fleet.logs.domain}/*"))]

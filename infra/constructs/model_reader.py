@@ -22,7 +22,7 @@ def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """Allow reading the model bucket and those that the fleet names; writers of results have a separate role."""
     own = build_bucket_name(fleet.name, "models", account.id, fleet.region)
     buckets = [own, *(row.bucket for row in fleet.storage.model_buckets)]
-    arns = [f"arn:{account.partition}:s3:::{bucket}" for bucket in buckets]
+    arns = [account.build_bucket_arn(bucket) for bucket in buckets]
     return [
         {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": arns},
         {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [f"{arn}/*" for arn in arns]},
@@ -48,7 +48,7 @@ def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[
     """Allow keeping cached prompts in buckets that the fleet names for them."""
     if not rows:
         return []
-    arns = [f"arn:{account.partition}:s3:::{row.bucket}" for row in rows]
+    arns = [account.build_bucket_arn(row.bucket) for row in rows]
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     keys = sorted({row.key for row in rows if row.key})
     return [

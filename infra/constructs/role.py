@@ -25,7 +25,7 @@ def add_role(
 
     Args:
         name: at most 16 characters, for IAM takes 64 in all.
-        trust: who may take it on, as policy.assumed_by gives it.
+        trust: who may take it on, as `policy.build_trust_policy` gives it.
         managed: AWS's own policies, named as below arn:aws:iam::aws:policy/.
         statements: what else it may do.
     """

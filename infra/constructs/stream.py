@@ -210,7 +210,7 @@ def add_job(
         SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
         PLACE_GROUP: place,
     }
-    bucket_arn = f"arn:{context.stack.account.partition}:s3:::{stream.bucket}"
+    bucket_arn = context.stack.account.build_bucket_arn(stream.bucket)
     code, flink, run = "ApplicationCodeConfiguration", "FlinkApplicationConfiguration", "RunConfiguration"
     content = _configure(f"{code}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive.key)
     return k.Kinesisanalyticsv2Application(
@@ -284,7 +284,7 @@ def _configure(part: str = "", **settings: Any) -> Any:
 
 def _build_file_statements(context: StreamContext, files: AnswerFiles) -> Iterator[Statement]:
     """Build the permissions of Flink's file system of S3, which keeps what is not yet part of a file as an object."""
-    bucket = f"arn:{context.stack.account.partition}:s3:::{files.bucket}"
+    bucket = context.stack.account.build_bucket_arn(files.bucket)
     actions = ["AbortMultipartUpload", "DeleteObject", "GetObject", "ListMultipartUploadParts", "PutObject"]
     yield allow("Files", [f"s3:{action}" for action in actions], f"{bucket}/{files.prefix}/*")
     yield allow("ListFiles", ["s3:ListBucket"], bucket)
@@ -298,7 +298,7 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
     CloudWatch log stream"; MSK developer guide, "IAM access control: actions and resources"; 2026-11.
     """
     account, stream = context.stack.account, context.stream
-    bucket = f"arn:{account.partition}:s3:::{stream.bucket}"
+    bucket = account.build_bucket_arn(stream.bucket)
     yield allow("Code", ["s3:GetObject", "s3:GetObjectVersion"], f"{bucket}/{stream.archive_key}")
     yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
     if stream.answer_files:

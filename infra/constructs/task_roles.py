@@ -131,7 +131,7 @@ def add_router_role(
 def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[Statement]:
     locations = [uri.removeprefix("s3://").partition("/") for uri in uris]
     object_arns = sorted(
-        {f"arn:{account.partition}:s3:::{bucket}/{prefix.rstrip('/')}/*" for bucket, _, prefix in locations}
+        {account.build_bucket_arn(f"{bucket}/{prefix.rstrip('/')}/*") for bucket, _, prefix in locations}
     )
     yield allow("Read", ["s3:GetObject"], object_arns)
     for number, bucket in enumerate(sorted({bucket for bucket, _, _ in locations})):
@@ -139,7 +139,7 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
         yield allow(
             f"List{number}",
             ["s3:ListBucket"],
-            f"arn:{account.partition}:s3:::{bucket}",
+            account.build_bucket_arn(bucket),
             condition={"StringLike": {"s3:prefix": [pattern for path in prefixes for pattern in (path, f"{path}/*")]}},
         )
     yield allow("Decrypt", ["kms:Decrypt"], storage_key)

@@ -85,7 +85,7 @@ class WorkflowContext:
 
     @property
     def bucket_arn(self) -> str:
-        return f"arn:{self.stack.account.partition}:s3:::{self.batch.bucket}"
+        return self.stack.account.build_bucket_arn(self.batch.bucket)
 
 
 def build_key_grant(account: Account) -> Statement:

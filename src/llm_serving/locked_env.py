@@ -21,7 +21,7 @@ NETWORK_HINT = (
 
 
 class LockedEnv(ABC):
-    """An environment of the packages of locks, and what a subclass adds to them.
+    """An environment with the packages of locks, and with what a subclass adds to them.
 
     It is made anew if its stamp is missing or of other pins, so an interrupted set-up never counts as complete.
     """
@@ -39,7 +39,7 @@ class LockedEnv(ABC):
         self.folder = folder
         self.locks = locks
         self.guard = locks[0]
-        """File that a set-up locks: two would build over each other."""
+        """File that a set-up locks, since two would build over each other."""
         self.executables = folder / "bin"
         """Folder of its programs, whether it is set up or not."""
         self.log = folder.with_name(f"{folder.name}.log")
@@ -88,12 +88,12 @@ class LockedEnv(ABC):
             on_poll=lambda: on_progress(describe_download(self.log.read_text(errors="replace"))),
         )
 
-    def _complete(self, on_progress: Callable[[str], None]) -> None:  # noqa: B027 - some are only packages
-        """Add what are no packages."""
+    def _complete(self, on_progress: Callable[[str], None]) -> None:  # noqa: B027 - some have packages alone
+        """Add what is no package."""
 
     @abstractmethod
     def _compute_stamp(self) -> str:
-        """Compute the stamp of a finished environment: its path, since its scripts hold it, and all that it is of."""
+        """Compute a finished environment's stamp: its path, as its scripts hold it, and all that pins its content."""
 
 
 def compute_digest(files: Iterable[Path], words: str = "") -> str:

@@ -223,10 +223,9 @@ class Server:
         body = self._build_body(prompt, engine_dialect=False)
         del body["stream_options"]
         try:
-            usage = request_body.read_usage(self._send({**body, "stream": False}))
+            return request_body.count_prompt_tokens(self._send({**body, "stream": False}), prompt)
         except ValueError as error:
             raise Unavailable(f"{self._url} {error}") from None
-        return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
     def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
         """Send prompts that are not counted, as many at once as the load and the server allow; return the numbers sent

@@ -184,11 +184,9 @@ def _count_tokens(user: Any, model: str, content: Any) -> int:
     except HttpError as error:
         raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: run blueprint logs.") from None
     try:
-        usage = request_body.read_usage(answer)
+        return request_body.count_prompt_tokens(answer, prompt)
     except ValueError as error:
         raise DriverError(f"{user.plan.url}{user.path()} {error}") from None
-    # Assume a token per word if the server reports no usage; the report then shows no input tokens.
-    return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
 
 def _send_request(user: Any, body: dict[str, Any]) -> bytes:

@@ -27,17 +27,18 @@ def build(prompt: Prompt, model: str, api: str, *, engine_dialect: bool) -> dict
     return {**body, "stream": True, "stream_options": options}
 
 
-def read_usage(answer: bytes) -> dict[str, Any]:
-    """Return the usage of an answer that is not streamed; empty where the server reports none.
+def count_prompt_tokens(answer: bytes, prompt: Prompt) -> int:
+    """Return the tokens of a prompt by the usage of its answer, not streamed; its words where the server reports none.
 
     Raises:
         ValueError: it is no JSON object, as of a server that streams in any case; quotes its beginning.
     """
     try:
-        return dict(untrusted_json.parse(answer).get("usage") or {})
+        usage = dict(untrusted_json.parse(answer).get("usage") or {})
     except (AttributeError, TypeError, ValueError):
         start = answer[:SHOWN_BYTES].decode("utf-8", "replace")
         raise ValueError(
             f"returned HTTP 200 to a request with stream: false, and no JSON object: {start!r}. "
             "Fix: use a server that answers such requests too; they count the tokens of prompts."
         ) from None
+    return int(usage.get("prompt_tokens") or len(prompt.text.split()))
