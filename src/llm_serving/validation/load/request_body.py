@@ -31,14 +31,14 @@ def count_prompt_tokens(answer: bytes, prompt: Prompt) -> int:
     """Return the tokens of a prompt by the usage of its answer, not streamed; its words where the server reports none.
 
     Raises:
-        ValueError: it is no JSON object, as of a server that streams in any case; quotes its beginning.
+        ValueError: it is no JSON object, as of a server that streams in any case, or has no number; quotes its beginning.
     """
     try:
         usage = dict(untrusted_json.parse(answer).get("usage") or {})
-    except (AttributeError, TypeError, ValueError):
+        return int(usage.get("prompt_tokens") or len(prompt.text.split()))
+    except (AttributeError, OverflowError, TypeError, ValueError):
         start = answer[:SHOWN_BYTES].decode("utf-8", "replace")
         raise ValueError(
             f"returned HTTP 200 to a request with stream: false, and no JSON object: {start!r}. "
             "Fix: use a server that answers such requests too; they count the tokens of prompts."
         ) from None
-    return int(usage.get("prompt_tokens") or len(prompt.text.split()))
