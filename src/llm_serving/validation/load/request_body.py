@@ -31,7 +31,7 @@ def count_prompt_tokens(answer: bytes, prompt: Prompt) -> int:
     """Return the tokens of a prompt by the usage of its answer, not streamed; its words where the server reports none.
 
     Raises:
-        ValueError: it is no JSON object, as of a server that streams in any case, or has no number; quotes its beginning.
+        ValueError: it is no JSON object, as of a server that always streams, or has no number; quotes its beginning.
     """
     try:
         usage = dict(untrusted_json.parse(answer).get("usage") or {})
