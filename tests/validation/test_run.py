@@ -298,7 +298,7 @@ def test_a_stray_locust_conf_and_its_variables_change_nothing(
     # Without gevent's patches nothing would be sent while anything waits.
     monkeypatch.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
     parse = "from locust.argument_parser import parse_options as p; o = p([]); print(o.num_users, o.spawn_rate)"
-    own_command_line = subprocess.run([sys.executable, "-c", parse], capture_output=True, text=True, timeout=60)
+    own_command_line = subprocess.run([sys.executable, "-c", parse], capture_output=True, text=True, timeout=240)
     assert own_command_line.stdout.endswith("3 1.0\n"), "Locust's own command line takes both"
     traffic = {"arrivals": "10/s", "process": "constant", "requests": 20, "output_tokens": 2, "input_tokens": 16}
     finished = validate_server(Behaviour(0.5, 0.001), {**traffic, "warm_up": 0})
