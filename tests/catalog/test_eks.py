@@ -34,9 +34,12 @@ def test_a_later_version_is_supported_longer() -> None:
         (date(2027, 3, 27), "standard support ended on 2027-03-27, and the cluster", True),
     ],
 )
-def test_the_end_of_support_has_the_days_left_and_the_cost(day: date, message: str, soon: bool) -> None:
+def test_the_end_of_support_has_the_days_left_and_the_cost(
+    monkeypatch: pytest.MonkeyPatch, day: date, message: str, soon: bool
+) -> None:
+    monkeypatch.setattr(eks, "read_today", lambda: day)
     expected = f"Kubernetes 1.35: {message} costs 0.60 instead of 0.10 USD/h"
-    assert eks.describe_support("1.35", day) == (expected, soon)
+    assert eks.describe_support("1.35") == (expected, soon)
 
 
 def test_nodes_join_only_with_the_network_the_proxy_and_the_identity_agent() -> None:

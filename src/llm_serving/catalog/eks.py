@@ -28,10 +28,20 @@ REGISTRY_ACCOUNTS: Mapping[str, str] = {
 """Accounts of EKS's own images by region; interface endpoints reach no other region's."""
 
 
-def describe_support(version: str, today: date) -> tuple[str, bool]:
+def read_today() -> date:
+    """Return the day that tells which versions are in standard support."""
+    return date.today()
+
+
+def is_extended(version: str) -> bool:
+    """Return whether a version's standard support is over."""
+    return read_today() >= END_OF_STANDARD_SUPPORT[version]
+
+
+def describe_support(version: str) -> tuple[str, bool]:
     """Return until when EKS looks after a version at the usual price, in words; and whether that is over or soon."""
     end = END_OF_STANDARD_SUPPORT[version]
-    days = (end - today).days
+    days = (end - read_today()).days
     price = "the cluster costs 0.60 instead of 0.10 USD/h"
     if days <= 0:
         return f"Kubernetes {version}: standard support ended on {end}, and {price}", True

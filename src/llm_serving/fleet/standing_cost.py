@@ -5,7 +5,6 @@ What its deployments rent of AWS beside instances, such as brokers, comes from t
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -62,19 +61,15 @@ def list_unpriced(units: Iterable[Units]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry.service for entry in units if entry.service not in services.load()))
 
 
-def list_items(fleet: Fleet, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
-    """Return what the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out.
-
-    Args:
-        today: tells whether the Kubernetes version is in extended support.
-    """
-    return tuple(item for item in _list_items(fleet, today or datetime.date.today()) if item.count)
+def list_items(fleet: Fleet) -> tuple[StandingItem, ...]:
+    """Return what the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out."""
+    return tuple(item for item in _list_items(fleet) if item.count)
 
 
-def _list_items(fleet: Fleet, today: datetime.date) -> Iterator[StandingItem]:
+def _list_items(fleet: Fleet) -> Iterator[StandingItem]:
     if "eks" in fleet.orchestrators:
-        is_extended = today >= eks.END_OF_STANDARD_SUPPORT[fleet.eks.version]
-        yield _price(fleet, "EKS control plane", 1, "eks-cluster-extended" if is_extended else "eks-cluster")
+        service_name = "eks-cluster-extended" if eks.is_extended(fleet.eks.version) else "eks-cluster"
+        yield _price(fleet, "EKS control plane", 1, service_name)
         yield from _price_system_nodes(fleet)
     own_network = fleet.network if isinstance(fleet.network, NewNetwork) else None
     nat_count = len(fleet.zones) if own_network and own_network.nat else 0

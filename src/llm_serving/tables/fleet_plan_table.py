@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -136,7 +135,7 @@ def _estimate(context: FleetContext) -> cost.Cost:
 
 def describe_support(fleet: Fleet) -> Text:
     """Describe when standard support of the fleet's Kubernetes version ends."""
-    message, is_soon = eks.describe_support(fleet.eks.version, datetime.date.today())
+    message, is_soon = eks.describe_support(fleet.eks.version)
     return Text(message, "yellow" if is_soon else "")
 
 

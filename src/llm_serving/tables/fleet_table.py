@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -264,7 +263,7 @@ def _render_legend(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     for kinds, reason in _group_by_text(reasons):
         yield _render_note(f"no price for {kinds}: ", reason)
     if "eks" in fleet.orchestrators:
-        message, is_soon = eks.describe_support(fleet.eks.version, datetime.date.today())
+        message, is_soon = eks.describe_support(fleet.eks.version)
         yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
     efa_pools = [pool for pool in fleet.pools.values() if pool.efa]
     efa_types = [row for pool in efa_pools for row in instances.select_known(pool.types)]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 import json
 import os
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from llm_serving.catalog import eks, instances
+from llm_serving.catalog import instances
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.tables import fleet_table
@@ -187,10 +186,7 @@ def test_the_default_is_the_fleet_file_of_this_folder(run_command: RunCommand, m
     result = run_command("fleet", "show")
     assert result.code == 0, result.err
     assert result.out.startswith("demo  us-west-2, 3 zones, EKS\n")
-    end = eks.END_OF_STANDARD_SUPPORT["1.35"]
-    assert f"Kubernetes 1.35: standard support end{'s' if datetime.date.today() < end else 'ed'} on {end}" in " ".join(
-        result.out.split()
-    )
+    assert "Kubernetes 1.35: standard support ends on 2027-03-27, in 126 days" in " ".join(result.out.split())
 
 
 def test_a_fleet_of_both_shows_each_pools_orchestrator_and_warm_instances(tmp_path: Path) -> None:

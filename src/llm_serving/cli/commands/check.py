@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import typer
@@ -61,5 +60,5 @@ def _describe_fleet(document: Document[Fleet]) -> list[tuple[str, str]]:
         for name, pool in fleet.pools.items()
     ]
     has_eks = "eks" in fleet.orchestrators
-    support = [("EKS", eks.describe_support(fleet.eks.version, datetime.date.today())[0])] if has_eks else []
+    support = [("EKS", eks.describe_support(fleet.eks.version)[0])] if has_eks else []
     return [("fleet", f"{fleet.name} ({document.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]
