@@ -8,6 +8,7 @@ import datetime
 import gc
 import shutil
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from llm_serving import startup
 from llm_serving.aws import session
 from llm_serving.catalog import eks
 from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, supervisor
@@ -29,6 +31,9 @@ from tests import engines_own, go_programs
 from tests.control_plane import programs
 
 ROOT = Path(__file__).resolve().parents[1]
+
+ROOM_LIMIT_S = 240.0
+"""Longest wait for memory that engines of other tests hold."""
 
 pytest_plugins = [
     "tests.asl_validator.fixtures",
@@ -198,6 +203,18 @@ def make_bucket() -> Callable[[DeploymentPlan], str]:
     return make
 
 
+def _wait_for_room(plan: DeploymentPlan) -> None:
+    """Wait until engines of other tests have left the memory that a deployment takes."""
+    deadline = time.monotonic() + ROOM_LIMIT_S
+    while True:
+        try:
+            return deploy.check_machine(plan)
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
+
+
 @pytest.fixture(scope="session")
 def start_blueprint(
     make_bucket: Callable[[DeploymentPlan], str],
@@ -209,7 +226,7 @@ def start_blueprint(
         plan = planning.plan(blueprint, ROOT / "fleet.yaml", root=root, target="local")
         setup = engine_setups.find(plan.deployment.engine, plan.deployment.framework)
         assert setup.is_ready(), f"{setup.executables} is not set up"
-        deploy.check_machine(plan)
+        _wait_for_room(plan)
         deploy.prepare_start(plan)
         with pytest.MonkeyPatch.context() as patch, supervisor.start_attached(plan.directory) as supervised:
             patch.setattr(deploy, "create_bucket", make_bucket)
