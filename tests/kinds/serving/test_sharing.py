@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.kinds.serving import adapter_loading, predicted_load, price, processes, summary
+from llm_serving.kinds.serving import adapter_loading, measured_capacity, predicted_load, price, processes, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
@@ -227,3 +227,14 @@ def test_tables_name_the_models_and_nothing_is_predicted_or_loaded_at_run_time(t
     for role in ("chat", "code"):  # whose replicas it is, and which shares them
         with pytest.raises(InputError, match=f'ROLE: "{role}": its models take turns on the same accelerators'):
             adapter_loading.load(deployment, role, "tone", tmp_path)
+
+
+def test_what_was_measured_with_other_turns_is_no_measurement_of_these(tmp_path: Path) -> None:
+    def compute_key(switch: str = "") -> str:
+        text = BLUEPRINT.replace("pool: gpus, ", f"pool: gpus, {switch}")
+        return measured_capacity.compute_key(resolve_text(tmp_path, text))
+
+    key = compute_key()
+    assert compute_key("switch: {least_awake: 10s, finish: 10s, waiting: 256}, ") == key, "the defaults, written"
+    others = [compute_key(f"switch: {{{setting}}}, ") for setting in ("least_awake: 60s", "finish: 5s", "waiting: 8")]
+    assert len({key, *others}) == 4

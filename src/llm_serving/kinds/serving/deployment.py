@@ -12,7 +12,7 @@ from llm_serving.catalog.engines import EngineMetric
 from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
 from llm_serving.kinds.serving.objectives import LatencyObjective
-from llm_serving.kinds.serving.roles import Scale
+from llm_serving.kinds.serving.roles import ModelSwitch, Scale
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
@@ -90,6 +90,9 @@ class Role(ResolvedData):
 
     sleepers: dict[str, ServedModel] = Field(default_factory=dict)
     """Models that take turns with it on the same accelerators, by the name that they have as roles of the blueprint."""
+
+    switch: ModelSwitch | None = None
+    """How they take turns; None where there are none."""
 
     pool: str = ""
     """The fleet's pool; empty if it needs no dedicated node."""

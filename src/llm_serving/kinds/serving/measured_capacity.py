@@ -1,7 +1,7 @@
 """What `blueprint sweep` measured that a deployment carries within its SLO, and the replicas that its traffic needs.
 
-A sweep holds as long as what it measured stays: the model, the engine and its settings, the machines of a replica, the
-prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in proportion to the replicas.
+A sweep holds as long as what it measured stays: the models and their turns, the engine and its settings, the machines of
+a replica, the prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in proportion to the replicas.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def compute_key(deployment: ServingDeployment) -> str:
             **role.model_dump(mode="json", include={"name", "instance_types", "accelerators", "nodes", "parallelism"}),
             "model": role.served_model and (role.served_model.model, role.served_model.context),
             **(
-                {"sleepers": [(model.model, model.context) for model in role.sleepers.values()]}
+                {
+                    "sleepers": [(model.model, model.context) for model in role.sleepers.values()],
+                    # Turns decide who waits for how long, and `waiting` who gets 429, which the SLO counts as an error.
+                    "switch": role.switch and role.switch.model_dump(mode="json"),
+                }
                 if role.sleepers
                 else {}
             ),

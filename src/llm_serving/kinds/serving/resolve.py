@@ -143,7 +143,9 @@ def _fold(
     for placed in sharing.list_replicated(placed_roles):
         name = placed.name
         others = [built_roles[other] for other in sharers.get(name, ())]
-        head = sharing.fold_role(built_roles[name], others) if others else built_roles[name]
+        head = built_roles[name]
+        if others:
+            head = sharing.fold_role(head, others, context.blueprint.roles.get_switch(name))
         engine_roles.append(head)
         head_services = services.build_engine_services(context, placed, head)
         if others:

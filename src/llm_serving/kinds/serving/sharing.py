@@ -12,7 +12,7 @@ from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
-from llm_serving.kinds.serving.roles import get_shared
+from llm_serving.kinds.serving.roles import ModelSwitch, get_shared
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
@@ -40,10 +40,10 @@ def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
             yield placed.refuse("shares", reason, fix, head.name)
 
 
-def fold_role(head: Role, sharers: Sequence[Role]) -> Role:
+def fold_role(head: Role, sharers: Sequence[Role], switch: ModelSwitch) -> Role:
     """Return the role whose replicas serve the models of all."""
     sleepers = {role.name: role.served_model for role in sharers if role.served_model}
-    return head.model_copy(update={"sleepers": sleepers})
+    return head.model_copy(update={"sleepers": sleepers, "switch": switch})
 
 
 def fold_service(context: Context, head: Service, sharers: Sequence[Service]) -> Service:
