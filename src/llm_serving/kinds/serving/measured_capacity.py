@@ -1,7 +1,8 @@
 """What `blueprint sweep` measured that a deployment carries within its SLO, and the replicas that its traffic needs.
 
-A sweep holds as long as what it measured stays: the models and their turns, the engine and its settings, the machines of
-a replica, the prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in proportion to the replicas.
+A sweep holds as long as what it measured stays: the models and their turns, the engine and its settings, the machines
+of a replica, the prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in proportion to the
+replicas.
 """
 
 from __future__ import annotations

@@ -131,6 +131,12 @@ def test_what_cannot_take_turns_is_refused_with_its_reason(tmp_path: Path, text:
     assert any(error.endswith(message) for error in errors), errors
 
 
+def test_an_engine_that_cannot_sleep_anywhere_is_told_no_other_engine_s_reason(tmp_path: Path) -> None:
+    text = format_blueprint("pool: cpu", first=GGUF, second=GGUF, extra="engine: llama.cpp\n")
+    [error] = list_errors(tmp_path, text)
+    assert "llama.cpp has no sleep" in error
+
+
 def test_models_that_take_turns_leave_each_other_what_a_sleeping_one_keeps(tmp_path: Path) -> None:
     deployment = resolve_text(tmp_path, format_blueprint())
     words = " ".join(deployment.workers[0].command)

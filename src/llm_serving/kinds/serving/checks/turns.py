@@ -81,6 +81,8 @@ def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator
     Replicas of the pattern have one node.
     """
     placed = members[0]
+    if not any(platform.sleeping for platform in settings.engine_row.platforms.values()):
+        return  # `shares` is refused for the engine, with its own reason
     if placed.instance.accelerators is None:
         reason = "an engine that sleeps on CPU frees no memory"
         fix = "use a pool of types with GPUs, or remove shares"
@@ -88,7 +90,7 @@ def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator
         return
     sleeping = placed.platform.sleeping
     if sleeping is None:
-        return  # `shares` is refused for the engine
+        return  # and here for its platform
     yield from _check_loading(members, sleeping)
     needed = _sum_host_bytes(settings, members, sleeping)
     room = placed.resources.memory_bytes - placed.resources.shared_memory_bytes
