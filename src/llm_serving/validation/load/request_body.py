@@ -31,14 +31,17 @@ def count_prompt_tokens(answer: bytes, prompt: Prompt) -> int:
     """Return the tokens of a prompt by the usage of its answer, not streamed; its words where the server reports none.
 
     Raises:
-        ValueError: it is no JSON object, as of a server that always streams, or has no number; quotes its beginning.
+        ValueError: it is no JSON object, as of a server that always streams, or has no number; quotes what it has.
     """
+    found = f"no JSON object: {answer[:SHOWN_BYTES].decode('utf-8', 'replace')!r}"
+    fix = "answers such requests too; they count"
     try:
-        usage = dict(untrusted_json.parse(answer).get("usage") or {})
-        return int(usage.get("prompt_tokens") or len(prompt.text.split()))
+        usage = untrusted_json.parse(answer).get("usage") or {}
+        found = f"a usage without a number of prompt_tokens: {str(usage)[:SHOWN_BYTES]}"
+        fix = "reports a number, or no usage; it counts"
+        return int(dict(usage).get("prompt_tokens") or len(prompt.text.split()))
     except (AttributeError, OverflowError, TypeError, ValueError):
-        start = answer[:SHOWN_BYTES].decode("utf-8", "replace")
         raise ValueError(
-            f"returned HTTP 200 to a request with stream: false, and no JSON object: {start!r}. "
-            "Fix: use a server that answers such requests too; they count the tokens of prompts."
+            f"returned HTTP 200 to a request with stream: false, and {found}. "
+            f"Fix: use a server that {fix} the tokens of prompts."
         ) from None
