@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.settings.errors import CheckFailed, ErrorCollector, InputError, Mistake, Unavailable
+from llm_serving.settings.errors import CheckFailed, ErrorCollector, InputError, Mistake, Unavailable, build_file_error
 
 MISTAKE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", '"8..0"', "the least is more than the most", "0..8")
-OTHER = Mistake(Path("b.yaml"), 1, 1, "", "", "it is empty", "something")
+(OTHER,) = build_file_error(Path("b.yaml"), "it is empty", "something").mistakes
 
 
 def test_exit_codes_are_stable() -> None:
@@ -19,7 +19,7 @@ def test_exit_codes_are_stable() -> None:
 
 def test_a_mistake_names_file_line_column_value_reason_and_fix() -> None:
     assert str(MISTAKE) == ('a.yaml:3:7: pools.general.size: "8..0": the least is more than the most. Fix: 0..8.')
-    assert str(OTHER) == "b.yaml:1:1: it is empty. Fix: something."
+    assert str(OTHER) == "b.yaml: it is empty. Fix: something."
 
 
 def test_a_mistake_is_one_line_even_with_newlines_in_path_and_key() -> None:
@@ -38,6 +38,7 @@ def test_a_mistake_is_plain_data_for_programs() -> None:
         "write": "0..8",
         "message": str(MISTAKE),
     }
+    assert (OTHER.to_dict()["line"], OTHER.to_dict()["column"]) == (None, None), "a file as a whole has neither"
 
 
 def test_an_input_error_shows_each_of_its_mistakes_on_a_line() -> None:

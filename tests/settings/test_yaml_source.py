@@ -98,12 +98,12 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["a.yaml:1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
-        ("# x\n", ["a.yaml:1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
-        (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml:1:1: {BINARY}"]),
-        (b"a: \0", ["a.yaml:1:1: it is binary, not text. Fix: name a YAML file."]),
-        (b"a: \xff", [f"a.yaml:1:1: {BINARY}"]),
-        ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Fix: save the file as UTF-8."]),
+        ("", ["a.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("# x\n", ["a.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml: {BINARY}"]),
+        (b"a: \0", ["a.yaml: it is binary, not text. Fix: name a YAML file."]),
+        (b"a: \xff", [f"a.yaml: {BINARY}"]),
+        ("a: 1".encode("utf-16"), ["a.yaml: it is text in UTF-16, not UTF-8. Fix: save the file as UTF-8."]),
         (
             "a: 1\r\nb: x\x07\n",
             [
@@ -260,7 +260,7 @@ def test_deep_nesting_is_refused_at_its_position() -> None:
 def test_a_few_lines_that_would_expand_without_end_are_refused(first: str, next_line: str, times: int) -> None:
     lines = [next_line.format(n=n, before=", ".join([f"*a{n - 1}"] * times)) for n in range(1, 15)]
     assert list_errors("\n".join([first.format(), *lines])) == [
-        "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
+        "a.yaml: it holds more than 20,000 values, aliases counted each time they are used. "
         "Fix: name settings of a screenful, not a data file."
     ]
 
@@ -270,7 +270,7 @@ def test_a_file_larger_than_memory_is_refused_unread() -> None:
     with Path("a.yaml").open("wb") as file:
         file.truncate(2**40)
     assert get_error(Path("a.yaml")) == (
-        "a.yaml:1:1: it holds 1,099,511,627,776 bytes, and settings hold at most 200,000. "
+        "a.yaml: it holds 1,099,511,627,776 bytes, and settings hold at most 200,000. "
         "Fix: name settings of a screenful, not a data file."
     )
 
@@ -284,14 +284,14 @@ def get_error(path: Path) -> str:
 @pytest.mark.usefixtures("working_folder")
 def test_a_missing_file_is_reported_with_a_similar_name() -> None:
     assert get_error(Path("fleet.yaml")) == (
-        "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists."
+        "fleet.yaml: there is no such file. Fix: name the path of a file that exists."
     )
     Path("fleet.yml").write_text("a: 1")
     assert get_error(Path("fleet.yaml")) == (
-        "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists, such as fleet.yml."
+        "fleet.yaml: there is no such file. Fix: name the path of a file that exists, such as fleet.yml."
     )
     assert get_error(Path("no/fleet.yaml")) == (
-        "no/fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists."
+        "no/fleet.yaml: there is no such file. Fix: name the path of a file that exists."
     )
 
 
@@ -302,20 +302,19 @@ def test_a_pipe_or_device_is_refused_without_waiting() -> None:
     Path("folder").mkdir()
     Path("file").write_text("")
     device = "it is a pipe or a device, not a file. Fix: name the path of a file."
-    assert get_error(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
-    assert get_error(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
+    assert get_error(Path("pipe.yaml")) == f"pipe.yaml: {device}"
+    assert get_error(Path("/dev/zero")) == f"/dev/zero: {device}"
     assert get_error(Path("folder")) == (
-        "folder:1:1: it is a directory. Fix: name the path of the file, such as folder/fleet.yaml."
+        "folder: it is a directory. Fix: name the path of the file, such as folder/fleet.yaml."
     )
     readable = "Fix: name the path of a file that you may read."
     assert (
-        get_error(Path("loop.yaml"))
-        == f"loop.yaml:1:1: it cannot be read: too many levels of symbolic links. {readable}"
+        get_error(Path("loop.yaml")) == f"loop.yaml: it cannot be read: too many levels of symbolic links. {readable}"
     )
-    assert get_error(Path("file/a.yaml")) == f"file/a.yaml:1:1: it cannot be read: not a directory. {readable}"
-    assert get_error(Path("x" * 300)) == f"{'x' * 300}:1:1: it cannot be read: file name too long. {readable}"
+    assert get_error(Path("file/a.yaml")) == f"file/a.yaml: it cannot be read: not a directory. {readable}"
+    assert get_error(Path("x" * 300)) == f"{'x' * 300}: it cannot be read: file name too long. {readable}"
     assert get_error(Path("a\0b")) == (
-        "a\\x00b:1:1: a path holds no NUL character. Fix: name the path of a file that exists."
+        "a\\x00b: a path holds no NUL character. Fix: name the path of a file that exists."
     )
 
 
@@ -327,7 +326,7 @@ def test_an_unreadable_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(os, "open", refuse)
     assert get_error(Path("a.yaml")) == (
-        "a.yaml:1:1: it cannot be read: permission denied. Fix: name the path of a file that you may read."
+        "a.yaml: it cannot be read: permission denied. Fix: name the path of a file that you may read."
     )
 
 

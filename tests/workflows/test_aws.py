@@ -102,7 +102,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
             "--blueprint: \"nowhere\": it is neither a blueprint's folder nor a pattern's name. "
             "Fix: use a name that `blueprint list` shows.",
         ),
-        (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml:1:1: there is no such file"),
+        (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml: there is no such file"),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line_before_a_start(

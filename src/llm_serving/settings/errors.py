@@ -37,8 +37,8 @@ class Unavailable(BlueprintError):
 class Mistake:
     """One mistake at one position of a file, and its fix.
 
-    `line` and `column` count from 1; a mistake of the file as a whole is at 1:1. `field` is a dotted path such as
-    `pools.general.size`.
+    `line` and `column` count from 1; both are 0 for a mistake of a file or folder as a whole. `field` is a dotted path
+    such as `pools.general.size`.
     """
 
     file: Path
@@ -52,15 +52,14 @@ class Mistake:
     def __str__(self) -> str:
         subject = f"{self.field}: " if self.field else ""
         current = f"{self.value}: " if self.value else ""
-        return escape_unprintable(
-            f"{self.file}:{self.line}:{self.column}: {subject}{current}{self.reason}. Fix: {self.fix}."
-        )
+        position = f":{self.line}:{self.column}" if self.line else ""
+        return escape_unprintable(f"{self.file}{position}: {subject}{current}{self.reason}. Fix: {self.fix}.")
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "file": str(self.file),
-            "line": self.line,
-            "column": self.column,
+            "line": self.line or None,
+            "column": self.column or None,
             "field": self.field,
             "value": self.value,
             "why": self.reason,
@@ -101,6 +100,11 @@ class InputError(BlueprintError):
     def to_list(self) -> list[dict[str, Any]]:
         """Return the mistakes as `--json` shows them; of a sentence about an argument, only `message` is known."""
         return [part.to_dict() if isinstance(part, Mistake) else {"message": part} for part in self.parts]
+
+
+def build_file_error(path: Path, reason: str, fix: str) -> InputError:
+    """Return the error of a file or folder as a whole, which has no line."""
+    return InputError([Mistake(path, 0, 0, "", "", reason, fix)])
 
 
 def require_choice(option: str, value: str, noun: str, choices: Collection[str], verb: str = "use") -> None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.errors import InputError, Mistake, build_file_error
 from llm_serving.settings.untrusted_file import NotAFile, open_regular
 
 MAX_BYTES = 200_000
@@ -73,7 +73,7 @@ def parse(path: Path, text: str) -> YamlFile:
     except yaml.MarkedYAMLError as error:
         raise InputError([_build_syntax_mistake(path, error)]) from None
     if node is None:
-        raise _build_file_error(path, "it is empty", "write at least its required keys; `blueprint schema` lists them")
+        raise build_file_error(path, "it is empty", "write at least its required keys; `blueprint schema` lists them")
     yaml_file = YamlFile(path)
     _Builder(yaml_file, tagged).build(node)
     return yaml_file
@@ -97,20 +97,16 @@ def format_key_path(key_path: Sequence[str | int]) -> str:
     return text
 
 
-def _build_file_error(path: Path, reason: str, fix: str) -> InputError:
-    return InputError([Mistake(path, 1, 1, "", "", reason, fix)])
-
-
 def _read_text(path: Path) -> str:
     raw = _read_bytes(path)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise _build_file_error(path, "it is text in UTF-16, not UTF-8", "save the file as UTF-8")
+        raise build_file_error(path, "it is text in UTF-16, not UTF-8", "save the file as UTF-8")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise _build_file_error(path, "it is binary, not text in UTF-8", "name a YAML file") from None
+        raise build_file_error(path, "it is binary, not text in UTF-8", "name a YAML file") from None
     if "\0" in text:
-        raise _build_file_error(path, "it is binary, not text", "name a YAML file")
+        raise build_file_error(path, "it is binary, not text", "name a YAML file")
     mistakes = []
     for match in _UNPRINTABLE.finditer(text):
         lines_before = re.split(r"\r\n|\r|\n", text[: match.start()])
@@ -135,19 +131,19 @@ def _read_bytes(path: Path) -> bytes:
     try:
         descriptor = open_regular(str(path), os.O_RDONLY)
     except NotAFile:
-        raise _build_file_error(path, "it is a pipe or a device, not a file", "name the path of a file") from None
+        raise build_file_error(path, "it is a pipe or a device, not a file", "name the path of a file") from None
     except FileNotFoundError:
-        raise _build_file_error(path, "there is no such file", _suggest_path(path)) from None
+        raise build_file_error(path, "there is no such file", _suggest_path(path)) from None
     except ValueError:
-        raise _build_file_error(path, "a path holds no NUL character", "name the path of a file that exists") from None
+        raise build_file_error(path, "a path holds no NUL character", "name the path of a file that exists") from None
     except OSError as error:
-        raise _build_file_error(
+        raise build_file_error(
             path, f"it cannot be read: {_describe_os_error(error)}", "name the path of a file that you may read"
         ) from None
     try:
         return _read_descriptor(path, descriptor)
     except OSError as error:
-        raise _build_file_error(
+        raise build_file_error(
             path, f"it cannot be read: {_describe_os_error(error)}", "name the path of a file on a healthy disk"
         ) from None
     finally:
@@ -160,12 +156,12 @@ def _read_descriptor(path: Path, descriptor: int) -> bytes:
         is_named_as_file = path.suffix in (".yaml", ".yml")
         path_fix = f"name the path of the file, such as {path / 'fleet.yaml'}"
         fix = "put a YAML file of that name there" if is_named_as_file else path_fix
-        raise _build_file_error(path, "it is a directory", fix)
+        raise build_file_error(path, "it is a directory", fix)
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         reason = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
-        raise _build_file_error(path, reason, "name settings of a screenful, not a data file")
+        raise build_file_error(path, reason, "name settings of a screenful, not a data file")
     return raw
 
 
@@ -256,7 +252,7 @@ class _Builder:
         self.count += 1
         if self.count > MAX_VALUES:
             reason = f"it holds more than {MAX_VALUES:,} values, aliases counted each time they are used"
-            raise _build_file_error(self.yaml_file.path, reason, "name settings of a screenful, not a data file")
+            raise build_file_error(self.yaml_file.path, reason, "name settings of a screenful, not a data file")
 
     def _build_value(self, node: yaml.Node, key_path: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
         self._count_value()

@@ -114,7 +114,7 @@ def render_text(deployment: Deployment, source: Path) -> str:
             lambda error: _describe_failure(error, source),
         )
     except template_sandbox.LimitExceeded as error:
-        raise _build_error(source, 1, str(error)) from None
+        raise _build_error(source, 0, str(error)) from None
     if isinstance(result, str):
         _check_printable(result, source)
         return result
@@ -134,15 +134,15 @@ def check(target: Target, deployment: Deployment, text: str, templates: Sequence
     lines = text.split("\n")
     located = []
     for mistake in mistakes:
-        path, line = _find_writer(lines[mistake.line - 1] if mistake.line <= len(lines) else "", templates)
-        located.append(replace(mistake, file=path, line=line, column=1))
+        path, line = _find_writer(lines[mistake.line - 1] if 0 < mistake.line <= len(lines) else "", templates)
+        located.append(replace(mistake, file=path, line=line, column=min(line, 1)))
     if located:
         raise InputError(located)
 
 
 def _find_writer(rendered: str, templates: Sequence[Path]) -> tuple[Path, int]:
     """Return the template and line that wrote a line: of those that may have, the one with the most literal text."""
-    best = (0, templates[0], 1)
+    best = (0, templates[0], 0)
     for path in templates:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             literals = _JINJA.split(line)
@@ -162,7 +162,7 @@ def _check_printable(text: str, source: Path) -> None:
         escaped = escape_unprintable(line, keep="\t")
         if escaped != line:
             reason = f"line {number} of the rendered file has characters that do not print: {escaped[:200]}"
-            raise _build_error(source, 1, reason, "remove them from the template, or from the value that it writes")
+            raise _build_error(source, 0, reason, "remove them from the template, or from the value that it writes")
 
 
 def render(
@@ -227,12 +227,12 @@ def _describe_failure(error: Exception, source: Path) -> Failure:
 
 def _build_error(path: Path, line: int, reason: str, fix: str = "") -> InputError:
     fix = fix or "use names of a Deployment's fields (src/llm_serving/services/deployment.py) and Jinja's own syntax"
-    return InputError([Mistake(path, line, 1, "", "", reason.rstrip("."), fix)])
+    return InputError([Mistake(path, line, min(line, 1), "", "", reason.rstrip("."), fix)])
 
 
 def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
     """Return the template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
-    position = source, 1
+    position = source, 0
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         position = (Path(file), trace.tb_lineno) if file.endswith(SUFFIX) else position

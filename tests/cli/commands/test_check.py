@@ -145,17 +145,17 @@ def test_a_mistake_in_the_template_is_reported_at_its_line(capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["nowhere"], ["nowhere:1:1: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
-        (["mein"], ["mein:1:1: there is no such folder. Fix: name the folder of a blueprint, such as mine."]),
-        (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, .."]),
-        (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
-        (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml."]),
-        (["mine", "--fleet", "mine"], ["mine:1:1: it is a directory. Fix: name the path of the file, such as mine/fleet.yaml."]),
+        (["nowhere"], ["nowhere: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
+        (["mein"], ["mein: there is no such folder. Fix: name the folder of a blueprint, such as mine."]),
+        (["fleet.yaml"], ["fleet.yaml: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, .."]),
+        (["."], [".: the folder holds no blueprint.yaml. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
+        (["mine", "--fleet", "no.yaml"], ["no.yaml: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml."]),
+        (["mine", "--fleet", "mine"], ["mine: it is a directory. Fix: name the path of the file, such as mine/fleet.yaml."]),
         (
             ["nowhere", "--fleet", "no.yaml"],
             [
-                "no.yaml:1:1: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml.",
-                "nowhere:1:1: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one.",
+                "no.yaml: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml.",
+                "nowhere: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one.",
             ],
         ),
     ],
@@ -171,17 +171,19 @@ def test_a_blueprint_file_that_is_a_folder_or_a_loop_is_named_as_itself(capsys: 
     file = Path("mine/blueprint.yaml")
     file.unlink()
     file.symlink_to(file.name)
-    loop = f"{file}:1:1: it cannot be read: too many levels of symbolic links. Fix: name the path of a file that you may read."
+    loop = (
+        f"{file}: it cannot be read: too many levels of symbolic links. Fix: name the path of a file that you may read."
+    )
     assert check(capsys, "mine") == (2, "", f"{loop}\n")
     file.unlink()
     file.symlink_to("nowhere")
-    assert check(capsys, "mine")[2].startswith(f"{file}:1:1: there is no such file.")
+    assert check(capsys, "mine")[2].startswith(f"{file}: there is no such file.")
     file.unlink()
     file.mkdir()
     assert check(capsys, "mine") == (
         2,
         "",
-        f"{file}:1:1: it is a directory. Fix: put a YAML file of that name there.\n",
+        f"{file}: it is a directory. Fix: put a YAML file of that name there.\n",
     )
 
 

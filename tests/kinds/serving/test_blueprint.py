@@ -44,7 +44,7 @@ def list_errors(text: str) -> list[str]:
         read(text)
     lines = str(error.value).splitlines()
     assert all(line.startswith("mine/blueprint.yaml:") for line in lines)
-    return [line.removeprefix("mine/blueprint.yaml:") for line in lines]
+    return [line.removeprefix("mine/blueprint.yaml:").lstrip() for line in lines]
 
 
 SERVING_FOLDERS = sorted(
@@ -214,7 +214,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID + "context: 300\n", ['7:10: context: 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: set context: 320 or more, or shorter input_tokens and output_tokens.']),
         (add_traffic("users: 8, input_tokens: 4k..5k"), ['5:35: traffic.input_tokens: "4k..5k": a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: set context: 5064 or more, or shorter input_tokens and output_tokens.']),
         # the file as a whole
-        ("", ["1:1: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("", ["it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
         ("tiny", ['1:1: "tiny": the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
         ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: write a list such as [a, b]."]),
     ],
@@ -241,12 +241,12 @@ def test_a_binary_file_and_a_huge_one_are_refused() -> None:
     Path("mine/blueprint.yaml").write_bytes(b"\x1f\x8b\x08\x00\x00")
     with pytest.raises(InputError) as error:
         blueprint.read(Path("mine"))
-    assert str(error.value) == "mine/blueprint.yaml:1:1: it is binary, not text in UTF-8. Fix: name a YAML file."
+    assert str(error.value) == "mine/blueprint.yaml: it is binary, not text in UTF-8. Fix: name a YAML file."
     Path("mine/blueprint.yaml").write_bytes(b"#" * 10_000_000)
     with pytest.raises(InputError) as error:
         blueprint.read(Path("mine"))
     assert str(error.value) == (
-        "mine/blueprint.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
+        "mine/blueprint.yaml: it holds 10,000,000 bytes, and settings hold at most 200,000. "
         "Fix: name settings of a screenful, not a data file."
     )
 
@@ -259,12 +259,12 @@ def get_error(folder: str) -> str:
 
 def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
     fix = "Fix: name the folder of a blueprint; `blueprint new` creates one."
-    assert get_error("mine") == f"mine:1:1: the folder holds no blueprint.yaml. {fix}"
-    assert get_error("nowhere") == f"nowhere:1:1: there is no such folder. {fix}"
+    assert get_error("mine") == f"mine: the folder holds no blueprint.yaml. {fix}"
+    assert get_error("nowhere") == f"nowhere: there is no such folder. {fix}"
     Path("mine/blueprint.yaml").write_text(VALID)
-    assert get_error("mien") == "mien:1:1: there is no such folder. Fix: name the folder of a blueprint, such as mine."
+    assert get_error("mien") == "mien: there is no such folder. Fix: name the folder of a blueprint, such as mine."
     assert get_error("mine/blueprint.yaml") == (
-        "mine/blueprint.yaml:1:1: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, mine."
+        "mine/blueprint.yaml: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, mine."
     )
     (nearest,) = [line for line in [get_error("agregated")] if "such as" in line]
     assert nearest.endswith(f"such as {ROOT / 'blueprints/aggregated'}.")

@@ -107,7 +107,7 @@ def test_a_missing_fleet_file_is_named(working_folder: Path, run_cli: RunCli, co
     (working_folder / "fleet.yaml").unlink()
     code, _, err = run_cli(command, "mine")
     assert code == 2
-    assert err == "fleet.yaml:1:1: there is no such file. Fix: name the path of a file that exists.\n"
+    assert err == "fleet.yaml: there is no such file. Fix: name the path of a file that exists.\n"
 
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])

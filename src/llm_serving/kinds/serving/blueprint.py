@@ -32,7 +32,7 @@ from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
 from llm_serving.settings.choices import OneOf, Task
 from llm_serving.settings.document import Conflict, Document, OneOrMore, Settings, load, parse_default
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.errors import InputError, build_file_error
 from llm_serving.settings.units import Duration, Memory, Switch, Tokens
 
 TOKEN_LIMITS = ("ttft_ms", "itl_ms", "output_tokens_per_s")
@@ -586,15 +586,13 @@ def read(folder: Path) -> Document[Blueprint]:
         InputError: with every mistake of its file at once.
     """
     if not folder.exists():
-        raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _suggest_folder(folder))])
+        raise build_file_error(folder, "there is no such folder", _suggest_folder(folder))
     if not folder.is_dir():
         reason = "it is a file, and a blueprint is a folder"
-        raise InputError([Mistake(folder, 1, 1, "", "", reason, f"name the folder that holds it, {folder.parent}")])
+        raise build_file_error(folder, reason, f"name the folder that holds it, {folder.parent}")
     if not os.path.lexists(folder / FILE_NAME):  # reading it names a loop or a dangling link
         reason = f"the folder holds no {FILE_NAME}"
-        raise InputError(
-            [Mistake(folder, 1, 1, "", "", reason, "name the folder of a blueprint; `blueprint new` creates one")]
-        )
+        raise build_file_error(folder, reason, "name the folder of a blueprint; `blueprint new` creates one")
     document = load(folder / FILE_NAME, Blueprint)
     missing_files = [
         document.build_mistake(key_path, file, f"there is no such file in {folder}", f"name a {what}")

@@ -17,7 +17,7 @@ import jsonschema
 
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings import untrusted_json
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.errors import InputError, Mistake, build_file_error
 from llm_serving.settings.untrusted_file import open_regular
 
 _EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
@@ -55,12 +55,10 @@ def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
         reason = (
             "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
         )
-        raise InputError(
-            [Mistake(path, 1, 1, "", "", reason, "use a JSONL file with one JSON object per line")]
-        ) from None
+        raise build_file_error(path, reason, "use a JSONL file with one JSON object per line") from None
     rows = _read_sharegpt(path, text) if text.lstrip().startswith("[") else _read_lines(path, text, traffic)
     if not rows:
-        raise InputError([Mistake(path, 1, 1, "", "", "it has no prompts", _EXAMPLE)])
+        raise build_file_error(path, "it has no prompts", _EXAMPLE)
     return rows
 
 

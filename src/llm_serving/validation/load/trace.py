@@ -60,9 +60,9 @@ def read(path: Path, limit: int, *, is_sorted: bool = False) -> list[TraceRow]:
             _require_order(path, rows)
         return _start_at_zero(rows)
     except UnicodeDecodeError:
-        raise _build_error(path, 1, "", "it is not UTF-8 text") from None
+        raise _build_error(path, 0, "", "it is not UTF-8 text") from None
     except OSError as error:
-        raise _build_error(path, 1, "", f"it cannot be read: {error.strerror}") from None
+        raise _build_error(path, 0, "", f"it cannot be read: {error.strerror}") from None
 
 
 def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
@@ -78,7 +78,7 @@ def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
             path, error.number, error.line, f"it is not a request as {trace_format.name} traces have it"
         ) from None
     if not rows:
-        raise _build_error(path, 1, "", "it has no requests")
+        raise _build_error(path, 0, "", "it has no requests")
     return rows
 
 
@@ -105,7 +105,7 @@ def _build_error(path: Path, number: int, line: str, reason: str) -> InputError:
         "use a trace as its makers publish it, such as AzureLLMInferenceTrace_conv.csv, Mooncake's "
         "conversation_trace.jsonl or BurstGPT_without_fails_1.csv"
     )
-    return InputError([Mistake(path, number, 1, "", line.strip()[:60], reason, fix)])
+    return InputError([Mistake(path, number, min(number, 1), "", line.strip()[:60], reason, fix)])
 
 
 class _LineError(Exception):
