@@ -77,7 +77,7 @@ def test_any_endpoint_can_be_fed(tmp_path: Path) -> None:
 
 def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     pattern = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
-    serving = resolve(tmp_path / "other", pattern).serving
+    serving = resolve(tmp_path / "talk", pattern).serving
     assert serving is not None
     folder = tmp_path / ".blueprint" / "talk"
     folder.mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
     tmp_path: Path, role: str, objectives: list[tuple[str, float, float]], note: str
 ) -> None:
     pattern = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
-    serving = resolve(tmp_path / "other", pattern).serving
+    serving = resolve(tmp_path / "talk", pattern).serving
     assert serving is not None
     slo = Slo.model_validate({"ttft_ms": {"p95": 800, "mean": 300}, "itl_ms": {"p99": 40}, "e2e_ms": {"p95": 9000}})
     roles = (serving.roles[0].model_copy(update={"name": role}), *serving.roles[1:])
@@ -306,7 +306,7 @@ def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path
     assert [document["metrics_urls"] for document in documents] == [[metrics]]
     queues = documents[0]["metrics"]["queue"]
     assert {"vllm:num_requests_waiting", "llamacpp:requests_deferred"} <= set(queues), "its engine is not known here"
-    assert "Rows give way to a queue at chat alone: on EKS a batch does not know its SLO." in deployment.notes
+    assert "Rows give way to a queue at chat alone: no blueprint here tells its SLO." in deployment.notes
     on_ecs = resolve_on_ecs(tmp_path / "other", text)
     assert [read_document(worker)["metrics_urls"] for worker in on_ecs.batch_workers] == [[]]
 
@@ -338,6 +338,22 @@ def test_rows_are_of_the_low_class_where_llm_d_holds_requests_back(
     assert read_document(deployment.api)["headers"] == headers
     note = "chat holds rows back while people's requests wait: they are of its class low."
     assert (note in deployment.notes) == bool(headers)
+
+
+@pytest.mark.parametrize(("target", "objectives"), [("ecs", []), ("eks", [("vllm:time_to_first_token_seconds", 0.8)])])
+def test_rows_go_by_the_priority_and_slo_of_the_deployment_beside_the_batch(
+    tmp_path: Path, target: str, objectives: list[tuple[str, float]]
+) -> None:
+    (tmp_path / "chat").mkdir()
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    for tuning, has_priority in (("tuning: {priority: on}\n", True), ("", False)):
+        (tmp_path / "chat/blueprint.yaml").write_text(FED + tuning)
+        deployment = resolve_on(target, tmp_path / "mine", text)
+        documents = [read_document(worker) for worker in deployment.batch_workers]
+        assert [document["has_priority"] for document in documents] == [has_priority]
+        limits = [(each["metric"], each["limit_s"]) for each in documents[0]["objectives"]]
+        assert limits == objectives, "no metrics are seen on ECS"
+        assert ("Rows give way where chat misses ttft p95 < 800 ms." in deployment.notes) == bool(objectives)
 
 
 def test_rows_name_the_low_class_of_a_deployment_whose_blueprint_is_elsewhere(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class Endpoint(Settings):
 
     priority: Annotated[bool, Switch()] = False
     """Whether the endpoint at `url` schedules by `priority`, as vLLM does with `--scheduling-policy priority`: rows
-    then run after requests without one. Of a `deployment` on this machine its `tuning.priority` says it."""
+    then run after requests without one. Of a `deployment` its `tuning.priority` says it, on AWS in the blueprint in the
+    folder of its name beside this one."""
 
     metrics: Annotated[tuple[EndpointUrl, ...], AllowSingleItem()] = ()
     """Pages with vLLM's metrics, such as http://127.0.0.1:8000/metrics; only with `url`. Workers adapt to the queues on

@@ -57,7 +57,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     named = settings.endpoint.deployment
     found = deployments.require_serving(blueprint, named, fleet, environment) if named else None
-    answering = _describe_endpoint(settings.endpoint, own_serving, found, environment)
+    answering = _describe_endpoint(settings.endpoint, own_serving, found)
     usd_h = settings.endpoint.usd_per_hour or (found.usd_h if found else None)
     stack = None
     if in_containers:
@@ -177,9 +177,8 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 def _list_notes(
     settings: Blueprint, environment: Environment, answering: Answering, found: FoundDeployment | None
 ) -> Iterator[str]:
-    if fed := settings.endpoint.deployment:
-        condition = "" if found and found.kind else ", if it has classes"  # its blueprint is not here
-        yield from _describe_back_off(fed, environment, answering, condition)
+    if found:
+        yield from _describe_back_off(found, environment, answering)
     if found and found.usd_h is not None and settings.endpoint.usd_per_hour is None:
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
     if settings.schedules and environment.conventions.is_local:
@@ -192,28 +191,25 @@ def _list_notes(
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
 
-def _describe_back_off(fed: str, environment: Environment, answering: Answering, condition: str) -> Iterator[str]:
-    """Describe what slows rows down in favor of the shared deployment's own requests.
-
-    Args:
-        condition: of its classes, after the sentence that names them; empty where it has them.
-    """
-    title = environment.conventions.title
+def _describe_back_off(found: FoundDeployment, environment: Environment, answering: Answering) -> Iterator[str]:
+    """Describe what slows rows down in favor of the shared deployment's own requests."""
+    fed, is_known = found.name, bool(found.kind)  # of another, the blueprint is not here
     if answering.headers:
+        condition = "" if is_known else ", if it has classes"
         yield f"{fed} holds rows back while people's requests wait: they are of its class low{condition}."
-    if not environment.conventions.is_local and answering.metrics_urls:
-        yield f"Rows give way to a queue at {fed} alone: on {title} a batch does not know its SLO."
-    elif not environment.conventions.is_local:
-        yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."
-    elif answering.limits:
+    if answering.limits:
         limits = ", ".join(f"{limit.name} < {limit.ms:g} ms" for limit in answering.limits)
         yield f"Rows give way where {fed} misses {limits}."
     elif answering.metrics_urls:
-        yield f"Rows give way to a queue at {fed} alone: its metrics show no percentile of its SLO."
+        reason = "its metrics show no percentile of its SLO" if is_known else "no blueprint here tells its SLO"
+        yield f"Rows give way to a queue at {fed} alone: {reason}."
+    elif not environment.conventions.is_local:
+        title = environment.conventions.title
+        yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."
 
 
 def _describe_endpoint(
-    endpoint: Endpoint, own_serving: ServingDeployment | None, found: FoundDeployment | None, environment: Environment
+    endpoint: Endpoint, own_serving: ServingDeployment | None, found: FoundDeployment | None
 ) -> Answering:
     if own_serving:
         return Answering(
@@ -228,16 +224,13 @@ def _describe_endpoint(
         return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
     if found is None:
         raise ValueError("an endpoint has a model, a URL or a deployment")
-    headers = found.traits.classes.get("low", {})
-    if not environment.conventions.is_local:
-        return Answering(found.url, found.metrics_urls, is_shared=True, has_priority=False, headers=headers)
     return Answering(
         found.url,
         found.metrics_urls,
         is_shared=True,
         has_priority=found.traits.has_priority,
-        headers=headers,
-        limits=tuple(worker_settings.list_limits(found)),
+        headers=found.traits.classes.get("low", {}),
+        limits=tuple(worker_settings.list_limits(found)) if found.metrics_urls else (),
         engine=found.engine,
     )
 
