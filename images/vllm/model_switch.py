@@ -11,10 +11,10 @@ a request for as long as a switch takes: new requests for that one wait too then
 seconds. What still runs stops there, and is computed on, from the token where it was, when its model has its next turn,
 which it waits for like a request.
 
-GET /health is 200 while all engines run; /v1/models lists the models of all; /metrics has the engines' own, with those
-that wait here as one more engine's queue, and model_switch_*. An engine that ends ends this program, with status 1
-after a drain; who waits for its model gets 503 at once. With SIGTERM /health and new requests get 503, and those that
-it has are answered, for at most DRAIN_S seconds; then the engines end.
+GET /health is 200 while all engines run; /v1/models lists the models of all; /metrics has the engines' own, whose
+times begin when a request comes here, with those that wait here as one more engine's queue, and model_switch_*. An
+engine that ends ends this program, with status 1 after a drain; who waits for its model gets 503 at once. With SIGTERM
+/health and new requests get 503, and those that it has are answered, for at most DRAIN_S seconds; then the engines end.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ HOP_HEADERS = frozenset(
 )
 """Of one connection alone. Source: RFC 9110, section 7.6.1."""
 
-OWN_HEADERS = HOP_HEADERS | {"content-encoding", "content-length", "expect", "host"}
-"""What aiohttp has done with of a request, or writes itself."""
+ARRIVAL = "x-arrived-at"
+"""Header by which an engine counts a request from its arrival here (sleep_pages.py)."""
+
+OWN_HEADERS = HOP_HEADERS | {ARRIVAL, "content-encoding", "content-length", "expect", "host"}
+"""What aiohttp has done with of a request, or is written here."""
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 20, 30, 60, 120, 300)
 """Upper edges of the histogram of switches, in seconds."""
@@ -596,9 +599,9 @@ class Switch:
             if self._turns is None:
                 raise _build_start()
             async with self._bodies.read(request) as body:
-                engine = self._find_engine(body)
+                engine, arrived_at = self._find_engine(body), time.time()
                 async with self._turns.hold(engine.name):
-                    return await _pass_on(request, body, engine)
+                    return await _pass_on(request, body, engine, arrived_at)
         except Refusal as refusal:
             return refusal.build_response()
 
@@ -619,9 +622,10 @@ def _build_start() -> Refusal:
     return Refusal(503, "the models are loaded. Fix: ask again later.", 5)
 
 
-async def _pass_on(request: web.Request, body: bytes, engine: Engine) -> web.StreamResponse:
-    """Send a request to its engine, and the answer to the client as it comes."""
+async def _pass_on(request: web.Request, body: bytes, engine: Engine, arrived_at: float) -> web.StreamResponse:
+    """Send a request to its engine, with when it came here, and the answer to the client as it comes."""
     headers = {name: value for name, value in request.headers.items() if name.lower() not in OWN_HEADERS}
+    headers[ARRIVAL] = f"{arrived_at:.6f}"
     response: web.StreamResponse | None = None
     try:
         async with engine.send("POST", request.path, data=body, headers=headers) as answer:

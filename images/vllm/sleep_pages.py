@@ -1,16 +1,21 @@
-"""Let the program that started an engine put it to sleep and wake it, and nobody else.
+"""Let the program that started an engine put it to sleep and wake it, and say since when a request has waited for it.
 
 For `vllm serve --uds SOCKET --middleware sleep_pages.SleepPages`, on the PYTHONPATH. vLLM's own pages come only with
 VLLM_SERVER_DEV_MODE, and with it /collective_rpc, which calls any method (0.32.0, entrypoints/serve/dev). These three
-are answered on a Unix socket alone, which the folder's permissions guard; on any other they are the engine's 404.
+are answered on a Unix socket alone, which the folder's permissions guard; on any other they are the engine's 404, and
+the header counts for nothing.
 
 POST /sleep frees the accelerator: the weights go to the host's memory, the KV cache is dropped. Requests that run end
 there, or with ?mode=keep wait and are computed on from their last token after POST /wake_up (v1/engine/core.py,
 pause_scheduler and _reset_caches). GET /is_sleeping changes nothing. All answer {"is_sleeping": BOOL}.
+
+A request with the header X-Arrived-At, in seconds since 1970, has waited since then: the engine's times to the first
+token and of the whole request begin there (v1/metrics/stats.py, arrival_time).
 """
 
 from __future__ import annotations
 
+import contextvars
 import json
 import urllib.parse
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -25,24 +30,49 @@ MODES = ("abort", "keep")
 LEVEL = 1
 """Weights in the host's memory; at 2 they would be gone, and read again from storage."""
 
+ARRIVAL = b"x-arrived-at"
+_arrived_at = contextvars.ContextVar[float | None]("arrived_at", default=None)
+
 
 class SleepPages:
     """Answers three pages; passes every other request to the engine."""
 
     def __init__(self, app: App) -> None:
         self.app = app
+        self._counts_arrivals = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        page = _PAGES.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        if page is None or not _is_unix_socket(scope):
+        if scope["type"] != "http" or not _is_unix_socket(scope):
             await self.app(scope, receive, send)
             return
         client = scope["app"].state.engine_client
+        page = _PAGES.get((scope["method"], scope["path"]))
+        if page is None:
+            self._note_arrival(client, dict(scope["headers"]).get(ARRIVAL))
+            await self.app(scope, receive, send)
+            return
         status, answer = await page(client, urllib.parse.parse_qs(scope["query_string"].decode("latin-1")))
         body = json.dumps(answer).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def _note_arrival(self, client: Any, arrival: bytes | None) -> None:
+        """Let the engine count a request from its arrival."""
+        _arrived_at.set(float(arrival) if arrival else None)
+        if not self._counts_arrivals:
+            client.add_request = _count_from_arrival(client.add_request)
+            self._counts_arrivals = True
+
+
+def _count_from_arrival(add_request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return the engine's `add_request`, which all that generates or embeds calls, with the arrival of its request."""
+
+    async def add(*values: Any, **named: Any) -> Any:
+        arrived_at = _arrived_at.get()
+        return await add_request(*values, **(named if arrived_at is None else {**named, "arrival_time": arrived_at}))
+
+    return add
 
 
 def _is_unix_socket(scope: Scope) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from llm_serving import processes
@@ -453,6 +456,24 @@ def test_a_body_reaches_the_engine_with_the_client_s_headers_and_a_large_one_is_
     )
 
 
+def test_an_engine_counts_a_request_from_when_it_came_and_not_from_its_turn(start: Start, let_end: Path) -> None:
+    _, url, _ = start("--least-awake", "1000", "--finish", "1000")
+    wait_for_all(url)
+    with ThreadPoolExecutor(2) as users:
+        runs = users.submit(complete, url, "alpha", 2, until=str(let_end))
+        wait_for_stream(url)
+        request = urllib.request.Request(
+            f"{url}/tokenize", json.dumps({"model": "beta"}).encode(), {"X-Arrived-At": "1000"}
+        )
+        waits = users.submit(lambda: json.loads(urllib.request.urlopen(request, timeout=LIMIT_S).read()))
+        processes.wait_until(lambda: read_queue(url, "beta") == 1, "beta's request", LIMIT_S)
+        seen = time.time()
+        let_end.touch()
+        assert runs.result()[0] == 200
+        headers = {name.lower(): value for name, value in waits.result()["headers"].items()}
+    assert 1000 < float(headers["x-arrived-at"]) <= seen, "a client's word counts for nothing"
+
+
 def test_what_waits_takes_no_more_memory_than_the_bodies_may(start: Start, let_end: Path) -> None:
     _, url, _ = start("--max-bytes", str(2**20), "--least-awake", "1000", "--finish", "1000")
     wait_for_all(url)
@@ -717,6 +738,38 @@ def _read_sleep(url: str, model: str) -> float:
     pattern = rf'vllm:engine_sleep_state{{engine="0",model_name="{model}",sleep_state="weights_offloaded"}} (\S+)'
     [value] = re.findall(pattern, page)
     return float(value)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """To an engine's own socket."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(LIMIT_S)
+        self.sock.connect(self.host)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stream", [False, True])
+def test_vllm_s_times_begin_when_a_request_came(real_engines: Program, stream: bool) -> None:
+    process, url, _ = real_engines
+    _generate(url, "alpha", 1)  # which is awake then
+    commands = [child.cmdline() for child in psutil.Process(process.pid).children(recursive=True)]
+    [path] = {command[command.index("--uds") + 1] for command in commands if "alpha" in command and "--uds" in command}
+
+    def read_sums() -> list[float]:
+        names = ("vllm:time_to_first_token_seconds_sum", "vllm:e2e_request_latency_seconds_sum")
+        return [read_metric(url, name, "alpha", 'engine="0",') for name in names]
+
+    before = read_sums()
+    connection = _UnixConnection(path)
+    body = json.dumps({"model": "alpha", "prompt": "Once", "max_tokens": 2, "ignore_eos": True, "stream": stream})
+    headers = {"Content-Type": "application/json", "X-Arrived-At": f"{time.time() - 5000:.6f}"}
+    connection.request("POST", "/v1/completions", body, headers)
+    assert connection.getresponse().read()
+    connection.close()
+    assert [5000 <= after - earlier < 6000 for earlier, after in zip(before, read_sums(), strict=True)] == [True] * 2
 
 
 @pytest.mark.engine

@@ -1,4 +1,4 @@
-"""Who may put an engine to sleep; the real engine behind them in test_model_switch.py."""
+"""Who may put an engine to sleep, and say when a request came; the real engine behind them in test_model_switch.py."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Client:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
+    async def add_request(self, request_id: str, **named: Any) -> None:
+        self.calls.append(("add_request", request_id, named))
+
     async def sleep(self, level: int, mode: str) -> None:
         self.calls.append(("sleep", level, mode))
 
@@ -41,6 +44,8 @@ def ask(method: str, path: str, query: str = "", **scope: Any) -> tuple[Any, Any
     messages: list[dict[str, Any]] = []
 
     async def serve_engine(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/v1/completions":  # whose answer is a task of its own where it is a stream
+            await asyncio.create_task(client.add_request("one", priority=0))
         await send({"type": "http.response.start", "status": 404})
         await send({"type": "http.response.body", "body": b'"the engine"'})
 
@@ -49,7 +54,7 @@ def ask(method: str, path: str, query: str = "", **scope: Any) -> tuple[Any, Any
 
     client = Client()
     request = {
-        "type": "http", "method": method, "path": path, "query_string": query.encode(), "client": None, "server": SOCKET,
+        "type": "http", "method": method, "path": path, "query_string": query.encode(), "client": None, "server": SOCKET, "headers": [],
         "app": SimpleNamespace(state=SimpleNamespace(engine_client=client)), **scope,
     }  # fmt: skip
     asyncio.run(module.SleepPages(serve_engine)(request, None, send))
@@ -88,7 +93,7 @@ def test_by_any_other_way_the_engine_has_no_such_page(method: str, path: str, sc
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/sleep"), ("POST", "/is_sleeping"), ("POST", "/collective_rpc"), ("POST", "/v1/completions")],
+    [("GET", "/sleep"), ("POST", "/is_sleeping"), ("POST", "/collective_rpc"), ("POST", "/v1/chat/completions")],
 )
 def test_every_other_request_is_the_engine_s(method: str, path: str) -> None:
     assert ask(method, path) == (404, "the engine", [])
@@ -104,3 +109,20 @@ def test_an_unknown_mode_is_refused() -> None:
 
 def test_a_websocket_is_the_engine_s() -> None:
     assert ask("POST", "/sleep", type="websocket")[2] == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "named"),
+    [
+        pytest.param({"headers": [(b"x-arrived-at", b"1795806000.25")]}, {"arrival_time": 1795806000.25}, id="said"),
+        pytest.param({}, {}, id="not said"),
+        pytest.param(
+            {"headers": [(b"x-arrived-at", b"1795806000.25")], "server": ("10.0.0.7", 8000)}, {}, id="by the network"
+        ),
+    ],
+)
+def test_a_request_counts_from_when_it_came_to_who_started_the_engine(
+    scope: dict[str, Any], named: dict[str, Any]
+) -> None:
+    calls = ask("POST", "/v1/completions", **scope)[2]
+    assert calls == [("add_request", "one", {"priority": 0, **named})]

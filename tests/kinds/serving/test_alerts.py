@@ -43,6 +43,16 @@ traffic: {users: 2, input_tokens: 32, output_tokens: 8}
 slo: {ttft_ms: {p95: 500}, itl_ms: {p50: 50}, e2e_ms: {p95: 5000, mean: 900}}
 """
 
+TURNS = """\
+pattern: multi-model
+roles:
+  models:
+    chat: {model: Qwen/Qwen3-1.7B, pool: general}
+    code: {model: Qwen/Qwen3-0.6B, shares: chat}
+traffic: {users: 2, input_tokens: 32, output_tokens: 8}
+slo: SLO
+"""
+
 SLO = "{ttft_ms: {p95: 800}}"
 
 GPU_ALERTS = paths.CHARTS / "gpu-alerts.yaml"
@@ -219,6 +229,27 @@ def test_every_alert_fires_for_what_it_names_and_is_silent_otherwise(tmp_path: P
     assert {alert for alert, _, _, count in CASES if count} == {rule["alert"] for rule in rules}
     assert {alert for alert, _, _, count in CASES if not count} == {rule["alert"] for rule in rules}
     tests = [build_test(rules, *case) for case in CASES]
+    result = run_promtool(tmp_path, alerts.build_rules(deployment), tests)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@needs_promtool
+def test_of_models_that_take_turns_the_one_whose_requests_wait_burns_the_budget(tmp_path: Path) -> None:
+    """The engines' histograms have the wait for a turn (tests/images/vllm/test_model_switch.py)."""
+    deployment = resolve(tmp_path, TURNS)
+
+    def build_both(slow: int) -> Series:
+        """As many requests of each model, of which those of the one that is always awake are in time."""
+        models = {"chat": build_latency(0), "code": build_latency(slow)}
+        return {
+            name.replace('"worker"', f'"chat",model_name="{model}"'): values
+            for model, series in models.items()
+            for name, values in series.items()
+        }
+
+    cases = [(80, 2), (50, 1), (8, 0)]  # of which half is the share of all: 40%, 25% and 4%
+    rules = list_rules(deployment)
+    tests = [build_test(rules, "InferenceLatencyBudgetBurns", "8h", build_both(slow), count) for slow, count in cases]
     result = run_promtool(tmp_path, alerts.build_rules(deployment), tests)
     assert result.returncode == 0, result.stdout + result.stderr
 

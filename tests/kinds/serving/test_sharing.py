@@ -89,8 +89,8 @@ def split_engines(service: Service) -> tuple[list[str], list[list[str]]]:
          '5:82: roles.models.chat.scale.kv_usage: "80%": models take turns here, and the caches of those that sleep are empty, '
          "which makes the average low. Fix: set scale: {queue: 4}."),
         (("replicas: 2,", "replicas: 1..2, scale: {queue: 4, slo: on},"),
-         '5:87: roles.models.chat.scale.slo: "on": models take turns here, and the engines do not measure how long a request '
-         "waits for its model to wake. Fix: set scale: {queue: 4}."),
+         '5:87: roles.models.chat.scale.slo: "on": models take turns here, and the wait for a model\'s turn, which '
+         "latencies have then, is hardly shorter with more replicas. Fix: set scale: {queue: 4}."),
         (("shares: chat}", "pool: gpus, switch: {waiting: 8}}"),
          "7:57: roles.models.embed.switch: no other model shares its accelerators. Fix: remove switch, or set shares: embed "
          "for one."),
@@ -143,7 +143,7 @@ def test_the_models_are_one_service_whose_replicas_start_all_engines(tmp_path: P
     [service], [role] = deployment.workers, deployment.engine_roles
     assert (service.name, role.name, role.replicas.max) == ("chat", "chat", 2)
     assert deployment.model_names == apart.model_names == ("chat", "code", "embed")
-    assert role.image.endswith("/vllm:0.32.0-efa.4")
+    assert role.image.endswith("/vllm:0.32.0-efa.5")
     program, engines = split_engines(service)
     assert program == [
         "python3", "/opt/vllm/model_switch.py", "--listen", "0.0.0.0:8000", "--max-waiting", "256",
@@ -220,8 +220,8 @@ def test_tables_name_the_models_and_nothing_is_predicted_or_loaded_at_run_time(t
     assert [label for label, _ in rows].count("model") == 3
     assert predicted_load.predict_requests_per_s(deployment) is None
     [remark] = validate.list_remarks(deployment)
-    assert remark.startswith(
-        "chat, code and embed take turns on the same accelerators: the client's times have the wait"
+    assert remark == (
+        "chat, code and embed take turns on the same accelerators: latencies have the wait for a turn, the engine's too."
     )
     assert not list(validate.list_remarks(resolve_text(tmp_path, APART)))
     for role in ("chat", "code"):  # whose replicas it is, and which shares them

@@ -306,7 +306,7 @@ UNSHARED = {
 
 UNSHARED_SCALES = {
     "kv_usage": "the caches of those that sleep are empty, which makes the average low",
-    "slo": "the engines do not measure how long a request waits for its model to wake",
+    "slo": "the wait for a model's turn, which latencies have then, is hardly shorter with more replicas",
 }
 """The same of scaling."""
 

@@ -89,8 +89,8 @@ def list_remarks(deployment: ServingDeployment) -> Iterator[str]:
     for role in deployment.engine_roles:
         if role.sleepers:
             yield (
-                f"{role.describe_models()} take turns on the same accelerators: the client's times have the wait for a "
-                "turn, the engine's do not."
+                f"{role.describe_models()} take turns on the same accelerators: latencies have the wait for a turn, "
+                "the engine's too."
             )
     if deployment.unused_keys:
         yield tasks.describe_unused(deployment.task, deployment.unused_keys)
