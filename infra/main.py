@@ -11,7 +11,9 @@ CDKTF_OUTDIR           the output directory; ./cdktf.out if unset
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -30,6 +32,7 @@ from infra.stacks import base
 from llm_serving.fleet import aws_limits, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import rendered
+from llm_serving.settings import os_errors
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, InputError
 
@@ -38,6 +41,9 @@ PROVIDER_LOCK = Path(__file__).with_name(".terraform.lock.hcl")
 
 _INTERNAL_ERROR = 70
 """Exit code, as the command line's."""
+
+_NODE_ERROR = re.compile(r"\b(E[A-Z]+): [^,\n]+, \w+(?: '([^'\n]+)')?")
+"""How Node names what the system refuses to CDKTF's own process: `EROFS: read-only file system, open '/x'`."""
 
 
 def synthesize(
@@ -124,12 +130,22 @@ def main() -> None:
     """Synthesize; end with the message and the exit code of what is wrong."""
     try:
         run(os.environ)
-    except BlueprintError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Exception:  # noqa: BLE001 - Python's own code is 1, and that is a failed check's
+    except Exception as error:  # noqa: BLE001 - Python's own code is 1, and that is a failed check's
+        if known := _convert(error):
+            print(known, file=sys.stderr)
+            sys.exit(known.exit_code)
         traceback.print_exc()
         sys.exit(_INTERNAL_ERROR)
+
+
+def _convert(error: Exception) -> BlueprintError | None:
+    """Return the error that the user sees as its message only; None of one whose fix is not known."""
+    if isinstance(error, BlueprintError):
+        return error
+    if found := _NODE_ERROR.search(str(error)):
+        number = getattr(errno, found[1], 0)
+        error = OSError(number, os.strerror(number), found[2])
+    return os_errors.convert(error) if isinstance(error, OSError) else None
 
 
 if __name__ == "__main__":

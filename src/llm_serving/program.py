@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from llm_serving import console
+from llm_serving.settings import os_errors
 from llm_serving.settings.errors import BlueprintError, Unavailable
 
 DEBUG = "BLUEPRINT_DEBUG"
@@ -44,9 +45,17 @@ def print_error(text: str, code: int) -> int:
     return code
 
 
-def _report_failure(error: Exception) -> int:
+def convert_error(error: Exception) -> BlueprintError | None:
+    """Return the error that the user sees as its message only; None of one whose fix is not known."""
     if isinstance(error, BlueprintError):
-        return console.print_error(error)
+        return error
+    return os_errors.convert(error) if isinstance(error, OSError) else None
+
+
+def _report_failure(error: Exception) -> int:
+    known = convert_error(error)
+    if known:
+        return console.print_error(known)
     hint = f"({DEBUG}=1 shows the traceback)"
     if isinstance(error, OSError | MemoryError):
         text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "out of memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import typer
 
 from llm_serving import program
 from llm_serving.cli import main
-from llm_serving.cli.commands import schema
+from llm_serving.cli.commands import schema, signals
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 
 BLUEPRINT = Path(sys.executable).with_name("blueprint")
@@ -89,9 +90,11 @@ def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
         (CheckFailed("ttft_ms p95 is 900, the limit 800"), 1, "ttft_ms p95 is 900, the limit 800"),
         (InputError("no such thing"), 2, "no such thing"),
         (Unavailable("terraform is not here"), 3, "terraform is not here"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (BLUEPRINT_DEBUG=1 shows the traceback)"),
-        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied (BLUEPRINT_DEBUG=1 shows the traceback)"),
-        (shutil.Error([("/A", "/x", "[Errno 28] No space left on device: '/A' -> '/x'"), ("/B", "/y", "z")]), 3, "[Errno 28] No space left on device: '/A' -> '/x' (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device. Fix: make room on that disk."),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied. Fix: get the rights for it, or use another folder."),
+        (shutil.Error([("/A", "/x", "[Errno 28] No space left on device: '/A' -> '/x'"), ("/B", "/y", "z")]), 3, "/x: no space left on device. Fix: make room on that disk."),
+        (shutil.Error([("/A", "/x", "[Errno 2] No such file or directory: '/A'")]), 3, "[Errno 2] No such file or directory: '/A' (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (OSError(errno.EIO, "Input/output error", "/x"), 3, "/x: input/output error (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (MemoryError(), 3, "out of memory (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (KeyError("pool"), 70, "Internal error: KeyError: 'pool' (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (RecursionError("maximum\n depth"), 70, "Internal error: RecursionError: maximum depth (BLUEPRINT_DEBUG=1 shows the traceback)"),
@@ -114,6 +117,18 @@ def test_a_confirmation_without_a_terminal_names_yes(
     abort.__cause__ = EOFError()
     assert main.run(make_schema_raise(abort)) == 2  # type: ignore[operator]
     assert capsys.readouterr().err == "No terminal to confirm on; pass --yes\n"
+
+
+def test_json_has_what_the_system_refuses(
+    monkeypatch: pytest.MonkeyPatch, make_schema_raise: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_schema_raise(OSError(errno.EROFS, "Read-only file system", "/x"))  # type: ignore[operator]
+    monkeypatch.setattr(signals, "_build_row", schema.render_schema)
+    assert main.run(["signals", "--json"]) == 3
+    message = "/x: read-only file system. Fix: use a folder on a disk that can be written."
+    output = capsys.readouterr()
+    assert json.loads(output.out) == {"ok": False, "mistakes": [{"message": message}]}
+    assert output.err == f"{message}\n"
 
 
 @pytest.mark.parametrize("position", ["before", "after", "environment"])
@@ -143,7 +158,7 @@ def test_a_full_disk_exits_3_with_one_line() -> None:
     result = run_shell("blueprint schema fleet > /dev/full")
     assert (result.returncode, result.stderr) == (
         3,
-        "no space left on device (BLUEPRINT_DEBUG=1 shows the traceback)\n",
+        "no space left on device. Fix: make room on that disk.\n",
     )
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -28,6 +30,44 @@ def test_cdktf_and_the_command_line_refuse_the_same_fleets(
     assert not (tmp_path / "out").exists()
     assert cli.run(["fleet", "synth", "--fleet", str(file), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 3, "no space left on device. Fix: make room on that disk."),
+        (
+            RuntimeError("Error: EROFS: read-only file system, mkdir '/x/stacks'\n  at mkdirSync"),
+            3,
+            "/x/stacks: read-only file system. Fix: use a folder on a disk that can be written.",
+        ),
+        (RuntimeError("ENONE: nothing that there is, open '/x'"), 70, "RuntimeError: ENONE"),
+    ],
+)
+def test_what_the_system_refuses_ends_with_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int, message: str
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "run", fail)
+    with pytest.raises(SystemExit, match=str(code)):
+        main.main()
+    errors = capsys.readouterr().err
+    assert errors == f"{message}\n" if code == 3 else message in errors
+
+
+def test_a_full_disk_ends_cdktf_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stacks/storage").mkdir(parents=True)
+    (tmp_path / "stacks/storage/cdk.tf.json").symlink_to("/dev/full")
+    monkeypatch.setenv("BLUEPRINT_FLEET", str(ROOT / "fleet.yaml"))
+    monkeypatch.setenv("BLUEPRINT_STACKS", "storage")
+    monkeypatch.setenv("CDKTF_OUTDIR", str(tmp_path))
+    with pytest.raises(SystemExit, match="3"):
+        main.main()
+    assert capsys.readouterr().err == "no space left on device. Fix: make room on that disk.\n"
 
 
 def test_every_stack_has_the_hashes_of_the_provider_and_the_least_version_of_terraform(tmp_path: Path) -> None:

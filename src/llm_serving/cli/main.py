@@ -148,9 +148,10 @@ def _run_app(arguments: list[str]) -> int:
     """Run one command line; returns its exit code, or that of a mistake in it."""
     try:
         code = app(arguments, prog_name="blueprint", standalone_mode=False)
-    except (InputError, Unavailable) as error:
-        if "--json" in _list_own(arguments):
-            mistakes = error.to_list() if isinstance(error, InputError) else [{"message": str(error)}]
+    except (InputError, Unavailable, OSError) as error:
+        known = program.convert_error(error)
+        if known and "--json" in _list_own(arguments):
+            mistakes = known.to_list() if isinstance(known, InputError) else [{"message": str(known)}]
             console.print_json({"ok": False, "mistakes": mistakes})
         raise
     except typer.Abort as error:

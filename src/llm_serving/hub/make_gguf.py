@@ -14,7 +14,8 @@ from llm_serving.catalog import models
 from llm_serving.catalog.gguf import FILE
 from llm_serving.hub import files, make_tiny
 from llm_serving.hub.files import OnProgress
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings import os_errors
+from llm_serving.settings.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +63,7 @@ def make(
             marker.write_text(recipe)
             draft.replace(folder / FILE)
     except OSError as error:
-        raise Unavailable(f"{folder}: cannot write the model: {error.strerror or error}.") from None
+        raise os_errors.explain(error, folder) from None
     return folder
 
 

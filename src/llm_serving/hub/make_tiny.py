@@ -20,7 +20,8 @@ from llm_serving.catalog import models
 from llm_serving.hub import files, make_pipeline, make_vision
 from llm_serving.hub.files import OnProgress
 from llm_serving.hub.tensors import Tensor
-from llm_serving.settings.errors import InputError, Unavailable, quote_value
+from llm_serving.settings import os_errors
+from llm_serving.settings.errors import InputError, quote_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +85,7 @@ def make(size: Size, folder: Path, on_progress: OnProgress | None = None) -> Pat
     except OSError as error:
         # Another process may have generated the same model at the same time.
         if not _is_complete(size, folder):
-            raise Unavailable(f"{folder}: cannot write the model: {error.strerror or error}.") from None
+            raise os_errors.explain(error, folder) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -114,7 +115,7 @@ def make_adapter(folder: Path) -> Path:
         _write_shard(draft / "adapter_model.safetensors", list(_list_adapter_tensors()), seed, [])
         draft.rename(folder)
     except OSError as error:
-        raise Unavailable(f"{folder}: cannot write the adapter: {error.strerror or error}.") from None
+        raise os_errors.explain(error, folder) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
+from llm_serving.settings import os_errors
 from llm_serving.settings.errors import InputError, Mistake, build_file_error
 from llm_serving.settings.untrusted_file import NotAFile, open_regular
 
@@ -138,13 +139,13 @@ def _read_bytes(path: Path) -> bytes:
         raise build_file_error(path, "a path holds no NUL character", "name the path of a file that exists") from None
     except OSError as error:
         raise build_file_error(
-            path, f"it cannot be read: {_describe_os_error(error)}", "name the path of a file that you may read"
+            path, f"it cannot be read: {os_errors.describe(error)}", "name the path of a file that you may read"
         ) from None
     try:
         return _read_descriptor(path, descriptor)
     except OSError as error:
         raise build_file_error(
-            path, f"it cannot be read: {_describe_os_error(error)}", "name the path of a file on a healthy disk"
+            path, f"it cannot be read: {os_errors.describe(error)}", "name the path of a file on a healthy disk"
         ) from None
     finally:
         os.close(descriptor)
@@ -163,10 +164,6 @@ def _read_descriptor(path: Path, descriptor: int) -> bytes:
         reason = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
         raise build_file_error(path, reason, "name settings of a screenful, not a data file")
     return raw
-
-
-def _describe_os_error(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).lower()
 
 
 def _suggest_path(path: Path) -> str:
