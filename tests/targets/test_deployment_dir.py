@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -72,6 +73,17 @@ def test_a_deployments_secret_is_its_own_and_its_users_alone(tmp_path: Path) -> 
     run.create()
     run.remove("local")
     assert run.load_secret() != first
+
+
+def test_a_full_disk_leaves_no_empty_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = DeploymentDir("mine", tmp_path)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(Path, "write_text", fail)
+        run.load_secret()
+    assert len(run.load_secret()) == 32
 
 
 def test_a_second_command_on_the_same_deployment_is_refused(tmp_path: Path) -> None:

@@ -162,8 +162,10 @@ class DeploymentDir:
         file = self.data / "secret"
         if not file.exists():
             self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-            file.write_text(secrets.token_hex(16))
+            draft = file.with_name(f"{file.name}.{os.getpid()}")  # a full disk would leave an empty secret
+            draft.touch(mode=0o600)
+            draft.write_text(secrets.token_hex(16))
+            draft.replace(file)
         return file.read_text()
 
     @contextlib.contextmanager
