@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,14 @@ CHARTS = ("inference", "batch", "streaming")
 _LONGEST_DEFAULT = 60
 """Characters of a default that the table shows."""
 
-_READ_BY_THE_CHART = ["image", "replicas", "resources", "stop"]
+_REQUIRED = ["image", "replicas", "resources", "stop"]
+
+STACK_KEYS = ("role", "secrets", "in_network", "path", "body")
+"""Keys of a service in charts/batch that only the stack reads, from the same file."""
+
+_FIXED = ("ports", "unavailable", "device", "accelerators", "efa", "shared_memory_bytes", "pool", "instance_types",
+          "zones", "gives_way", "pre_stop_s", "is_root")  # fmt: skip
+"""Keys that every rendered service has, whatever its kind: charts/batch takes their defaults alone."""
 
 _DESCRIPTIONS = {
     "kind": "The blueprint's kind.",
@@ -33,8 +41,10 @@ _DESCRIPTIONS = {
 
 def build_batch_schema() -> dict[str, Any]:
     """Build the schema of charts/batch: a rendered file (`Rendered`), of which the defaults have nothing."""
+    templates = "".join(file.read_text() for file in (paths.CHARTS / "batch" / "templates").rglob("*.*"))
     service = settings_schema.build_tree(Service)
-    service["required"] += _READ_BY_THE_CHART
+    _remove_unread(service, templates)
+    service["required"] += _REQUIRED
     properties: dict[str, Any] = {
         name: {"type": "string", "description": _DESCRIPTIONS[name]} for name in ("kind", "name", "fleet")
     }
@@ -44,6 +54,25 @@ def build_batch_schema() -> dict[str, Any]:
     properties |= {name: override[name] for name in ("fullnameOverride", "global")}
     head = {"$schema": settings_schema.DRAFT, "title": "Values of the chart batch", "type": "object"}
     return {**head, "additionalProperties": False, "properties": properties}
+
+
+def _remove_unread(node: dict[str, Any], templates: str) -> None:
+    """Keep the properties that the templates read or a rendered file has; the chart would ignore any other."""
+    for name, child in list(node.get("properties", {}).items()):
+        if name in _FIXED:
+            node["properties"][name] = {**child, **_fix(child)}
+        elif re.search(rf"\.{name}\b", templates):
+            for part in (child, child.get("additionalProperties")):
+                if isinstance(part, dict):
+                    _remove_unread(part, templates)
+        elif name not in STACK_KEYS:
+            del node["properties"][name]
+
+
+def _fix(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what leaves a property its default alone."""
+    limits = {"array": {"maxItems": 0}, "object": {"maxProperties": 0}}
+    return limits[node["type"]] if node["type"] in limits else {"const": node["default"]}
 
 
 def build_table(chart: str) -> str:

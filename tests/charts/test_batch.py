@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from llm_serving import paths
+from scripts import chart_values
 from tests.charts.conftest import Helm, Render
 from tests.charts.objects import list_pods
 from tests.charts.test_network import DNS, IDENTITY_AGENT, SERVING, STRANGER, is_allowed
@@ -212,3 +214,72 @@ def test_a_key_that_the_chart_does_not_know_is_refused_with_its_path(
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(changed))
     assert message in helm("template", "mine", str(CHART), "--values", str(file)).stderr
+
+
+OTHER: Values = {"string": "other", "integer": 3, "number": 300, "array": ["10.9.0.0/16"], "object": {"a": "b"}}
+"""Another value than the rendered ones, by the type."""
+
+
+def list_keys(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each key of a service that holds a value, and another value for it; `*` is any name."""
+    for name, part in {"*": schema.get("additionalProperties"), **schema.get("properties", {})}.items():
+        if isinstance(part, dict) and (*path, name)[-2:] != ("env", "*"):
+            children = list(list_keys(part, (*path, name)))
+            items = part.get("items", {}).get("properties", {})
+            other = {**OTHER, "boolean": not part.get("default")}[part["type"]]
+            yield from children or [((*path, name), [dict.fromkeys(items, "other")] if items else other)]
+
+
+def set_key(node: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set a key in every object that has room for it."""
+    key, *rest = path
+    if not rest:
+        node[key] = value
+    for child in node.values() if key == "*" else [node.get(key)]:
+        if rest and isinstance(child, dict):
+            set_key(child, tuple(rest), value)
+
+
+def test_every_value_of_a_service_is_read_or_refused(helm: Helm, values: dict[str, Values], tmp_path: Path) -> None:
+    """But for what the stack reads of the same file, which shows that a key that nothing reads would be found."""
+
+    def render(changed: Values) -> str:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(changed))
+        result = helm("template", "mine", str(CHART), "--namespace", "serving", "--values", str(file))
+        return result.stdout or result.stderr
+
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["services"]["items"]
+    base = copy.deepcopy(values["pods"])
+    base["services"][0]["calls"]["outside"] = {"purpose": "Answers", "port": 443}  # of no deployment: it has ranges
+    rendered, unread = render(base), set()
+    assert "kind: Deployment" in rendered
+    for path, value in list_keys(schema):
+        changed = copy.deepcopy(base)
+        for service in changed["services"]:
+            set_key(service, path, value)
+        assert changed != base, f"nothing has room for {path}"
+        if render(changed) == rendered:
+            unread.add(path[-1])
+    assert unread == set(chart_values.STACK_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("mounts", {"cache": {"path": "/cache"}}, "at '/services/0': additional properties 'mounts' not allowed"),
+        ("is_root", True, "at '/services/0/is_root': value must be false"),
+        (
+            "replicas",
+            {"min": 2, "max": 5},
+            "services: batch-worker.replicas.max: 5: nothing here scales beyond min, 2. Fix: set min: 5",
+        ),
+    ],
+)
+def test_what_the_chart_would_ignore_is_refused(
+    helm: Helm, values: dict[str, Values], tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    changed = copy.deepcopy(values["pods"])
+    changed["services"][0][key] = value
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(changed))
+    assert message in helm("template", "mine", str(CHART), "--values", str(tmp_path / "values.yaml")).stderr
