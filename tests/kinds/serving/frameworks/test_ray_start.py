@@ -58,6 +58,20 @@ def test_the_secret_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_ports_of_agents_are_kept_from_all_who_choose_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, ports = "127.0.0.1", processes.claim_free_ports(len(ray_node.FREE_PORTS) + 2)
+    claimed, listened, *free = ports
+    for port in (listened, *free):
+        processes._claims.pop(port).close()
+    monkeypatch.setattr(ray_node, "PORTS", ports)
+    with socket.create_server((host, listened)):
+        assert sorted(ray_node.claim_ports(host).values()) == sorted(free), f"{claimed} is another process's"
+    assert not any(map(processes.claim, free))
+    while ray_node.claims:
+        ray_node.claims.pop().close()
+    assert all(map(processes.claim, free)), "they are free again once the node has ended"
+
+
 class Node:
     """A node that `run_worker` starts: it runs until `end`, and counts in `pids`."""
 

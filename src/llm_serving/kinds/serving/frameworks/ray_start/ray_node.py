@@ -10,9 +10,11 @@ as JSON, ARGUMENTS those of `ray start`. Ray's own environment runs this, so it 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -27,6 +29,12 @@ START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
 FREE_PORTS = ("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--runtime-env-agent-port")
 """Of a node's agents, for itself."""
 
+PORTS = range(20000, 32000)
+"""Below the ephemeral ports, as `processes.py` chooses: an agent listens many seconds after its port was chosen."""
+
+CLAIM = "\0llm-serving-blueprints/{}"
+"""Name of Linux's abstract sockets by which `processes.py` keeps a port, until the process that bound it ends."""
+
 POLL_S = 0.2
 
 MISSES = 5
@@ -40,7 +48,7 @@ def main(role: str, address: str, arguments: list[str]) -> int:
     """Run the node until it ends; return its exit code."""
     host, _, port = address.rpartition(":")
     create_token(Path(os.environ["RAY_AUTH_TOKEN_PATH"]))
-    own = [f"--node-ip-address={host}", *(f"{option}={free}" for option, free in choose_ports(host).items())]
+    own = [f"--node-ip-address={host}", *(f"{option}={free}" for option, free in claim_ports(host).items())]
     if role == "worker":
         return run_worker(host, int(port), [*START, f"--address={address}", *own, *arguments])
     nodes, serve, *arguments = arguments
@@ -92,15 +100,27 @@ def forget_node(head_arguments: Sequence[str] = ()) -> None:
         Path(file).unlink(missing_ok=True)
 
 
-def choose_ports(host: str) -> dict[str, int]:
-    """Return free ports for a node's agents, whose addresses its raylet must know before they listen."""
-    sockets = [socket.socket() for _ in FREE_PORTS]
-    for one in sockets:
-        one.bind((host, 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return dict(zip(FREE_PORTS, ports, strict=True))
+claims: list[socket.socket] = []
+
+
+def claim_ports(host: str) -> dict[str, int]:
+    """Claim free ports for a node's agents until this process ends, whose raylet must know them before they listen."""
+    free = filter(functools.partial(claim, host), random.sample(PORTS, len(PORTS)))
+    return dict(zip(FREE_PORTS, free, strict=False))
+
+
+def claim(host: str, port: int) -> bool:
+    """Claim a port; return False if it is claimed or in use."""
+    name = socket.socket(socket.AF_UNIX)
+    with socket.socket() as listener:
+        try:
+            name.bind(CLAIM.format(port))
+            listener.bind((host, port))
+        except OSError:
+            name.close()
+            return False
+    claims.append(name)
+    return True
 
 
 def wait_listening(host: str, port: int, process: subprocess.Popen[bytes] | None = None) -> None:
