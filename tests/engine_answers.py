@@ -5,7 +5,7 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `vllm` and `vllm-router` parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head, `latent`, `index` bytes,
-  `context`, `bytes`, `batch`, `block`.
+  `context`, `bytes`, `batch`, `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
@@ -134,6 +134,13 @@ def count_cache_tokens(question: dict[str, Any]) -> int:
             block_size=question["block"], num_kv_heads=1, head_size=question["index"], dtype=torch.uint8
         )
         layers |= {f"index{number}": spec for number in range(question["layers"])}
+    for number in range(question.get("draft", {}).get("layers", 0)):
+        layers[f"draft{number}"] = FullAttentionSpec(
+            block_size=question["block"],
+            num_kv_heads=question["draft"]["heads"],
+            head_size=question["draft"]["size"],
+            dtype=torch.bfloat16,
+        )
     groups = kv_cache_utils.get_kv_cache_groups(settings, layers)
     plan = kv_cache_utils.get_kv_cache_config_from_groups(settings, groups, question["bytes"])
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])

@@ -278,6 +278,71 @@ def test_a_gibibyte_of_cache_fits_as_many_tokens_as_vllm_on_cpu_reports(
     assert vllm.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == tokens
 
 
+def test_a_cache_with_a_draft_fits_as_many_tokens_as_vllm_on_cpu_reports() -> None:
+    """vLLM 0.32.0 with --max-model-len 2048, --kv-cache-memory-bytes 67108864 and itself as draft_model, 2026-11-27."""
+    tiny, block = models.find("tiny"), engines.load_engines()["vllm"].platforms["cpu"].kv_block
+    assert vllm.count_cache_tokens(tiny, 2**26, context=2048, block=block, draft=tiny) == 16_384
+    assert vllm.count_cache_tokens(tiny, 2**26, context=2048, block=block) == 32_768
+
+
+DRAFT = models.find("Qwen/Qwen3-0.6B")
+"""28 layers, 16 heads, 8 of them of keys and values, of 128 numbers each."""
+
+
+@pytest.mark.parametrize("ways", [1, 2, 4, 8])
+def test_a_draft_has_its_weights_and_its_layers_of_each_block_on_every_accelerator(ways: int) -> None:
+    model, instance = models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge")
+    alone = vllm.compute_fit(model, instance, ReplicaSetup(ways, context=8192))
+    fit = vllm.compute_fit(model, instance, ReplicaSetup(ways, context=8192, draft=DRAFT))
+    # Embedding and layers are split, but for norms and tables of positions.
+    assert fit.draft_bytes == pytest.approx(2 * 596_049_920 / ways, rel=0.08)
+    assert fit.weight_bytes == alone.weight_bytes + fit.draft_bytes
+    assert (fit.reserve_bytes, fit.cache_bytes) == (alone.reserve_bytes, alone.cache_bytes - fit.draft_bytes)
+    block_bytes = 16 * (64 + 28) * 2 * (8 // ways) * 128 * 2  # of both models' layers, keys and values of 8 heads
+    assert fit.cache_tokens == fit.cache_bytes // block_bytes * 16
+    assert not fit.calibrated
+
+
+def test_the_last_of_several_stages_has_a_draft_whole() -> None:
+    model, instance = models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge")
+    staged = vllm.compute_fit(model, instance, ReplicaSetup(4, pipeline=2, context=8192, draft=DRAFT))
+    assert staged.draft_bytes == vllm.compute_weight_bytes(DRAFT, ReplicaSetup(4))
+
+
+def test_experts_are_spread_and_a_draft_without_any_is_split() -> None:
+    model, spread = models.find("Qwen/Qwen3-30B-A3B"), ReplicaSetup(2, expert_ranks=4, draft=DRAFT)
+    assert vllm.compute_draft_bytes(spread) == vllm.compute_weight_bytes(DRAFT, ReplicaSetup(2))
+    own_experts = ReplicaSetup(2, expert_ranks=4, draft=model)
+    assert vllm.compute_draft_bytes(own_experts) == vllm.compute_weight_bytes(model, ReplicaSetup(2, expert_ranks=4))
+
+
+def test_a_draft_that_vllm_cannot_split_as_the_model_does_not_fit() -> None:
+    draft = DRAFT.model_copy(update={"heads": 14, "kv_heads": 2})
+    model, instance = models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge")
+    fit = vllm.compute_fit(model, instance, ReplicaSetup(4, context=8192, draft=draft))
+    assert fit.why == "of Qwen/Qwen3-0.6B, which guesses tokens, 14 attention heads do not divide by 4"
+
+
+def test_a_draft_too_much_for_the_accelerator_is_named() -> None:
+    model = models.find("Qwen/Qwen3-4B")
+    fit = vllm.compute_fit(model, instances.find("g6e.xlarge"), ReplicaSetup(context=8192, draft=LARGE_DRAFT))
+    assert fit.why.startswith("weights 73.6 GB, 65.5 GB of them the draft's, and reserve ")
+
+
+LARGE_DRAFT = models.find("Qwen/Qwen3-32B")
+
+
+def test_on_cpu_a_draft_counts_too() -> None:
+    model, instance = models.find("Qwen/Qwen3-4B"), instances.find("m8i.4xlarge")
+    alone, fit = (vllm.compute_fit(model, instance, ReplicaSetup(context=8192, draft=row)) for row in (None, DRAFT))
+    copies = engines.load_engines()["vllm"].platforms["cpu"].weight_copies
+    assert fit.cache_bytes == alone.cache_bytes - int(copies * vllm.compute_weight_bytes(DRAFT, ReplicaSetup()))
+    load = memory.CpuLoad(8192, [1000] * 9, 32, 1, 64)
+    token_bytes = [memory.compute_kv_bytes_per_token(row) for row in (model, DRAFT)]
+    with_draft = vllm.compute_cpu_cache_bytes(model, load._replace(draft=DRAFT))
+    assert with_draft == vllm.compute_cpu_cache_bytes(model, load) // token_bytes[0] * sum(token_bytes)
+
+
 def test_a_sliding_window_limits_the_cache_of_long_requests() -> None:
     model = models.find("openai/gpt-oss-120b")
     full_attention = model.model_copy(update={"sliding_layers": 0})

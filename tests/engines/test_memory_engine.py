@@ -102,6 +102,29 @@ def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("draft", ["Qwen/Qwen3-0.6B", "google/gemma-3-4b-it", "tiny", "microsoft/phi-4"])
+def test_vllms_planner_counts_the_same_tokens_with_a_draft_s_layers(draft: str, engine_probe: EngineProbe) -> None:
+    guesser = models.find(draft).model_copy(update={"sliding_layers": 0})
+    cases = list(product(NAMES, CONTEXTS, (1, 4)))
+    questions, computed = [], []
+    for name, context, ways in cases:
+        heads = {"layers": guesser.layers, "heads": -(-guesser.kv_heads // ways), "size": guesser.head_dim}
+        questions.append({**_build_question(models.find(name), context, 16, ways), "draft": heads})
+        computed.append(
+            vllm.count_cache_tokens(
+                models.find(name), CACHE_BYTES, context=context, tensor_parallel=ways, draft=guesser
+            )
+        )
+    reported = [answer.get("result", answer) for answer in engine_probe("planner", questions)]
+    differing = [
+        (case, ours, theirs)
+        for case, ours, theirs in zip(cases, computed, reported, strict=True)
+        if not isinstance(theirs, int) or abs(ours - theirs) > 1
+    ]
+    assert differing == []
+
+
+@pytest.mark.engine
 def test_parameters_are_those_of_transformers_own_models(engine_probe: EngineProbe) -> None:
     """For all of the catalog: no checkpoint is needed, and most of them publish no size that could be read here."""
     # Models that embed are stored without the output layer that transformers makes.

@@ -69,6 +69,9 @@ class ReplicaSetup:
     batch: Batch | None = None
     """The largest step."""
 
+    draft: Model | None = None
+    """A model beside it that guesses its tokens."""
+
 
 class CpuLoad(NamedTuple):
     """What one rank on CPU is to hold of requests."""
@@ -85,6 +88,9 @@ class CpuLoad(NamedTuple):
     tensor: int
     sequences: int
     """Most requests of a step."""
+
+    draft: Architecture | None = None
+    """Of a model beside it that guesses its tokens."""
 
 
 class Fit(BaseModel):
@@ -103,6 +109,9 @@ class Fit(BaseModel):
     """What the engine may use."""
 
     weight_bytes: int
+    draft_bytes: int = 0
+    """Of the weights, those of the model that guesses tokens."""
+
     reserve_bytes: int
     """What the largest batch and the libraries take."""
 
@@ -137,6 +146,8 @@ class Division(NamedTuple):
     reserve: int
     cache: int
     tokens: int = 0
+    draft: int = 0
+    """Of the weights, those of the model that guesses tokens."""
 
 
 def build_fit(
@@ -155,6 +166,7 @@ def build_fit(
         why=reason,
         budget_bytes=division.budget,
         weight_bytes=division.weights,
+        draft_bytes=division.draft,
         reserve_bytes=division.reserve,
         cache_bytes=division.cache,
         cache_tokens=0 if reason else division.tokens,
@@ -172,10 +184,11 @@ def describe_long_context(model: Model, context: int) -> str:
 
 def describe_shortage(model: Model, division: Division, context: int, owner: str = "of one accelerator") -> str:
     """Return which memory is short, as a sentence; empty where none is."""
-    budget, weights, reserve, _, tokens = division
+    budget, weights, reserve, tokens = division.budget, division.weights, division.reserve, division.tokens
     if weights + reserve > budget:
+        draft = f", {format_bytes(division.draft)} of them the draft's," if division.draft else ""
         return (
-            f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
+            f"weights {format_bytes(weights)}{draft} and reserve {format_bytes(reserve)} are "
             f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
         )
     if not model.encoder and tokens < context:

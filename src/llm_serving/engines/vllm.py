@@ -83,27 +83,49 @@ def count_cache_tokens(
     block: int = BLOCK_TOKENS,
     batch_tokens: int = 8192,
     dtype: str = "auto",
+    draft: Architecture | None = None,
 ) -> int:
     """Return tokens that `cache_bytes` of each accelerator hold, as vLLM logs it: "KV cache size: N tokens".
 
     vLLM counts in requests of the full `context`: all blocks, by the blocks that one such request takes at most. Where
     some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches of
     `batch_tokens` may be under way on top.
+
+    Args:
+        draft: a model whose layers have the same tokens in the same cache, all of them taken for full attention.
     """
     if model.encoder:
         return 0
     token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
+    draft_layers = draft.layers if draft else 0
     block = max(block, _compute_state_block(model, block * token_bytes, block, tensor_parallel))
-    window_blocks = _count_window_blocks(model, context, block, batch_tokens)
+    full_layers = model.layers - model.sliding_layers - model.linear_layers
+    if full_layers == model.layers:  # one block has a token's part of each layer
+        block_bytes = block * (full_layers * token_bytes + draft_layers * draft_bytes)
+        return max(0, cache_bytes) // block_bytes * context // divide_up(context, block)
+    # Blocks of all kinds have the same bytes: of smaller tokens they hold more, or are padded.
+    page_bytes = max(token_bytes, draft_bytes)
+    own_block, draft_block = (
+        block * (1 if page_bytes % size else page_bytes // size) for size in (token_bytes, draft_bytes)
+    )
+    merged_layers = draft_layers if draft and _have_same_cache(model, draft, tensor_parallel) else 0
     # Of each kind of layers, how many there are and the blocks that a request takes in one of them.
     kinds = (
-        (model.layers - model.sliding_layers - model.linear_layers, divide_up(context, block)),
-        (model.sliding_layers, window_blocks),
+        (full_layers + merged_layers, divide_up(context, own_block)),
+        (model.sliding_layers, _count_window_blocks(model, context, own_block, batch_tokens)),
         (model.linear_layers, _STATE_BLOCKS),
+        (draft_layers - merged_layers, divide_up(context, draft_block)),
     )
     group = _compute_group_size([layers for layers, _ in kinds if layers])
     request_blocks = sum(divide_up(layers, group) * blocks for layers, blocks in kinds)
-    return max(0, cache_bytes) // (block * group * token_bytes) * context // request_blocks
+    return max(0, cache_bytes) // (block * group * page_bytes) * context // request_blocks
+
+
+def _have_same_cache(model: Architecture, draft: Architecture, tensor_parallel: int) -> bool:
+    """Return whether vLLM takes the layers of both for one kind: FullAttentionSpec of the same heads."""
+    heads = [(divide_up(row.kv_heads, tensor_parallel), row.head_dim, row.latent) for row in (model, draft)]
+    return heads[0] == heads[1]
 
 
 def _compute_group_size(kinds: Sequence[int]) -> int:
@@ -135,7 +157,10 @@ def compute_cpu_cache_bytes(model: Architecture, load: CpuLoad) -> int:
     """Return KV cache of one rank on CPU: one request of the full context and all requests under way at once."""
     blocks = sum(divide_up(length, load.block) for length in (load.context, *load.lengths))
     # The engine keeps one block to itself.
-    return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * load.block * compute_kv_bytes_per_token(model, load.tensor))
+    token_bytes = compute_kv_bytes_per_token(model, load.tensor)
+    if load.draft:
+        token_bytes += compute_kv_bytes_per_token(load.draft, load.tensor)
+    return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * load.block * token_bytes)
 
 
 def compute_weight_bytes(model: Architecture, setup: ReplicaSetup) -> int:
@@ -147,6 +172,21 @@ def compute_weight_bytes(model: Architecture, setup: ReplicaSetup) -> int:
         width = model.latent.nope_dim + model.latent.value_dim
         total_bytes += 2 * model.layers * model.latent.kv_rank * model.heads * width / setup.tensor
     return round(total_bytes) + 2 * model.rotary_numbers
+
+
+def compute_draft_bytes(setup: ReplicaSetup) -> int:
+    """Return bytes of the draft's weights on the fullest accelerator.
+
+    It is split as the model is, but for stages of layers, of which the last has it whole, and for whole experts, unless
+    it has experts itself (vLLM 0.32.0, SpeculativeConfig.create_draft_parallel_config; v1/worker/gpu/model_runner.py).
+    Its own step is smaller than the model's, and is not computed beside it; an `eagle` draft may share the model's
+    embedding, and is counted with one of its own.
+    """
+    if setup.draft is None:
+        return 0
+    return compute_weight_bytes(
+        setup.draft, ReplicaSetup(setup.tensor, expert_ranks=setup.expert_ranks if setup.draft.experts else 0)
+    )
 
 
 def select_batch(device: Accelerators | None) -> Batch:
@@ -218,11 +258,12 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     whole_experts = bool(setup.expert_ranks)
     reason = (
         _describe_misfit(model, device, setup.tensor, context, whole_experts=whole_experts)
+        or _describe_broken_draft(setup)
         or describe_shortage(model, division, context)
         or _describe_cache_shortage(model, device, division.cache)
     )
     is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not whole_experts
-    is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype)
+    is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype) and setup.draft is None
     calibrated = device.name == _MEASURED_DEVICE and is_measured
     return build_fit(instance, setup, context, division, reason, calibrated=calibrated)
 
@@ -232,13 +273,20 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
     platform = engines.load_engines()["vllm"].platforms["cpu"]
     batch = setup.batch or select_batch(None)
     budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * (setup.utilization or UTILIZATION))
-    weights = int(platform.weight_copies * compute_weight_bytes(model, ReplicaSetup()))
+    draft = int(platform.weight_copies * compute_draft_bytes(setup))
+    weights = int(platform.weight_copies * compute_weight_bytes(model, ReplicaSetup())) + draft
     reserve = platform.base_bytes + _compute_step_bytes(model, batch)
     cache = budget - weights - reserve
     tokens = count_cache_tokens(
-        model, cache, context=context, block=platform.kv_block, batch_tokens=batch.tokens, dtype=setup.dtype
+        model,
+        cache,
+        context=context,
+        block=platform.kv_block,
+        batch_tokens=batch.tokens,
+        dtype=setup.dtype,
+        draft=setup.draft,
     )
-    division = Division(budget, weights, reserve, cache, tokens)
+    division = Division(budget, weights, reserve, cache, tokens, draft)
     reason = describe_long_context(model, context) or describe_shortage(model, division, context, "of a replica")
     fit = build_fit(instance, setup, context, division, reason)
     if instance.memory_gb_s is None or model.encoder or model.pooled:
@@ -263,7 +311,8 @@ def _require_accelerators(instance: Instance) -> Accelerators:
 
 
 def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
-    weights = compute_weight_bytes(model, setup)
+    draft = compute_draft_bytes(setup)
+    weights = compute_weight_bytes(model, setup) + draft
     largest_stage = select_stage(model, setup.pipeline)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     reserve = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
@@ -277,8 +326,9 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         tensor_parallel=setup.tensor,
         batch_tokens=batch.tokens,
         dtype=setup.dtype,
+        draft=setup.draft,
     )
-    return Division(budget, weights, reserve, cache, tokens)
+    return Division(budget, weights, reserve, cache, tokens, draft)
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
@@ -325,6 +375,14 @@ def _describe_misfit(
     return describe_long_context(model, context) or describe_indivisible(
         model, tensor_parallel, whole_experts=whole_experts
     )
+
+
+def _describe_broken_draft(setup: ReplicaSetup) -> str:
+    """Return why the draft cannot be split as the model is, as a sentence; empty where it can."""
+    if setup.draft is None:
+        return ""
+    reason = describe_indivisible(setup.draft, setup.tensor, whole_experts=bool(setup.expert_ranks))
+    return f"of {setup.draft.name}, which guesses tokens, {reason}" if reason else ""
 
 
 def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> str:

@@ -25,18 +25,23 @@ Fits = Mapping[str, Sequence[Fit]]
 """By instance type, one for each degree of tensor parallelism; empty without accelerators."""
 
 
-def compute(model: Model, instances: Iterable[Instance], context: int, dtype: str) -> Fits:
-    """Compute the fit of each instance type at each useful degree of tensor parallelism."""
+def compute(model: Model, instances: Iterable[Instance], context: int, dtype: str, draft: Model | None = None) -> Fits:
+    """Compute the fit of each instance type at each useful degree of tensor parallelism.
+
+    Args:
+        draft: a model beside it that guesses its tokens.
+    """
+    setup = ReplicaSetup(context=context, dtype=dtype, draft=draft)
     return {
         instance.name: [
-            _compute_fit(model, instance, degree, context, dtype) for degree in _list_degrees(model, instance)
+            _compute_fit(model, instance, replace(setup, tensor=degree)) for degree in _list_degrees(model, instance)
         ]
         for instance in instances
     }
 
 
-def _compute_fit(model: Model, instance: Instance, degree: int, context: int, dtype: str) -> Fit:
-    memory_model, setup = _select_memory_model(model), ReplicaSetup(degree, context=context, dtype=dtype)
+def _compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
+    memory_model = _select_memory_model(model)
     if not model.is_known:
         return memory.compute_unknown_fit(model, instance, replace(setup, utilization=memory_model.UTILIZATION))
     return memory_model.compute_fit(model, instance, setup)
@@ -137,7 +142,8 @@ def _format_fit(fit: Fit) -> str:
     if not fit.computed:
         weights = f"weights and a tenth {format_bytes(fit.weight_bytes)} of {format_bytes(fit.budget_bytes)} on each"
         return f"{weights}; the rest is {NOT_COMPUTED}"
-    used = f"weights {format_bytes(fit.weight_bytes)}, reserve {format_bytes(fit.reserve_bytes)}"
+    draft = f", {format_bytes(fit.draft_bytes)} of them the draft's" if fit.draft_bytes else ""
+    used = f"weights {format_bytes(fit.weight_bytes)}{draft}, reserve {format_bytes(fit.reserve_bytes)}"
     cache = f"cache {format_bytes(fit.cache_bytes)} of {format_bytes(fit.budget_bytes)}"
     capacity = f"{fit.cache_tokens:,} tokens, {fit.requests:,.1f} requests of {fit.context:,}"
     speed = f"; at most {fit.tokens_per_s:,.1f} tokens/s of one request, estimated" if fit.tokens_per_s else ""

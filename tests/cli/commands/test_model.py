@@ -121,6 +121,29 @@ def test_a_cache_in_fp8_fits_twice_as_many_tokens(capsys: pytest.CaptureFixture[
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=1e-3)
 
 
+def test_fit_with_a_draft_counts_its_weights_and_its_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run_cli("fit", "Qwen/Qwen3-32B", "--type", "p5.4xlarge", "--draft", "Qwen/Qwen3-0.6B") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "whole: weights 66.7 GB, 1.2 GB of them the draft's, reserve" in text
+    assert "18,608 tokens" in text, "31,344 without"
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "message"),
+    [
+        ("BAAI/bge-reranker-v2-m3", "tiny", '--draft: "tiny": BAAI/bge-reranker-v2-m3 generates no tokens. Fix: leave out --draft.'),
+        ("bartowski/Qwen_Qwen3-4B-GGUF:Q4_0", "tiny", '--draft: "tiny": this repository deploys bartowski/Qwen_Qwen3-4B-GGUF:Q4_0 with none. Fix: leave out --draft.'),
+        ("tiny", "BAAI/bge-reranker-v2-m3", '--draft: "BAAI/bge-reranker-v2-m3": it generates no tokens. Fix: use a small model that does.'),
+        ("tiny", "nothing-like-it", 'model: "nothing-like-it": neither in the catalog'),
+    ],
+)  # fmt: skip
+def test_a_draft_that_cannot_be_is_refused(
+    model: str, draft: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run_cli("fit", model, "--draft", draft) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,7 +13,8 @@ from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances, models, pipelines, records
+from llm_serving.catalog import engines, instances, models, pipelines, records
+from llm_serving.catalog.models import Model
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.engines import memory
 from llm_serving.fleet import aws_limits
@@ -119,6 +120,14 @@ def fit(
     ] = None,
     context: Annotated[str, typer.Option(help="Longest request in tokens, prompt and output.")] = "8k",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 to halve the KV cache.")] = "auto",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model beside it that guesses its tokens (tuning.speculative).",
+            autocompletion=completions.complete_models,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which instance types a model fits on, and the tokens of KV cache."""
@@ -126,15 +135,37 @@ def fit(
     if model.startswith("s3://"):
         model = _record_s3_model(model)
     model_row = models.find(model, fetch=_fetch_record, unchecked=True)
+    draft_row = _find_draft(draft, model_row) if draft else None
     context_tokens = min(quantities.parse("--context", context, Tokens), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
-    fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype)
+    fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype, draft_row)
     if as_json:
         console.print_json(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype))
         return
     console.out.print(fit_table.render(model_row, rows, fits, context_tokens, kv_cache_dtype), soft_wrap=False)
     for line in fit_table.explain(fits) if type_ else ():
         console.out.print(line, markup=False)
+
+
+def _find_draft(name: str, model: Model) -> Model:
+    """Return the model that guesses tokens of another.
+
+    Raises:
+        InputError: what is computed of the other has no place for it.
+    """
+    reason = ""
+    if not model.is_known:
+        reason = f"of {model.name} the weights and a tenth alone are computed"
+    elif model.task != "generate":
+        reason = f"{model.name} generates no tokens"
+    elif "speculative-draft" not in engines.load_engines()[engines.find_reader(model.formats)].options:
+        reason = f"this repository deploys {model.name} with none"
+    if reason:
+        raise InputError(f"--draft: {quote_value(name)}: {reason}. Fix: leave out --draft.")
+    draft = models.find(name, fetch=_fetch_record)
+    if draft.task != "generate":
+        raise InputError(f"--draft: {quote_value(name)}: it generates no tokens. Fix: use a small model that does.")
+    return draft
 
 
 @app.command()

@@ -21,6 +21,7 @@ from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving.checks.models import find_draft
 from llm_serving.kinds.serving.deployment import Parallelism
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Resources, Toleration
@@ -421,6 +422,7 @@ class _PlacementSearch:
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
+            draft=find_draft(tuning),
         )
         return self._memory_model.compute_fit(apply_quantization(self.model, tuning), instance, setup)
 
@@ -468,6 +470,7 @@ class _PlacementSearch:
                     degree,
                     context=context,
                     dtype=self.settings.tuning.kv_cache,
+                    draft=find_draft(self.settings.tuning),
                     utilization=self._memory_model.UTILIZATION
                     - self._compute_kept_share(instance.accelerators, degree),
                 ),

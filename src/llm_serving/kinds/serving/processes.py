@@ -18,6 +18,7 @@ from llm_serving.fleet import image_cache
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.kinds.serving import auth, options
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.checks.models import find_draft
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import PlacedRole
@@ -557,6 +558,7 @@ def _compute_kv_bytes(context: Context, placed: PlacedRole, served_model: Served
         context.select_platform(placed).kv_block,
         placed.role.tensor,
         placed.batch.sequences,
+        find_draft(settings.tuning),
     )
     return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(placed.model, load)
 
@@ -570,7 +572,8 @@ def _compute_memory_bytes(context: Context, placed: PlacedRole, served_model: Se
     tuning = context.blueprint.tuning
     server_bytes = tuning.keeper.server_bytes if tuning.keeper else 0
     tier_bytes = server_bytes + tuning.ram_bytes if server_bytes else 0
-    weight_bytes = placed.role.data * platform.weight_copies * served_model.weights.bytes
+    stored_bytes = served_model.weights.bytes + (served_model.draft.weights.bytes if served_model.draft else 0)
+    weight_bytes = placed.role.data * platform.weight_copies * stored_bytes
     return int(_count_ranks(placed.role) * rank_bytes + weight_bytes + tier_bytes)
 
 

@@ -185,7 +185,13 @@ def _place_checked_roles(
     """
     settings, conventions = blueprint.value, environment.conventions
     raise_mistakes(
-        blueprint.locate([*engine_limits.check_engine(settings, environment), *engine_arguments.check(settings)])
+        blueprint.locate(
+            [
+                *engine_limits.check_engine(settings, environment),
+                *engine_arguments.check(settings),
+                *checked_models.check_draft(settings),
+            ]
+        )
     )
     placed_roles, conflicts = _place_roles(settings, fleet.value, environment)
     conflicts += adapters.check(settings, blueprint.path.resolve().parent, environment.target, conventions)
@@ -340,7 +346,7 @@ def _build_draft(context: Context, placed: PlacedRole) -> LoadedModel | None:
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
-    model = checked_models.find_draft(context.blueprint)
+    model = checked_models.find_draft(context.blueprint.tuning)
     weights = Weights(
         uri=f"{_build_bucket_uri(context, speculative.model)}/",
         loader=_select_loader(context, placed),
@@ -416,6 +422,12 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
                 "here. Its weights and a tenth have room; whether a request of the whole context does, the engine "
                 "decides when it starts."
             )
+    speculative = settings.tuning.speculative
+    if speculative and speculative.model and checked_models.find_draft(settings.tuning) is None:
+        yield (
+            f"Memory of {speculative.model}, which guesses tokens: not computed, since no such model is known here. "
+            "Its weights and its cache take a part of what is computed for the KV cache."
+        )
     arguments = {
         name: value for placed in placed_roles for name, value in settings.merge_arguments(placed.role).items()
     }

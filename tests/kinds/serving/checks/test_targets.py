@@ -601,6 +601,32 @@ def test_the_model_that_guesses_comes_from_the_fleets_bucket_as_the_other_does(
     assert (command[2], config["model"]) == tuple(uris), "no hub is asked: HF_HUB_OFFLINE is set"
 
 
+def test_a_draft_takes_of_the_accelerators_what_the_check_counts(tmp_path: Path) -> None:
+    draft = "tuning: {speculative: {method: draft_model, model: MODEL}}\n"
+
+    def resolve(extra: str) -> ServingDeployment:
+        return resolve_blueprint(
+            tmp_path, format_aggregated("Qwen/Qwen3-14B\ncontext: 40k", pool="general", extra=extra)
+        )
+
+    assert not any("guesses" in note for note in resolve("").notes)
+    with pytest.raises(InputError, match="the cache holds 39024 tokens, 976 short of one request of 40000"):
+        resolve(draft.replace("MODEL", "Qwen/Qwen3-0.6B"))
+    [note] = [note for note in resolve(draft.replace("MODEL", "ORG/draft")).notes if "guesses" in note]
+    assert note == (
+        "Memory of ORG/draft, which guesses tokens: not computed, since no such model is known here. Its weights and its "
+        "cache take a part of what is computed for the KV cache."
+    )
+
+
+def test_a_draft_that_generates_nothing_is_refused_at_its_line(tmp_path: Path) -> None:
+    extra = "tuning: {speculative: {method: draft_model, model: BAAI/bge-reranker-v2-m3}}\n"
+    assert get_error(tmp_path, format_aggregated("tiny", pool="general", extra=extra)) == (
+        'blueprint.yaml:5:52: tuning.speculative.model: "BAAI/bge-reranker-v2-m3": it is made to rerank, and a draft '
+        "generates tokens. Fix: use a small model that generates."
+    )
+
+
 def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
     extra = "tuning: {speculative: {method: ngram}}\n"
     deployment = resolve_blueprint(tmp_path, format_aggregated("tiny", pool="general", extra=extra))

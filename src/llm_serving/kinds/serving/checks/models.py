@@ -8,8 +8,9 @@ from llm_serving.catalog import engine_options, engines, models, records
 from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving import patterns
-from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
 from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.services.tasks import GENERATE
 from llm_serving.settings.document import Conflict
 
 
@@ -32,13 +33,21 @@ def find_model(
     return model, [*conflicts, *_check_revision(settings, role_path, role, model)]
 
 
-def find_draft(settings: Blueprint) -> Model | None:
+def find_draft(tuning: Tuning) -> Model | None:
     """Return the model that guesses tokens ahead; None without one, or where its architecture is one of its own."""
-    speculative = settings.tuning.speculative
+    speculative = tuning.speculative
     try:
         return models.find(speculative.model) if speculative and speculative.model else None
     except ModelError:
         return None
+
+
+def check_draft(settings: Blueprint) -> Iterator[Conflict]:
+    """Yield a model that is to guess tokens ahead, and generates none."""
+    draft = find_draft(settings.tuning)
+    if draft and draft.task != GENERATE:
+        reason = f"it is made to {draft.task}, and a draft generates tokens"
+        yield Conflict(("tuning", "speculative", "model"), reason, "use a small model that generates", draft.name)
 
 
 def _check_model(

@@ -39,13 +39,11 @@ def _group_placed(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> di
     }
 
 
-def _sum_host_bytes(settings: Blueprint, members: Sequence[PlacedRole], sleeping: Sleeping) -> int:
+def _sum_host_bytes(members: Sequence[PlacedRole], sleeping: Sleeping) -> int:
     """Return the memory of the host that all models of a replica take, each with its draft, and requests that wait."""
     fits = [member.fit for member in members if member.fit]
     accelerators = members[0].role.accelerators
-    draft = find_draft(settings)
-    draft_bytes = draft.weight_bytes // accelerators if draft else 0
-    engines_bytes = sum(sleeping.compute_host_bytes(fit.weight_bytes + draft_bytes, accelerators) for fit in fits)
+    engines_bytes = sum(sleeping.compute_host_bytes(fit.weight_bytes, accelerators) for fit in fits)
     return engines_bytes + MAX_BODIES_BYTES
 
 
@@ -92,7 +90,7 @@ def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator
     if sleeping is None:
         return  # and here for its platform
     yield from _check_loading(members, sleeping)
-    needed = _sum_host_bytes(settings, members, sleeping)
+    needed = _sum_host_bytes(members, sleeping)
     room = placed.resources.memory_bytes - placed.resources.shared_memory_bytes
     if needed > room:
         reason = (
@@ -110,10 +108,11 @@ def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterato
     for placed in members:
         fit, quantization = placed.fit, placed.model.quantization
         copies = sleeping.load_copies.get(quantization, 1)
-        if fit and copies * fit.weight_bytes > fit.budget_bytes:
+        loading_bytes = copies * (fit.weight_bytes - fit.draft_bytes) if fit else 0  # a draft is loaded after them
+        if fit and loading_bytes > fit.budget_bytes:
             reason = (
                 f"its weights are {quantization}, of which an engine that can sleep holds up to "
-                f"{format_bytes(int(copies * fit.weight_bytes))} while it loads them, more than the "
+                f"{format_bytes(int(loading_bytes))} while it loads them, more than the "
                 f"{format_bytes(fit.budget_bytes)} of one accelerator"
             )
             fix = "set pool in place of shares for it, or use accelerators with more memory"
@@ -130,7 +129,7 @@ def describe(settings: Blueprint, environment: Environment, placed_roles: Sequen
         if environment.conventions.is_local or sleeping is None:
             continue
         fits = [member.fit for member in members if member.fit]
-        host_bytes = _sum_host_bytes(settings, members, sleeping)
+        host_bytes = _sum_host_bytes(members, sleeping)
         copied_bytes = sum(sorted(fit.weight_bytes for fit in fits)[-2:])
         kept_bytes = sleeping.get_kept_bytes(placed.role.accelerators)
         switch = settings.roles.get_switch(head)
@@ -150,7 +149,7 @@ def describe(settings: Blueprint, environment: Environment, placed_roles: Sequen
 
 def _describe_unknown_draft(settings: Blueprint) -> str:
     speculative = settings.tuning.speculative
-    if speculative is None or speculative.model is None or find_draft(settings):
+    if speculative is None or speculative.model is None or find_draft(settings.tuning):
         return ""
     return f", without {speculative.model} beside each, whose size is not known here"
 
