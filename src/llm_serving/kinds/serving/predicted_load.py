@@ -12,7 +12,6 @@ from llm_serving.catalog.architecture import ModelError
 from llm_serving.engines import base
 from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.kinds.serving.checks import pictures
-from llm_serving.kinds.serving.checks.models import find_draft
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
 from llm_serving.kinds.serving.roles import MAX_WEIGHT
@@ -168,7 +167,6 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
             expert_ranks=split.expert_ranks if split.whole_experts else 0,
             context=context,
             dtype=tuning.kv_cache,
-            draft=find_draft(tuning),
         ),
     )
     batch = memory.select_batch(device)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import instances, models
+from llm_serving.catalog import engines, instances, models
 from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
@@ -617,6 +617,21 @@ def test_a_draft_takes_of_the_accelerators_what_the_check_counts(tmp_path: Path)
         "Memory of ORG/draft, which guesses tokens: not computed, since no such model is known here. Its weights and its "
         "cache take a part of what is computed for the KV cache."
     )
+
+
+def test_here_a_draft_has_its_part_of_the_cache_and_its_weights(tmp_path: Path) -> None:
+    draft, cpu = models.find(SMALL), engines.load_engines()["vllm"].platforms["cpu"]
+
+    def resolve(extra: str = "") -> tuple[int, int]:
+        [worker] = resolve_blueprint(tmp_path, format_aggregated("mid", pool="general", extra=extra), "local").workers
+        return int(get_flag(worker.command, "--kv-cache-memory-bytes")), worker.resources.memory_bytes
+
+    (cache, memory), (cache_with, memory_with) = (
+        resolve(),
+        resolve(f"tuning: {{speculative: {{method: draft_model, model: {SMALL}}}}}\n"),
+    )
+    assert cache_with == 2 * cache, "both have as many layers and heads"
+    assert memory_with - memory == pytest.approx(cache + cpu.weight_copies * draft.weight_bytes, abs=1)
 
 
 def test_a_draft_that_generates_nothing_is_refused_at_its_line(tmp_path: Path) -> None:
