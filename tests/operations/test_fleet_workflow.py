@@ -9,6 +9,8 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
+from llm_serving.options import confirm
+from llm_serving.settings.errors import CheckFailed
 from tests.infra import deployments
 
 REGION = "us-west-2"
@@ -42,8 +44,11 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.terraform
 @pytest.mark.timeout(900)
 def test_the_plan_is_applied_and_bucket_data_outlives_a_destroy(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def decline(question: str, yes: bool) -> None:
+        raise CheckFailed("Cancelled. Nothing was changed")
+
     s3 = AwsSession(REGION).client("s3")
     before = {item["Name"] for item in s3.list_buckets()["Buckets"]}
 
@@ -73,6 +78,11 @@ def test_the_plan_is_applied_and_bucket_data_outlives_a_destroy(
     assert list(drift["changes"].values()) == ["updated in-place"]
     plan_file = Path(drift["plan_file"])
     assert plan_file.stat().st_mode & 0o777 == 0o600, "a plan may hold secrets"
+    with monkeypatch.context() as patch:
+        patch.setattr(confirm, "ask", decline)
+        assert main.run(["fleet", "apply", "storage", "--yes"]) == 1
+    assert "Cancelled" in capsys.readouterr().err
+    assert not plan_file.exists(), "a declined plan stays behind"
     run_cli(capsys, "fleet", "apply", "storage", "--yes")
     tags_after = s3.get_bucket_tagging(Bucket=models)["TagSet"]
     assert sorted(tag["Key"] for tag in tags_after) == sorted(tag["Key"] for tag in tags)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from llm_serving import console
@@ -70,6 +71,15 @@ def delete_plans(context: FleetContext) -> None:
     """Delete saved plans: one that was made with another backend of the state cannot be applied."""
     for folder in context.folders.values():
         (folder / plans.FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def use_plans(context: FleetContext) -> Iterator[None]:
+    """Delete the plans that were saved meanwhile, applied or not: they may hold secrets."""
+    try:
+        yield
+    finally:
+        delete_plans(context)
 
 
 def _apply(context: FleetContext, folders: Mapping[str, Path]) -> None:

@@ -182,18 +182,19 @@ def _run_steps(request: WorkflowRequest, aws: AwsSession, result: WorkflowResult
     checkpoint_file = _open_checkpoints(request.fleet.value, aws)
     _run_preflight(request, aws, checkpoint_file, result)
     fleet_context = context.prepare(request.fleet, aws, out=Path("cdktf.out"))
-    stack_plans = plans.create(fleet_context)
-    console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
-    _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, result, yes=yes)
-    apply.ensure_state_bucket(fleet_context)
-    if request.blueprint and not fleet_context.endpoint:
-        # What costs by the hour comes last: it would wait for an image to be built, and for the weights.
-        early_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name == destroy.STORAGE]
-        stack_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name != destroy.STORAGE]
-        _apply_stacks(request, fleet_context, early_plans)
-        _build_images(request, fleet_context, request.blueprint)
-        _upload_weights(request, fleet_context, request.blueprint)
-    _apply_stacks(request, fleet_context, stack_plans)
+    with apply.use_plans(fleet_context):
+        stack_plans = plans.create(fleet_context)
+        console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
+        _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, result, yes=yes)
+        apply.ensure_state_bucket(fleet_context)
+        if request.blueprint and not fleet_context.endpoint:
+            # What costs by the hour comes last: it would wait for an image to be built, and for the weights.
+            early_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name == destroy.STORAGE]
+            stack_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name != destroy.STORAGE]
+            _apply_stacks(request, fleet_context, early_plans)
+            _build_images(request, fleet_context, request.blueprint)
+            _upload_weights(request, fleet_context, request.blueprint)
+        _apply_stacks(request, fleet_context, stack_plans)
     checkpoint_file.remove("agreed")  # it was for this apply alone
     if request.blueprint and fleet_context.endpoint:
         _upload_weights(request, fleet_context, request.blueprint)

@@ -221,15 +221,19 @@ def test_a_second_command_on_a_deployment_is_refused(
     assert stack.deploy(deployment_plan, destroy_meanwhile) is True
 
 
-def test_a_declined_deploy_changes_nothing(
-    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+def test_a_declined_deploy_changes_nothing_and_keeps_no_plan(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], tmp_path: Path
 ) -> None:
+    saved_plan = tmp_path / fleet_plans.FILE
+
     def refuse(_: str) -> None:
+        saved_plan.touch()
         raise CheckFailed("nothing was changed")
 
     with pytest.raises(CheckFailed):
         stack.deploy(deployment_plan, refuse)
     assert terraform_calls == []
+    assert not saved_plan.exists()
 
 
 def test_a_name_that_another_deployments_service_has_is_refused_before_anything_changes(

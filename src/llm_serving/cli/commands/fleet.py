@@ -93,12 +93,13 @@ def apply(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, yes: Yes 
     confirm.require_terminal(yes)
     with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as (document, aws):
         fleet_context, stack_plans = _plan_stacks(document, aws, out, stacks)
-        console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
-        if all(stack_plan.is_empty for stack_plan in stack_plans):
-            return
-        confirm.ask("Apply this?", yes)
-        stack_apply.ensure_state_bucket(fleet_context)
-        stack_apply.apply(fleet_context, stack_plans)
+        with stack_apply.use_plans(fleet_context):
+            console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
+            if all(stack_plan.is_empty for stack_plan in stack_plans):
+                return
+            confirm.ask("Apply this?", yes)
+            stack_apply.ensure_state_bucket(fleet_context)
+            stack_apply.apply(fleet_context, stack_plans)
 
 
 @app.command()

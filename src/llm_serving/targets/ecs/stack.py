@@ -97,10 +97,8 @@ def diff(plan: DeploymentPlan) -> str:
     file = planning.write_rendered(plan)
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)
-        try:
+        with apply.use_plans(stack_context):
             return deployment_stack.describe_changes(_plan(stack_context))
-        finally:
-            apply.delete_plans(stack_context)
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
@@ -118,17 +116,17 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     file = planning.write_rendered(plan, force=force)
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)
-        stack = _plan(stack_context)
-        changes = deployment_stack.describe_changes(stack)
-        if not changes:
-            apply.delete_plans(stack_context)
-            return False
-        if not stack_context.endpoint:
-            deployed = _read_deployed(plan)
-            images.require_images(plan, (service.image for service in deployed.deployment.services))
-            _require_names(plan, deployed, stack.name)
-        confirm(changes)
-        apply.apply(stack_context, [stack])
+        with apply.use_plans(stack_context):
+            stack = _plan(stack_context)
+            changes = deployment_stack.describe_changes(stack)
+            if not changes:
+                return False
+            if not stack_context.endpoint:
+                deployed = _read_deployed(plan)
+                images.require_images(plan, (service.image for service in deployed.deployment.services))
+                _require_names(plan, deployed, stack.name)
+            confirm(changes)
+            apply.apply(stack_context, [stack])
         if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
             return True

@@ -50,11 +50,9 @@ def diff(plan: DeploymentPlan) -> str:
     file = _find_stack_file(plan, planning.write_rendered(plan))
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)
-        try:
+        with apply.use_plans(stack_context):
             [stack] = fleet_plans.create(stack_context)
             return _join(deployment_stack.describe_changes(stack), release.diff(plan))
-        finally:
-            apply.delete_plans(stack_context)
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
@@ -73,7 +71,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     file = _find_stack_file(plan, planning.write_rendered(plan, force=force))
     with deployment_stack.lock(plan) as data:
         stack_context = deployment_stack.build_context(plan, file, data)
-        try:
+        with apply.use_plans(stack_context):
             [stack] = fleet_plans.create(stack_context)
             if changes := _join(deployment_stack.describe_changes(stack), release.diff(plan)):
                 release.require_images(plan)
@@ -81,8 +79,6 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
                 confirm(changes)
             if not stack.is_empty:
                 apply.apply(stack_context, [stack])
-        finally:
-            apply.delete_plans(stack_context)
         try:
             is_upgraded = release.deploy(plan, _accept, force=force)
         except CheckFailed as error:
