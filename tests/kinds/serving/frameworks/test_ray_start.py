@@ -59,6 +59,7 @@ def test_the_secret_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None
 
 
 def test_ports_of_agents_are_kept_from_all_who_choose_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not set(ray_node.PORTS) & set(processes._PORTS), "a deployment's are its own also while a process is down"
     host, ports = "127.0.0.1", processes.claim_free_ports(len(ray_node.FREE_PORTS) + 2)
     claimed, listened, *free = ports
     for port in (listened, *free):

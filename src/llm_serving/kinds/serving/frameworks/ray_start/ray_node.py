@@ -29,11 +29,12 @@ START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
 FREE_PORTS = ("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--runtime-env-agent-port")
 """Of a node's agents, for itself."""
 
-PORTS = range(20000, 32000)
-"""Below the ephemeral ports, as `processes.py` chooses: an agent listens many seconds after its port was chosen."""
+PORTS = range(12000, 20000)
+"""Below the ephemeral ports, since an agent listens many seconds after its port was chosen; apart from the ports that
+`processes.py` chooses, which are a deployment's also while a process of it is down."""
 
 CLAIM = "\0llm-serving-blueprints/{}"
-"""Name of Linux's abstract sockets by which `processes.py` keeps a port, until the process that bound it ends."""
+"""Name of the abstract sockets by which `processes.py` keeps a port too, until the process that bound it ends."""
 
 POLL_S = 0.2
 
