@@ -69,6 +69,8 @@ def test_enough_replicas_are_not_remarked_on(folder: Path, capsys: pytest.Captur
     ("before", "after"),
     [
         ("model: tiny", "model: tiny\ntuning: {batch_tokens: 2k}"),
+        ("model: tiny", "model: tiny\nengine_arguments: {enforce_eager: true}"),
+        ("replicas: 2", "replicas: 2, engine_arguments: {enforce_eager: true}"),
         ("{p95: 800}", "{p95: 400}"),
         ("arrivals: 40/s", "arrivals: 40/s, output_tokens: 200"),
         ("pool: general", "pool: wide"),

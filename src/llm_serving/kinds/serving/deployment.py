@@ -12,7 +12,7 @@ from llm_serving.catalog.engines import EngineMetric
 from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
 from llm_serving.kinds.serving.objectives import LatencyObjective
-from llm_serving.kinds.serving.roles import ModelSwitch, Scale
+from llm_serving.kinds.serving.roles import EngineArguments, ModelSwitch, Scale
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
@@ -120,6 +120,9 @@ class Role(ResolvedData):
 
     kv_block: int = 0
     """Tokens in one block of the engine's KV cache, which holds whole blocks of a prompt; 0 for the router."""
+
+    engine_arguments: EngineArguments = Field(default_factory=dict)
+    """The engine's own options: the blueprint's, and the role's over them."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
     """Prometheus names of its processes' metrics, by the catalog's names."""

@@ -62,6 +62,7 @@ def compute_key(deployment: ServingDeployment) -> str:
                 else {}
             ),
             **({"weight": role.weight} if role.weight > 1 else {}),
+            **({"engine_arguments": role.engine_arguments} if role.engine_arguments else {}),
         }
         for role in deployment.engine_roles
     ]
