@@ -4,8 +4,8 @@ Weights and cache are exact: a file's header has the bytes of its tensors, and e
 whole context in 16 bits. The buffers are those of the largest step, as llama.cpp's graph allocator lays them out for a
 decoder; `tests/engines/test_llama_cpp.py` compares all three with what llama-server logs.
 
-Not computed: what llama.cpp adds to each block of some types as it lays weights out for a processor with AMX, Intel's since
-Sapphire Rapids (`get_row_size` in ggml-cpu/amx/mmq.cpp): 4 of 34 bytes of Q8_0, 3% of Q4_K and less of others.
+Not computed: what llama.cpp adds to each block of some types as it lays weights out for a processor with AMX, Intel's
+since Sapphire Rapids (`get_row_size` in ggml-cpu/amx/mmq.cpp): 4 bytes to 34 of Q8_0, 3% of Q4_K and less of others.
 """
 
 from __future__ import annotations
