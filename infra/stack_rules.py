@@ -282,6 +282,13 @@ def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
                 yield f"{address}: no alarm_actions: nobody would be notified. Fix: {fleet.alarms_to}."
 
 
+def check_boundaries(stack: Stack, fleet: Fleet) -> Violations:
+    """Roles without the fleet's permissions boundary."""
+    for address, settings in list_resources(stack, "aws_iam_role"):
+        if settings.get("permissions_boundary") != fleet.permissions_boundary:
+            yield f"{address}: not the fleet's permissions_boundary. Fix: role.add_role."
+
+
 def check_neighbors(stack: Stack, fleet: Fleet) -> Violations:
     """List what reaches into another fleet, whose name begins with this one's: that of `ml-dev` with that of `ml`."""
     for address, statement in _list_allow_statements(stack):
@@ -312,6 +319,7 @@ FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (
     check_interfaces,
     check_tags,
     check_alarm_actions,
+    check_boundaries,
     check_neighbors,
 )
 

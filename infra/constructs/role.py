@@ -35,6 +35,7 @@ def add_role(
         name=names.format_role_name(stack.fleet.name, stack.account.region, name),
         description=description,
         assume_role_policy=trust,
+        permissions_boundary=stack.fleet.permissions_boundary,
     )
     for arn in managed:
         aws.iam_role_policy_attachment.IamRolePolicyAttachment(

@@ -192,6 +192,15 @@ RESERVATION_REASON = "a reservation holds instances of one"
             VALID + "orchestrator: ecs\nalarms_to: on-call@example.com\n",
             ["fleet.yaml:9:12: alarms_to: \"on-call@example.com\": it is not a standard SNS topic's ARN. Fix: use a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
         ),
+        # a boundary that no role could have
+        (
+            VALID + 'account: "123456789012"\npermissions_boundary: arn:aws:iam::999999999999:policy/platform-boundary\n',
+            ['fleet.yaml:9:23: permissions_boundary: "arn:aws:iam::999999999999:policy/platform-boundary": a role takes a boundary of its own account, 123456789012, or one of AWS\'s own policies. Fix: use a policy of 123456789012.'],
+        ),
+        (
+            VALID + "permissions_boundary: platform-boundary\n",
+            ["fleet.yaml:8:23: permissions_boundary: \"platform-boundary\": it is not an IAM policy's ARN. Fix: use an IAM policy's ARN such as arn:aws:iam::123456789012:policy/platform-boundary."],
+        ),
         (
             VALID.replace("us-west-2", "us-west-9"),
             ['fleet.yaml:2:9: region: "us-west-9": the registry of EKS\'s own images is not known there. Fix: use a region such as us-west-2, eu-west-1, or orchestrator: ecs.'],

@@ -42,6 +42,7 @@ FLEETS = {
         "zones: [us-west-2a, us-west-2b]\n"
         "orchestrator: both\n"
         "state: s3://my-states/serving/prod\n"
+        "permissions_boundary: arn:aws:iam::123456789012:policy/platform/boundary\n"
         "storage: {repositories: [vllm, batch-worker], results_kept: 7d}\n"
         'eks: {version: "1.34", applied_by: "arn:aws:iam::123456789012:role/apply", admins: "arn:aws:iam::123456789012:role/platform"}\n'
         "ecs: {container_insights: enhanced}\n"

@@ -235,6 +235,17 @@ def test_an_efa_node_group_in_a_second_zone_is_reported(synth_folder: Path, stac
     ]
 
 
+def test_every_role_has_the_fleets_boundary_or_is_reported(synth_folder: Path, stacks: Stacks) -> None:
+    fleet, stack = load_fleet(synth_folder, "s3"), copy.deepcopy(stacks["s3", "ecs"])
+    roles = filter_by_type(stack, "aws_iam_role")
+    assert {role["permissions_boundary"] for role in roles.values()} == {fleet.permissions_boundary}
+    first = next(iter(roles))
+    del roles[first]["permissions_boundary"]
+    assert list(stack_rules.find_violations(fleet, {"ecs": stack})) == [
+        f"ecs: aws_iam_role.{first}: not the fleet's permissions_boundary. Fix: role.add_role."
+    ]
+
+
 def test_a_broken_stack_fails_and_the_message_does_not_blame_the_file(synth_folder: Path, tmp_path: Path) -> None:
     text = (synth_folder / "ads-scale/stacks/ecs/cdk.tf.json").read_text()
     (tmp_path / "cdk.tf.json").write_text(text.replace('"http_tokens": "required"', '"http_tokens": "optional"', 1))

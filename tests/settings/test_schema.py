@@ -46,6 +46,7 @@ zones: [us-west-2a, us-west-2b]
 orchestrator: both
 spend_limit: 500 USD/h
 alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
+permissions_boundary: arn:aws:iam::123456789012:policy/platform-boundary
 state: s3://my-state/fleets/ads
 network: {cidr: 10.0.0.0/16, nat: on, flow_logs: 30d}
 storage: {results_kept: 30d, old_versions_kept: 7d, repositories: [vllm, router]}

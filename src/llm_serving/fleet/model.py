@@ -73,6 +73,7 @@ PrivateClient = Annotated[str, FORMATS["private-client"], AfterValidator(_valida
 
 Email = Annotated[str, FORMATS["email"]]
 RoleArn = Annotated[str, FORMATS["role-arn"]]
+PolicyArn = Annotated[str, FORMATS["policy-arn"]]
 TopicArn = Annotated[str, FORMATS["topic-arn"]]
 SecretArn = Annotated[str, FORMATS["secret-arn"]]
 BucketName = Annotated[str, FORMATS["bucket-name"]]
@@ -84,6 +85,10 @@ KeyArn = Annotated[str, FORMATS["key-arn"]]
 
 def parse_arn_region(arn: str) -> str:
     return arn.split(":")[3]
+
+
+def parse_arn_account(arn: str) -> str:
+    return arn.split(":")[4]
 
 
 MAX_CACHED_FLEET_NAME = 25
@@ -386,6 +391,11 @@ class Fleet(Settings):
     key encrypts it, the key's policy must let it and cloudwatch.amazonaws.com use kms:Decrypt and
     kms:GenerateDataKey*."""
 
+    permissions_boundary: PolicyArn | None = None
+    """ARN of the IAM policy that every role of the fleet and of its deployments has as its permissions boundary. It
+    must allow what the roles' own policies do. On roles that exist, setting it takes
+    iam:PutRolePermissionsBoundary."""
+
     state: State = "local"
     """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
 
@@ -426,6 +436,7 @@ class Fleet(Settings):
             self._check_single_zone_pools(),
             self._check_subnet_count(),
             self._check_alarm_topic(),
+            self._check_boundary(),
             self._check_budget(),
             self._check_closed_network(),
             self._check_image_cache(),
@@ -524,6 +535,12 @@ class Fleet(Settings):
         if self.alarms_to and parse_arn_region(self.alarms_to) != self.region:
             reason = f"an alarm can only notify topics in its own region, {self.region}"
             yield Conflict(("alarms_to",), reason, f"use a topic in {self.region}")
+
+    def _check_boundary(self) -> Iterator[Conflict]:
+        owner = parse_arn_account(self.permissions_boundary) if self.permissions_boundary else "aws"
+        if self.account and owner not in (self.account, "aws"):
+            reason = f"a role takes a boundary of its own account, {self.account}, or one of AWS's own policies"
+            yield Conflict(("permissions_boundary",), reason, f"use a policy of {self.account}")
 
     @property
     def is_closed(self) -> bool:

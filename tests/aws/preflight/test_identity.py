@@ -15,7 +15,10 @@ ROLE = Identity("123456789012", "arn:aws:sts::123456789012:assumed-role/deployer
 POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
 
 
-def _stub_simulation(stubbed_aws: Any, decide: Any) -> None:
+BOUNDARY = "arn:aws:iam::123456789012:policy/platform-boundary"
+
+
+def _stub_simulation(stubbed_aws: Any, decide: Any, boundary: str | None = None) -> None:
     role = {"Path": "/teams/", "RoleName": "deployer", "RoleId": "AROAEXAMPLEEXAMPLE12", "CreateDate": 0}
     arn = "arn:aws:iam::123456789012:role/teams/deployer"
     stubbed_aws.stub("iam").add_response("get_role", {"Role": {**role, "Arn": arn}}, {"RoleName": "deployer"})
@@ -26,8 +29,10 @@ def _stub_simulation(stubbed_aws: Any, decide: Any) -> None:
             "IsTruncated": False,
         }
 
+    known = {"ContextKeyName": "iam:PermissionsBoundary", "ContextKeyValues": [boundary], "ContextKeyType": "string"}
     for actions in stubbed_aws.requested_actions:
-        expected = {"PolicySourceArn": arn, "ActionNames": actions}
+        context = {"ContextEntries": [known] if boundary else []}
+        expected = {"PolicySourceArn": arn, "ActionNames": actions, **context}
         stubbed_aws.stub("iam").add_response("simulate_principal_policy", build_response(actions), expected)
 
 
@@ -38,13 +43,14 @@ def _list_asked(fleet: Fleet) -> set[str]:
 
 @pytest.fixture
 def simulate_permissions(stubbed_aws: Any, read_fleet: Any) -> Any:
-    document = read_fleet(POOL)
-    actions = sorted(_list_asked(document.value))
+    fleet = read_fleet(POOL).value
+    actions = sorted(_list_asked(fleet))
     stubbed_aws.requested_actions = [actions[first : first + 50] for first in range(0, len(actions), 50)]
 
-    def collect_lines(decide: Any) -> dict[str, Any]:
-        _stub_simulation(stubbed_aws, decide)
-        return {line.name: line for line in identity.check_permissions(stubbed_aws, document.value, ROLE)}
+    def collect_lines(decide: Any, boundary: str | None = None) -> dict[str, Any]:
+        _stub_simulation(stubbed_aws, decide, boundary)
+        with_boundary = fleet.model_copy(update={"permissions_boundary": boundary})
+        return {line.name: line for line in identity.check_permissions(stubbed_aws, with_boundary, ROLE)}
 
     return collect_lines
 
@@ -95,6 +101,36 @@ def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulate_pe
     )
     assert lines["permission to create storage"].status == "warn"
     assert "are not allowed on every resource: s3:CreateBucket" in lines["permission to create storage"].message
+
+
+def test_a_policy_that_allows_roles_with_the_boundary_alone_sees_it(simulate_permissions: Any) -> None:
+    lines = simulate_permissions(lambda _: {"EvalDecision": "allowed"}, BOUNDARY)
+    assert {line.status for line in lines.values()} == {"pass"}
+
+
+def _find_boundary_check(aws: Any, fleet: Fleet) -> Any:
+    checks = identity.list_checks(aws, fleet.model_copy(update={"permissions_boundary": BOUNDARY}), ROLE)
+    return next((check for check in checks if check.name == "permissions boundary"), None)
+
+
+def test_a_boundary_that_does_not_exist_fails(stubbed_aws: Any, read_fleet: Any) -> None:
+    check = _find_boundary_check(stubbed_aws, read_fleet(POOL).value)
+    iam = stubbed_aws.stub("iam")
+    iam.add_client_error("get_policy", "NoSuchEntity", "not found", expected_params={"PolicyArn": BOUNDARY})
+    (line,) = check.execute()
+    assert (line.status, line.fix) == ("fail", "create it, or correct permissions_boundary")
+    assert line.message == f"{BOUNDARY} does not exist, and no role can be created with it"
+    iam.add_response("get_policy", {"Policy": {"Arn": BOUNDARY}}, {"PolicyArn": BOUNDARY})
+    (line,) = check.execute()
+    assert line.status == "pass"
+
+
+def test_an_embedded_aws_is_not_asked_for_the_boundary(stubbed_aws: Any, read_fleet: Any) -> None:
+    stubbed_aws.emulator = "http://127.0.0.1:1"
+    assert _find_boundary_check(stubbed_aws, read_fleet(POOL).value) is None
+    assert "permissions boundary" not in [
+        check.name for check in identity.list_checks(stubbed_aws, read_fleet(POOL).value, ROLE)
+    ]
 
 
 def test_who_is_neither_user_nor_role_is_not_judged(stubbed_aws: Any, read_fleet: Any) -> None:

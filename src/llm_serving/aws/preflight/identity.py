@@ -95,11 +95,28 @@ def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
             lambda: check_permissions(aws, fleet, caller),
             ("iam:SimulatePrincipalPolicy", "iam:GetRole"),
         ),
+        *_list_boundary_checks(aws, fleet.permissions_boundary),
         *(
             Check("identity", role.name, functools.partial(_check_service_role, aws, role), ("iam:GetRole",))
             for role in _list_service_roles(fleet)
         ),
     ]
+
+
+def _list_boundary_checks(aws: AwsSession, boundary: str | None) -> list[Check]:
+    """One where the fleet names a boundary; none in an embedded AWS, which takes a policy that it does not have."""
+    if not boundary or aws.is_emulated:
+        return []
+    check = functools.partial(_check_boundary, aws, boundary)
+    return [Check("identity", "permissions boundary", check, ("iam:GetPolicy",))]
+
+
+def _check_boundary(aws: AwsSession, boundary: str) -> list[CheckResult]:
+    with session.ignore_errors("NoSuchEntity"):
+        aws.client("iam").get_policy(PolicyArn=boundary)
+        return [CheckResult("permissions boundary", "pass", boundary)]
+    message = f"{boundary} does not exist, and no role can be created with it"
+    return [CheckResult("permissions boundary", "fail", message, "create it, or correct permissions_boundary")]
 
 
 def _list_service_roles(fleet: Fleet) -> list[ServiceRole]:
@@ -137,7 +154,8 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
         reason = f"IAM's simulator takes users and roles, and this is {caller.name}"
         return [build_unknown_result("permissions", reason, "sign in as a role to check them")]
     actions_by_part, actions_by_kind = permissions.list_actions_by_part(fleet), permissions.list_actions_by_kind(fleet)
-    decisions = _simulate(aws, principal_arn, {*chain(*actions_by_part.values(), *actions_by_kind.values())})
+    wanted = {*chain(*actions_by_part.values(), *actions_by_kind.values())}
+    decisions = _simulate(aws, principal_arn, wanted, fleet.permissions_boundary)
     parts = [
         _build_part_result(f"permission to create {part}", actions, decisions)
         for part, actions in actions_by_part.items()
@@ -149,14 +167,17 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
     return [*parts, *kinds]
 
 
-def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str]) -> dict[str, Any]:
-    """Return the simulator's evaluation by action."""
+def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str], boundary: str | None) -> dict[str, Any]:
+    """Return the simulator's evaluation by action, for policies too that allow no role without the boundary."""
     actions = sorted(wanted)
     iam = aws.client("iam")
     decisions: dict[str, Any] = {}
+    known = {"ContextKeyName": "iam:PermissionsBoundary", "ContextKeyValues": [boundary], "ContextKeyType": "string"}
     for first in range(0, len(actions), _BATCH_SIZE):
         pages = iam.get_paginator("simulate_principal_policy").paginate(
-            PolicySourceArn=principal_arn, ActionNames=actions[first : first + _BATCH_SIZE]
+            PolicySourceArn=principal_arn,
+            ActionNames=actions[first : first + _BATCH_SIZE],
+            ContextEntries=[known] if boundary else [],
         )
         decisions |= {
             evaluation["EvalActionName"]: evaluation for page in pages for evaluation in page["EvaluationResults"]
