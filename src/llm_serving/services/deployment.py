@@ -114,6 +114,7 @@ class FoundDeployment(ResolvedData):
     """What its models are for, of `tasks`."""
 
     engine: str = ""
+    framework: str = ""
     usd_h: float | None = None
     """Cost per hour; None without prices, and where its replicas follow the load."""
 

@@ -51,12 +51,15 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
         deployment = _read(Path(environment.data_folder).parent / name / FILE)
         return None if deployment is None else kinds.get(deployment.kind).describe_for_others(deployment)
     names = {"deployment": name, "namespace": environment.namespace}
-    workers_url = conventions.engines_url.format(**names, port=WORKER_PORT)
+    deployment = _resolve(name, siblings / name, fleet, environment)
+    workers = deployment.workers if deployment else ()
+    # Under a framework the page of metrics may have a port of its own.
+    ports = dict.fromkeys(worker.ports.get("metrics", worker.port) for worker in workers) or (WORKER_PORT,)
+    workers_urls = [conventions.engines_url.format(**names, port=port) for port in ports if conventions.engines_url]
     address = {
         "url": conventions.url.format(**names, port=ENTRY_PORT),
-        "metrics_urls": (f"{workers_url}{METRICS_PATH}",) if workers_url else (),
+        "metrics_urls": tuple(f"{url}{METRICS_PATH}" for url in workers_urls),
     }
-    deployment = _resolve(name, siblings / name, fleet, environment)
     if deployment is None:
         return FoundDeployment.model_validate({"name": name, **address, "traits": _assume_traits(name, environment)})
     return kinds.get(deployment.kind).describe_for_others(deployment).model_copy(update=address)

@@ -188,7 +188,7 @@ zones: [us-west-2a, us-west-2b]
 pools:
   cores: {types: m7i.xlarge, size: 0..8, buy: [spot, on-demand], taints: [team=ads:NoSchedule]}
   general: {types: g6e.2xlarge, size: 0..8}
-add_ons: {schedulers: on, gateway: on}
+add_ons: {schedulers: on, gateway: on, operators: on}
 """
 
 
@@ -321,6 +321,28 @@ tuning: {priority: on}
 traffic: {users: 2, input_tokens: 100, output_tokens: 8}
 slo: {}
 """
+
+
+@pytest.mark.parametrize(
+    ("framework", "port", "queue"),
+    [
+        ("plain", 8000, "vllm:num_requests_waiting"),
+        ("ray", 9090, "ray_vllm_num_requests_waiting"),
+        ("dynamo", 9090, "vllm:num_requests_waiting"),
+    ],
+)
+def test_on_eks_workers_read_metrics_where_the_framework_has_them(
+    tmp_path: Path, framework: str, port: int, queue: str
+) -> None:
+    (tmp_path / "chat").mkdir()
+    served = CHAT.replace("llm-d", framework).replace("tuning: {priority: on}\n", "")
+    (tmp_path / "chat/blueprint.yaml").write_text(served)
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    (worker,) = resolve_on("eks", tmp_path / "mine", text).batch_workers
+    document = read_document(worker)
+    assert document["metrics_urls"] == [f"http://chat-engines.serving.svc:{port}/metrics"]
+    assert document["metrics"]["queue"] == [queue]
+    assert worker.calls["metrics"].port == port
 
 
 LOW = {"x-llm-d-inference-objective": "chat-low"}

@@ -39,7 +39,7 @@ routes: {chat: {deployments: {mock: Hello.}}}
 """
 BIG = FoundDeployment(
     name="big", kind="serving", url="http://big.serving.svc:8080", models=("m",), usd_h=4.0,
-    metrics_urls=("http://big-engines.serving.svc:8000/metrics",),
+    metrics_urls=("http://big-engines.serving.svc:9090/metrics",),  # Dynamo's
     metrics={"prompt-tokens": "vllm:prompt_tokens_total", "output-tokens": "vllm:generation_tokens_total"},
 )  # fmt: skip
 
@@ -93,6 +93,7 @@ def test_a_meter_runs_where_the_price_and_the_engines_are_known(
     [metered] = json.loads(meter.env[meter_program.BACKENDS_VARIABLE])
     assert (metered["name"], metered["usd_h"]) == ("big", 4.0)
     assert meter.calls["engines-big"].labels == {"inference/kind": "engine"}
+    assert meter.calls["engines-big"].port == 9090
     assert (meter.image, meter.replicas.max, meter.port, meter.probe) == (gateway.image, 1, 0, None)
     assert (gateway.calls["big"].port, gateway.calls["big"].deployment) == (8080, "big")
 

@@ -16,7 +16,6 @@ from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedul
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.services import addresses, orchestrators, team_keys
-from llm_serving.services.deployments import WORKER_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
 from llm_serving.services.team_keys import Secret
@@ -104,8 +103,8 @@ def _list_calls(settings: Blueprint, answering: Answering, *, is_worker: bool) -
         )
     }
     if is_worker and deployment and answering.metrics_urls:
-        labels = {"inference/kind": "engine"}
-        calls["metrics"] = Call(purpose="The engines' metrics", port=WORKER_PORT, deployment=deployment, labels=labels)
+        labels, metrics_port = {"inference/kind": "engine"}, addresses.find_port(answering.metrics_urls[0])
+        calls["metrics"] = Call(purpose="The engines' metrics", port=metrics_port, deployment=deployment, labels=labels)
     if is_worker and cache:
         calls["cache"] = Call(purpose="Answers for servers", port=urlsplit(cache.url).port or CACHE_PORT)
     return calls

@@ -218,6 +218,7 @@ def _describe_endpoint(
             is_shared=False,
             has_priority=False,
             engine=own_serving.engine,
+            framework=own_serving.framework,
         )
     if endpoint.url:
         url = endpoint.url.rstrip("/").removesuffix("/v1")
@@ -232,6 +233,7 @@ def _describe_endpoint(
         headers=found.traits.classes.get("low", {}),
         limits=tuple(worker_settings.list_limits(found)) if found.metrics_urls else (),
         engine=found.engine,
+        framework=found.framework,
     )
 
 

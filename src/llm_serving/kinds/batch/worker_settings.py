@@ -68,6 +68,9 @@ class Answering(NamedTuple):
     engine: str = ""
     """Name of its engine; empty if unknown."""
 
+    framework: str = ""
+    """Name of what runs its engine, which may change the names of metrics."""
+
 
 class QueueNames(NamedTuple):
     """Names of a batch's queues."""
@@ -150,7 +153,7 @@ def build(
         "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
         "team_keys": None,  # of the Batch API alone
         "metrics_urls": list(answering.metrics_urls),
-        "metrics": {metric: list(_list_names(metric, answering.engine)) for metric in LOAD_METRICS},
+        "metrics": {metric: list(_list_names(metric, answering)) for metric in LOAD_METRICS},
         "objectives": [
             {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
         ],
@@ -165,10 +168,11 @@ def format_variables(document: dict[str, JsonValue]) -> dict[str, str]:
     return {VARIABLE: json.dumps(document, separators=(",", ":"))}
 
 
-def _list_names(metric: EngineMetric, engine: str) -> Iterator[str]:
-    """List the names of a metric on the pages of an engine, or of every engine if that is unknown."""
-    catalog = engines.load_engines()
-    for row in [catalog[engine]] if engine else catalog.values():
+def _list_names(metric: EngineMetric, answering: Answering) -> Iterator[str]:
+    """List the names of a metric on the pages of the endpoint's engine, or of every engine if that is unknown."""
+    is_known = answering.engine and answering.framework
+    own = [engines.get_engine(answering.engine, answering.framework)] if is_known else engines.load_engines().values()
+    for row in own:
         if metric in row.metrics:
             yield row.metrics[metric]
 

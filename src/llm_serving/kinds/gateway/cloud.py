@@ -18,7 +18,7 @@ from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployme
 from llm_serving.kinds.gateway.litellm_settings import Place
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
 from llm_serving.services import addresses, load_balancer, orchestrators, team_keys
-from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT, WORKER_PORT
+from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK, Call, Placement, Probe, Replicas, Resources, Service, Stop
 from llm_serving.settings.document import Conflict
@@ -183,7 +183,9 @@ def _build_gateway(
 def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit) -> Service:
     metered = meter.list_metered(deployment.backends)
     engines = {
-        f"engines-{backend.name}": _build_metrics_call("Metrics", backend.name, WORKER_PORT, "engine")
+        f"engines-{backend.name}": _build_metrics_call(
+            "Metrics", backend.name, addresses.find_port(backend.metrics_urls[0]), "engine"
+        )
         for backend in metered
         if backend.is_metered
     }

@@ -193,6 +193,7 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
         models=deployment.model_names,
         task=deployment.task,
         engine=deployment.engine,
+        framework=deployment.framework,
         usd_h=usd_h,
         price=price,
         slo=deployment.slo,
