@@ -53,12 +53,16 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
     names = {"deployment": name, "namespace": environment.namespace}
     deployment = _resolve(name, siblings / name, fleet, environment)
     workers = deployment.workers if deployment else ()
-    # Under a framework the page of metrics may have a port of its own.
-    ports = dict.fromkeys(worker.ports.get("metrics", worker.port) for worker in workers) or (WORKER_PORT,)
-    workers_urls = [conventions.engines_url.format(**names, port=port) for port in ports if conventions.engines_url]
+    # Of some engines and frameworks the page of metrics has a path or a port of its own.
+    pages = dict.fromkeys((worker.ports.get("metrics", worker.port), worker.metrics_path) for worker in workers)
+    workers_url = conventions.engines_url
     address = {
         "url": conventions.url.format(**names, port=ENTRY_PORT),
-        "metrics_urls": tuple(f"{url}{METRICS_PATH}" for url in workers_urls),
+        "metrics_urls": tuple(
+            f"{workers_url.format(**names, port=port)}{path}"
+            for port, path in pages or [(WORKER_PORT, METRICS_PATH)]
+            if workers_url and path
+        ),
     }
     if deployment is None:
         return FoundDeployment.model_validate({"name": name, **address, "traits": _assume_traits(name, environment)})

@@ -324,15 +324,16 @@ slo: {}
 
 
 @pytest.mark.parametrize(
-    ("framework", "port", "queue"),
+    ("framework", "page", "queue"),
     [
-        ("plain", 8000, "vllm:num_requests_waiting"),
-        ("ray", 9090, "ray_vllm_num_requests_waiting"),
-        ("dynamo", 9090, "vllm:num_requests_waiting"),
+        ("plain", "8000/metrics", "vllm:num_requests_waiting"),
+        ("ray", "9090/metrics", "ray_vllm_num_requests_waiting"),
+        ("dynamo", "9090/metrics", "vllm:num_requests_waiting"),
+        ("plain\nengine: tensorrt-llm", "8000/prometheus/metrics", "trtllm_num_requests_waiting"),
     ],
 )
-def test_on_eks_workers_read_metrics_where_the_framework_has_them(
-    tmp_path: Path, framework: str, port: int, queue: str
+def test_on_eks_workers_read_metrics_where_the_engine_and_the_framework_have_them(
+    tmp_path: Path, framework: str, page: str, queue: str
 ) -> None:
     (tmp_path / "chat").mkdir()
     served = CHAT.replace("llm-d", framework).replace("tuning: {priority: on}\n", "")
@@ -340,9 +341,9 @@ def test_on_eks_workers_read_metrics_where_the_framework_has_them(
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
     (worker,) = resolve_on("eks", tmp_path / "mine", text).batch_workers
     document = read_document(worker)
-    assert document["metrics_urls"] == [f"http://chat-engines.serving.svc:{port}/metrics"]
+    assert document["metrics_urls"] == [f"http://chat-engines.serving.svc:{page}"]
     assert document["metrics"]["queue"] == [queue]
-    assert worker.calls["metrics"].port == port
+    assert worker.calls["metrics"].port == int(page.partition("/")[0])
 
 
 LOW = {"x-llm-d-inference-objective": "chat-low"}
