@@ -232,7 +232,7 @@ def test_vllm_on_cpu_streams_weights_and_answers_in_its_image(image_runner: Imag
         variables = {**worker.env, **emulator.build_client_env(aws, REGION)}
         environment = dict(zip(variables, _move(list(variables.values()), moves), strict=True))
         environment |= {"HOME": "/tmp", "USER": "inference", "AWS_CONFIG_FILE": f"/mine/{emulator.CONFIG_FILE.name}"}
-        environment |= engines.load_engines()["vllm"].other_s3.environment
+        environment |= {"VLLM_LOGGING_LEVEL": "DEBUG"} | engines.load_engines()["vllm"].other_s3.environment
         mounts = {"/mine": emulator.CONFIG_FILE.parent}
         confined = ["python3", "-c", _CONFINE, *_move(command, moves)]
         with image_runner.run(ENGINE, confined, environment, mounts) as engine:
@@ -247,6 +247,8 @@ def test_vllm_on_cpu_streams_weights_and_answers_in_its_image(image_runner: Imag
             assert _stop(engine, worker.stop.stop_s) == 0
     log = (image_runner.folder / f"{ENGINE}.log").read_text(encoding="utf-8")
     assert "auto_setup=True" in log, "threads are bound"
+    described = "Loaded model info for class vllm.model_executor.models.qwen3.Qwen3ForCausalLM from cache"
+    assert described in log, "no process imports all of the engine to look at its class"
     assert re.search(r"Overall time to stream \S+ \S+ of all files to cpu", log), "weights come from S3"
 
 

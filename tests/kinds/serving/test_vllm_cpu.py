@@ -44,10 +44,11 @@ def test_a_replica_has_a_node_for_itself_with_its_own_image_and_binds_its_thread
 ) -> None:
     deployment = resolving.resolve_files(tmp_path, _format(f"pool: {pool}, replicas: 4"), FLEET, target)
     [role] = deployment.workers
-    assert role.image.endswith("/demo/vllm-cpu:0.32.0-3")
+    assert role.image.endswith("/demo/vllm-cpu:0.32.0-4")
     assert (role.resources.device, role.resources.accelerators, role.resources.cpus) == ("", 0, 13)
     assert role.env["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
     assert role.env["TORCH_COMPILE_DISABLE"] == "1", "the image has no compiler"
+    assert role.env["VLLM_CACHE_ROOT"] == "/opt/vllm/cache", "where the image has descriptions of architectures"
     assert not {"OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING"} & role.env.keys()
     assert "uni" not in role.command, "in one process with the server no thread is bound"
     assert role.prefetch is None, "weights are streamed"
