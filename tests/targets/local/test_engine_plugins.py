@@ -108,3 +108,20 @@ def test_what_transformers_finds_in_its_folder_is_kept_by_the_set_up(tmp_path: P
 
     assert run(f"{start}; engine_startup.contents.write()", "on") == ["read", "read", "True"]
     assert run(start, switch) == [*["read"] * reads, "True"]
+
+
+@pytest.mark.parametrize(("switch", "first"), [("on", []), ("off", ["imported"])])
+def test_the_router_imports_its_balancer_in_python_when_one_is_asked_for(
+    tmp_path: Path, switch: str, first: list[str]
+) -> None:
+    (tmp_path / "vllm_router").mkdir()
+    (tmp_path / "vllm_router/mini_lb.py").write_text("print('imported')\nMiniLoadBalancer = str\n")
+    program = (
+        f"{engine_env._STARTUP_CODE.strip()}; from vllm_router.mini_lb import MiniLoadBalancer; print('asked'); "
+        "print(MiniLoadBalancer(1), MiniLoadBalancer is str)"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}:{engine_env._STARTUP_FILE.parent}", SHORTCUTS_VARIABLE: switch}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    later = [] if first else ["imported"]
+    assert ended.stdout.split() == [*first, "asked", *later, "1", str(switch == "off")]

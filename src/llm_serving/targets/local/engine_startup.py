@@ -43,6 +43,30 @@ def _return_as_it_is(function: Any = None, **_: Any) -> Any:
     return _return_as_it_is if function is None else function
 
 
+_BALANCER = "vllm_router.mini_lb"
+
+
+class _BalancerLater:
+    """Imports the router's balancer in Python when one is asked for, by --mini-lb.
+
+    The router imports it first of all, with a web server and a client: 1.2 of 1.3 CPU-seconds of its start.
+    """
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == _BALANCER else None  # type: ignore[arg-type]
+
+    def create_module(self, _: ModuleSpec) -> None:
+        """Python's own."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["MiniLoadBalancer"] = self._make
+
+    def _make(self, *arguments: Any) -> Any:
+        sys.meta_path.remove(self)
+        del sys.modules[_BALANCER]
+        return importlib.import_module(_BALANCER).MiniLoadBalancer(*arguments)
+
+
 _LAZY_IMPORTS = "transformers.utils.import_utils"
 
 _CONTENTS_FILE = Path(__file__).with_name("engine_contents.marshal")
@@ -90,7 +114,7 @@ contents = _ContentsKept()
 
 
 def main() -> None:
-    """Search for garbage more rarely, read no folder twice, and leave out what compiles.
+    """Search for garbage more rarely, read no folder twice, and leave out what compiles and what nothing asks for.
 
     Imports create millions of objects that stay, and Python searches them for garbage after each 700. With a higher
     threshold the engine's imports take 8.0 CPU-seconds, not 8.8 (medians of 6 in turn).
@@ -98,6 +122,6 @@ def main() -> None:
     if os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS") == "off":
         return
     gc.set_threshold(50_000, 20, 20)
-    sys.meta_path.insert(0, contents)
+    sys.meta_path[:0] = [contents, _BalancerLater()]
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         sys.meta_path.insert(0, _CompilerLeftOut())
