@@ -30,6 +30,7 @@ def run_embedder(folder: Path) -> Iterator[str]:
     python = on_demand.ensure(SimilarityModel()) / "python"
     (port,) = processes.claim_free_ports(1)
     file, environment = folder / "embedder.log", {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    environment["OMP_NUM_THREADS"] = "1"  # several wait for each other at full load
     with file.open("wb") as log:
         server = processes.spawn([str(python), __file__, str(port)], environment=environment, output=log)
         try:
