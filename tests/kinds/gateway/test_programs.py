@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llm_serving import console, paths
-from llm_serving.kinds.gateway import database, gateway_program
+from llm_serving.kinds.gateway import database, gateway_program, prisma_types
 from llm_serving.kinds.gateway.litellm_env import LiteLlmEnv
 from llm_serving.kinds.gateway.servers import Postgres
 from llm_serving.settings.errors import Unavailable
@@ -102,3 +103,15 @@ def test_keys_of_the_administration_follow_from_the_database_s_password_alone() 
     admin, salt = (database.derive_key("secret", purpose) for purpose in (gateway_program.ADMIN, gateway_program.SALT))
     assert admin != salt != database.derive_key("other", gateway_program.SALT)
     assert admin.startswith("sk-") and "secret" not in admin
+
+
+def test_a_schema_s_types_are_left_out_of_its_client_and_their_names_make_dictionaries(tmp_path: Path) -> None:
+    types = tmp_path / "types.py"
+    types.write_text("HttpConfig = int\n\n# Team types\nTeamInput = float\n\n# aggregate Team types\n")
+    prisma_types.leave_out(tmp_path)
+    names: dict[str, Any] = {"__name__": "types"}
+    exec(types.read_text(), names)
+    assert (names["HttpConfig"], "TeamInput" in names) == (int, False)
+    assert names["__getattr__"]("TeamInput")(id=1) == {"id": 1}
+    with pytest.raises(AttributeError):
+        names["__getattr__"]("__path__")

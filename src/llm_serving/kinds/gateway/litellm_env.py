@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llm_serving import console, locked_env, paths
+from llm_serving.kinds.gateway import prisma_types
 from llm_serving.settings.errors import Unavailable
 
 FOLDER = paths.ROOT / ".venv-gateway"
@@ -63,6 +64,8 @@ class LiteLlmEnv(locked_env.LockedEnv):
                 f"LiteLLM's database client could not be generated: {error}\nFix: let this machine reach "
                 f"https://binaries.prisma.sh, or set {ENGINE_VARIABLE} to the query engine of Prisma 5.17.0."
             ) from None
+        (client,) = self.folder.glob("lib/python3*/site-packages/prisma")
+        prisma_types.leave_out(client)
 
     def _generate_client(self) -> None:
         """Generate Prisma's Python client of LiteLLM's schema, for this machine alone."""
@@ -82,5 +85,6 @@ class LiteLlmEnv(locked_env.LockedEnv):
         )
 
     def _compute_stamp(self) -> str:
-        digest = locked_env.compute_digest([*self.locks, *(PRISMA / name for name in _NODE_PINS)])
+        files = (*self.locks, *(PRISMA / name for name in _NODE_PINS), Path(prisma_types.__file__))
+        digest = locked_env.compute_digest(files)
         return f"{self.folder} {os.environ.get(ENGINE_VARIABLE, '')} {digest}\n"  # the engine's path is in the client
