@@ -108,7 +108,7 @@ def test_the_router_is_the_engines_own_unless_the_framework_brings_one(
         (tmp_path / attribute).write_text(text)
         monkeypatch.setattr(engines, attribute, tmp_path / attribute)
     (engines.FOLDER / "slim.yaml").write_text(SLIM.replace("router: vllm-router", "router: own-router"))
-    loaders = (engines.load_engines, engines.load_routers, engines.load_frameworks)
+    loaders = (engines.load_engines, engines.load_routers, engines.load_frameworks, engines.get_engine)
     try:
         for load in loaders:
             load.cache_clear()

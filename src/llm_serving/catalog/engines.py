@@ -773,6 +773,7 @@ def load_frameworks() -> Mapping[str, Framework]:
     return own_yaml.read_rows(FRAMEWORKS_FILE, Framework)
 
 
+@functools.cache
 def get_engine(engine: str, framework: str) -> Engine:
     """Return an engine under a framework: its own row, with what the framework's pinned version changes."""
     row, pair = load_engines()[engine], load_frameworks()[framework].engines.get(engine)

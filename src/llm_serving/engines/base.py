@@ -5,6 +5,7 @@ An engine is a file of the catalog (`llm_serving.catalog.engines`); `memory` in 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from pathlib import Path
 from typing import Protocol, cast
@@ -45,7 +46,11 @@ def get_memory_model(engine: str) -> MemoryModel:
     Raises:
         InputError: its row names a module that does not exist.
     """
-    module = engines.load_engines()[engine].memory
+    return _import_memory_model(engine, engines.load_engines()[engine].memory)
+
+
+@functools.cache
+def _import_memory_model(engine: str, module: str) -> MemoryModel:
     if not Path(__file__).with_name(f"{module}.py").is_file():
         raise InputError(
             f'engine: "{engine}" has no memory arithmetic: memory is "{module}" in catalog/engines/{engine}.yaml. '

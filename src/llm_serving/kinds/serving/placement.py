@@ -427,8 +427,8 @@ class _PlacementSearch:
         return self._memory_model.compute_fit(apply_quantization(self.model, tuning), instance, setup)
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
-        fits = [fit for instance in types if (fit := self._compute_fit(instance))]
-        return min(fits, key=lambda fit: fit.cache_bytes) if self._takes_cpus else next(iter(fits), None)
+        fits = (fit for instance in types if (fit := self._compute_fit(instance)))
+        return min(fits, key=lambda fit: fit.cache_bytes) if self._takes_cpus else next(fits, None)
 
     def _select_by_memory(self, types: Sequence[Instance]) -> list[Instance]:
         fits = {instance.name: fit for instance in types if (fit := self._compute_fit(instance))}
