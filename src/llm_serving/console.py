@@ -25,7 +25,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from llm_serving import processes
-from llm_serving.settings.errors import BlueprintError, Unavailable, escape_unprintable
+from llm_serving.settings.errors import BlueprintError, Unavailable, make_safe
 
 
 class _Console(Console):
@@ -36,11 +36,6 @@ class _Console(Console):
         """Render with text made safe; control sequences are rich's own."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(make_safe(segment.text), segment.style)
-
-
-def make_safe(text: str) -> str:
-    """Return a text for a terminal, whoever wrote it: what would move the cursor or hide other lines is spelled out."""
-    return escape_unprintable(text, keep="\n\t")
 
 
 out = _Console(highlight=False, soft_wrap=True)

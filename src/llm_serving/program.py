@@ -7,9 +7,8 @@ import shutil
 import sys
 from collections.abc import Callable
 
-from llm_serving import console
 from llm_serving.settings import os_errors
-from llm_serving.settings.errors import BlueprintError, Unavailable
+from llm_serving.settings.errors import BlueprintError, Unavailable, make_safe
 
 DEBUG = "BLUEPRINT_DEBUG"
 """Environment variable that has the effect of --debug."""
@@ -41,7 +40,7 @@ def run(main: Callable[[], int | None]) -> int:
 
 def print_error(text: str, code: int) -> int:
     """Print a message on standard error, and return the exit code."""
-    print(console.make_safe(text), file=sys.stderr)
+    print(make_safe(text), file=sys.stderr)
     return code
 
 
@@ -55,6 +54,8 @@ def convert_error(error: Exception) -> BlueprintError | None:
 def _report_failure(error: Exception) -> int:
     known = convert_error(error)
     if known:
+        from llm_serving import console  # imports rich, which a program that prints plain text alone does without
+
         return console.print_error(known)
     hint = f"({DEBUG}=1 shows the traceback)"
     if isinstance(error, OSError | MemoryError):

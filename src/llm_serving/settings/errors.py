@@ -87,6 +87,11 @@ def escape_unprintable(text: str, keep: str = "") -> str:
     )
 
 
+def make_safe(text: str) -> str:
+    """Return a text for a terminal, whoever wrote it: what would move the cursor or hide other lines is spelled out."""
+    return escape_unprintable(text, keep="\n\t")
+
+
 class InputError(BlueprintError):
     """All mistakes found at once, or one sentence about an argument."""
 
