@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from dataclasses import replace
@@ -67,6 +68,11 @@ CASES = {
 }  # fmt: skip
 
 
+@functools.cache
+def find(name: str) -> search.Result:
+    return search.search(CASES[name])
+
+
 class _TriesEverything(search._Search):
     def _get_ceiling(self, entry: search._Prepared) -> float:  # noqa: ARG002
         return self._problem.max_usd_h
@@ -85,7 +91,7 @@ def measure_gap(problem: Problem, candidate: search.Candidate, seed: int) -> flo
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_choice_costs_at_most_a_twentieth_more_than_that_of_trying_everything(name: str) -> None:
-    found = search.search(CASES[name])
+    found = find(name)
     # What costs twice as much cannot be the cheapest.
     affordable = replace(CASES[name], max_usd_h=2 * found.candidates[0].usd_h)
     all_tried = _TriesEverything(affordable).run()
@@ -95,27 +101,25 @@ def test_the_choice_costs_at_most_a_twentieth_more_than_that_of_trying_everythin
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_choice_meets_its_slo_under_other_arrivals(name: str) -> None:
-    problem = CASES[name]
-    candidate = search.search(problem).candidates[0]
+    candidate = find(name).candidates[0]
     for seed in range(1, 6):
-        gap = measure_gap(problem, candidate, seed)
+        gap = measure_gap(CASES[name], candidate, seed)
         assert gap <= 1, seed
 
 
 def test_prefill_and_decode_are_split_where_that_costs_less() -> None:
-    problem = CASES["disaggregated"]
-    chosen = search.search(problem).candidates[0]
+    chosen = find("disaggregated").candidates[0]
     assert chosen.configuration.is_disaggregated
     assert chosen.nodes == chosen.configuration.count_nodes(chosen.prefill_replicas + chosen.replicas)
     fewer = chosen._replace(prefill_replicas=1)
-    assert measure_gap(problem, fewer, 1) > 1, "one prefill replica reads as many prompts"
+    assert measure_gap(CASES["disaggregated"], fewer, 1) > 1, "one prefill replica reads as many prompts"
 
 
 def test_without_its_shared_beginning_a_load_needs_more() -> None:
     problem = CASES["shared beginning"]
     lengths = [length._replace(shared_tokens=0) for length in problem.workload.lengths]
     other = replace(problem, workload=replace(problem.workload, lengths=lengths))
-    assert search.search(other).candidates[0].usd_h > search.search(problem).candidates[0].usd_h
+    assert search.search(other).candidates[0].usd_h > find("shared beginning").candidates[0].usd_h
 
 
 def test_a_model_that_no_node_holds_is_split_over_several() -> None:
@@ -151,5 +155,4 @@ def test_accelerators_that_no_engine_here_runs_on_are_out() -> None:
 
 
 def test_simulations_are_repeatable() -> None:
-    results = [search.search(CASES["dense"]) for _ in range(2)]
-    assert results[0].candidates == results[1].candidates
+    assert search.search(CASES["dense"]).candidates == find("dense").candidates

@@ -203,7 +203,9 @@ def test_types_stand_in_the_order_of_families_and_sizes() -> None:
 
 _scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=40)
 _trees = st.recursive(
-    _scalars, lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=12), inner, max_size=6)
+    _scalars,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=12), inner, max_size=6),
+    max_leaves=20,
 )
 
 

@@ -83,7 +83,9 @@ def test_a_template_that_cannot_be_used_is_refused(template: str, message: str) 
 
 
 def test_memory_is_that_of_a_few_rows_and_not_of_the_file() -> None:
-    small, large = (build_file(size, group_rows=size, text="word " * 50) for size in (4000, 40_000))
+    small, large = (
+        build_file(size, group_rows=size, text="word " * 50) for size in (2000, 10_000)
+    )  # twice and ten times as many rows as are read at once
 
     def measure(content: bytes) -> int:
         """Peak of pyarrow's and Python's own memory, the content left out."""
