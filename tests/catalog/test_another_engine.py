@@ -47,9 +47,11 @@ def slim_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     shutil.copytree(engines.FOLDER, folder)
     (folder / "slim.yaml").write_text(SLIM)
     monkeypatch.setattr(engines, "FOLDER", folder)
-    engines.load_engines.cache_clear()
+    for read in (engines.load_engines, engines.get_engine):
+        read.cache_clear()
     yield
-    engines.load_engines.cache_clear()
+    for read in (engines.load_engines, engines.get_engine):
+        read.cache_clear()
 
 
 def _format_blueprint(roles: str = "worker: {pool: gpus}", extra: str = "", pattern: str = "aggregated") -> str:
