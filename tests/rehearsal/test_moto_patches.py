@@ -6,18 +6,23 @@ import inspect
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.exceptions
 import pytest
+from botocore.model import Shape
 from moto import backends, server
+from moto.core import serialize
 from moto.core.responses import BaseResponse
+from moto.stepfunctions.parser.asl.utils import boto_client
 
-from llm_serving.rehearsal import emulator, moto_patches
+from llm_serving.rehearsal import emulator, moto_ec2_patches, moto_patches
 
 REGION = "us-west-2"
 ROLE = f"arn:aws:iam::{emulator.ACCOUNT}:role/cluster"
@@ -232,9 +237,10 @@ CASES: Mapping[str, Callable[[str], None]] = {
 
 
 def test_every_patch_has_a_case_and_names_its_upstream_issue() -> None:
-    names = [f"{owner.__name__}.{replacement.__name__}" for replacement, owner in moto_patches.PATCHES.items()]
-    assert names == list(CASES)
-    for replacement in moto_patches.PATCHES:
+    patches = {**moto_patches.PATCHES, **moto_ec2_patches.PATCHES}
+    names = {f"{owner.__name__}.{replacement.__name__}" for replacement, owner in patches.items()}
+    assert names == set(CASES)
+    for replacement in patches:
         text = " ".join((replacement.__doc__ or "").split())
         assert re.search(r"https://github\.com/getmoto/moto/(issues|pull)/\d+|No upstream issue found on \d{4}-", text)
         assert re.search(r"moto/\w+/\w+\.py", text)
@@ -251,7 +257,7 @@ def test_moto_without_the_patch_fails(name: str, unpatched: str) -> None:
         CASES[name](unpatched)
     except (AssertionError, botocore.exceptions.ClientError):
         return
-    pytest.fail(f"moto no longer needs the patch {name}: remove it from moto_patches.py")
+    pytest.fail(f"moto no longer needs the patch {name}: remove it")
 
 
 def test_moto_still_answers_in_several_threads_without_a_lock() -> None:
@@ -277,3 +283,56 @@ def test_the_names_of_services_are_read_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "listdir", lambda _: [])
     assert list(backends.list_of_moto_modules()) == names
     assert {"s3", "ecs", "iam"} <= set(names)
+
+
+def test_the_data_of_ec2_is_not_read_for_a_program_that_asks_for_s3_alone() -> None:
+    code = (
+        "import sys\n"
+        "from llm_serving.rehearsal import moto_patches\n"
+        "moto_patches.extend_services('key')\n"
+        "from moto import backends\n"
+        "backends.get_backend('s3')\n"
+        "print([name for name in sys.modules if name.startswith(('moto.ec2', 'moto.stepfunctions.parser.asl'))])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_the_keys_of_an_answers_members_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def find_keys(_: Any, context: serialize.AttributePickerContext) -> Iterator[str]:
+        found.append(context.key)
+        yield context.key
+
+    monkeypatch.setattr(serialize.XFormedAttributePicker, "get_possible_keys", find_keys)
+    moto_patches.keep_keys()
+    picker, shape, another = (
+        serialize.XFormedAttributePicker(),
+        Shape("A", {"type": "string"}),
+        Shape("A", {"type": "string"}),
+    )
+    for value, key, member in [({"a": 1}, "a", shape), ({"a": 2}, "a", shape), ({"b": 3}, "b", shape)]:
+        assert picker(serialize.AttributePickerContext(value, key, member)) == value[key]
+    assert found == ["a", "b"]
+    picker(serialize.AttributePickerContext({"a": 1}, "a", another))
+    picker(serialize.AttributePickerContext(SimpleNamespace(a=1), "a", shape))
+    assert found == ["a", "b", "a", "a"], "these may keep it elsewhere"
+
+
+def test_state_machines_share_a_client_of_each_service_that_has_the_access_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boto_client, "boto3", boto_client.boto3)  # restored after the test
+    moto_patches.sign_calls_of_state_machines("key-of-the-guard")
+    clients = [
+        boto_client.boto_client_for("us-west-2", "sqs"),
+        boto_client.boto_client_for("us-west-2", "sqs"),
+        boto_client.boto_client_for("us-west-2", "events"),
+        boto_client.boto_client_for("us-east-1", "sqs"),
+    ]
+    assert clients[0] is clients[1]
+    assert [(client.meta.service_model.service_name, client.meta.region_name) for client in clients[1:]] == [
+        ("sqs", "us-west-2"),
+        ("events", "us-west-2"),
+        ("sqs", "us-east-1"),
+    ]
+    assert {client._request_signer._credentials.access_key for client in clients} == {"key-of-the-guard"}

@@ -16,18 +16,14 @@ from typing import Any
 
 import boto3
 from moto import backends, server
-from moto.acm.models import AWSCertificateManagerBackend
-from moto.autoscaling.models import AutoScalingBackend
 from moto.core.config import default_user_config
 from moto.core.responses import ActionResult, BaseResponse
-from moto.ec2.utils import random_security_group_id
-from moto.ecs.models import EC2ContainerServiceBackend
+from moto.core.serialize import AttributePickerContext, XFormedAttributePicker
 from moto.eks.models import Cluster, EKSBackend
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.logs.responses import LogsResponse
 from moto.s3.models import FakeBucket, FakeDeleteMarker
 from moto.sqs.models import Queue
-from moto.stepfunctions.parser.asl.utils import boto_client
 from moto.stepfunctions.responses import StepFunctionResponse
 
 from llm_serving.rehearsal import emulator
@@ -73,64 +69,12 @@ def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
 
     EKS creates one for a cluster's nodes. No upstream issue found on 2026-11-22 (moto/eks/models.py, create_cluster).
     """
+    # Which reads EC2's data; see `extend_services`.
+    from moto.ec2.utils import random_security_group_id
+
     cluster: Cluster = _create_cluster(backend, *args, **settings)
     cluster.resources_vpc_config.setdefault("clusterSecurityGroupId", random_security_group_id())
     return cluster
-
-
-_set_instance_protection = AutoScalingBackend.set_instance_protection
-
-
-def set_instance_protection(
-    backend: AutoScalingBackend, group_name: str, instance_ids: list[str], protected_from_scale_in: bool | None
-) -> None:
-    """Protect instances from scale-in, or lift that and shrink the group to its desired size.
-
-    Terraform empties a group so before it destroys it. https://github.com/getmoto/moto/pull/1983 introduced the
-    protection; none about lifting it found on 2026-11-22 (moto/autoscaling/models.py).
-    """
-    _set_instance_protection(backend, group_name, instance_ids, protected_from_scale_in)
-    if not protected_from_scale_in:
-        group = backend.autoscaling_groups[group_name]
-        group.set_desired_capacity(group.desired_capacity)
-
-
-_delete_auto_scaling_group = AutoScalingBackend.delete_auto_scaling_group
-
-
-def delete_auto_scaling_group(backend: AutoScalingBackend, group_name: str) -> None:
-    """Delete a group with its instances, those that are protected from scale-in among them.
-
-    As ForceDelete does; moto leaves these running. No upstream issue found on 2026-11-23 (moto/autoscaling/models.py).
-    """
-    group = backend.autoscaling_groups.get(group_name)
-    for state in group.instance_states if group else ():
-        state.protected_from_scale_in = False
-    _delete_auto_scaling_group(backend, group_name)
-
-
-_describe_capacity_providers = EC2ContainerServiceBackend.describe_capacity_providers
-
-
-def describe_capacity_providers(backend: EC2ContainerServiceBackend, names: list[str] | None) -> Any:
-    """Return the capacity providers of these names; all by default.
-
-    moto fails without names. https://github.com/getmoto/moto/pull/4977 introduced the call; none about leaving them out
-    found on 2026-11-22 (moto/ecs/models.py).
-    """
-    return _describe_capacity_providers(backend, list(backend.capacity_providers) if names is None else names)
-
-
-_list_services = EC2ContainerServiceBackend.list_services
-
-
-def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any, **settings: Any) -> list[str]:
-    """Return the services of a cluster that were not deleted.
-
-    moto lists those too. No upstream issue found on 2026-11-22 (moto/ecs/models.py, list_services).
-    """
-    active = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
-    return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in active]
 
 
 def associate_kms_key(response: LogsResponse) -> str:
@@ -166,19 +110,6 @@ def list_state_machine_versions(_: StepFunctionResponse) -> ActionResult:
     The AWS provider asks for them. No upstream issue found on 2026-11-23 (moto/stepfunctions/responses.py).
     """
     return ActionResult({"stateMachineVersions": []})
-
-
-_set_certificate_in_use_by = AWSCertificateManagerBackend.set_certificate_in_use_by
-
-
-def set_certificate_in_use_by(backend: AWSCertificateManagerBackend, arn: str, load_balancer_name: str) -> None:
-    """Note who uses a certificate; one of the user's own account is not here, and is taken as it is.
-
-    No rehearsal can have it, and moto refuses a listener with it. No upstream issue found on 2026-11-23
-    (moto/acm/models.py).
-    """
-    if arn in backend._certificates:
-        _set_certificate_in_use_by(backend, arn, load_balancer_name)
 
 
 _call_action = BaseResponse.call_action
@@ -230,14 +161,9 @@ PATCHES: Mapping[Callable[..., Any], type] = {
     get_permission: FakeBucket,
     dispose: FakeDeleteMarker,
     create_cluster: EKSBackend,
-    set_instance_protection: AutoScalingBackend,
-    delete_auto_scaling_group: AutoScalingBackend,
-    describe_capacity_providers: EC2ContainerServiceBackend,
-    list_services: EC2ContainerServiceBackend,
     associate_kms_key: LogsResponse,
     validate_state_machine_definition: StepFunctionResponse,
     list_state_machine_versions: StepFunctionResponse,
-    set_certificate_in_use_by: AWSCertificateManagerBackend,
     call_action: BaseResponse,
 }
 """Replaced functions of the same names, each with its class of moto's."""
@@ -249,25 +175,80 @@ def keep_service_names() -> None:
     backends.list_of_moto_modules = lambda: names
 
 
+def keep_keys() -> None:
+    """Work out once where a kind of object keeps a member of an answer, not for each object of each answer.
+
+    That took a quarter of the CPU time of an answer with hundreds of instance types.
+    """
+    find_keys = XFormedAttributePicker.get_possible_keys
+    keys: dict[tuple[str, Any, type], tuple[str, ...]] = {}
+
+    def get_possible_keys(picker: XFormedAttributePicker, context: AttributePickerContext) -> tuple[str, ...]:
+        place = context.key, context.shape, type(context.obj)
+        if place not in keys:
+            keys[place] = tuple(dict.fromkeys(find_keys(picker, context)))
+        return keys[place]
+
+    XFormedAttributePicker.get_possible_keys = get_possible_keys
+
+
+def extend_services(access_key: str) -> None:
+    """Patch services that few programs ask for once one is asked for.
+
+    EC2's data alone takes 0.4 s of CPU to read, as much as all else that a program waits for that asks for S3.
+    """
+    get_backend = backends.get_backend
+
+    def get_extended_backend(name: Any) -> Any:
+        backend = get_backend(name)
+        if "moto.ec2.models" in sys.modules:
+            from llm_serving.rehearsal import moto_ec2_patches
+
+            apply(moto_ec2_patches.PATCHES)
+        if name == "stepfunctions" and access_key:
+            sign_calls_of_state_machines(access_key)
+        return backend
+
+    backends.get_backend = get_extended_backend
+
+
 def sign_calls_of_state_machines(access_key: str) -> None:
-    """Have state machines call moto with the access key that its guard requires, in place of one of moto's."""
-    boto_client.boto3 = SimpleNamespace(
-        client=lambda **settings: boto3.client(**{**settings, "aws_access_key_id": access_key})
-    )
+    """Have state machines call moto with the access key that its guard requires, in place of one of moto's.
+
+    One client of each service is for all of them; moto makes one for each call.
+    """
+    from moto.stepfunctions.parser.asl.utils import boto_client
+
+    clients: dict[tuple[str, str], Any] = {}
+    lock = threading.Lock()
+
+    def get_client(*, service_name: str, region_name: str, **settings: Any) -> Any:
+        with lock:
+            if (service_name, region_name) not in clients:
+                settings["aws_access_key_id"] = access_key
+                clients[service_name, region_name] = boto3.client(service_name, region_name, **settings)
+        return clients[service_name, region_name]
+
+    boto_client.boto3 = SimpleNamespace(client=get_client)
+
+
+def apply(patches: Mapping[Callable[..., Any], type]) -> None:
+    """Replace moto's functions of these names."""
+    for replacement, owner in patches.items():
+        setattr(owner, replacement.__name__, replacement)
 
 
 def main() -> None:
     """Serve until it is stopped, with moto's own arguments."""
-    for replacement, owner in PATCHES.items():
-        setattr(owner, replacement.__name__, replacement)
+    apply(PATCHES)
     Queue.wait_for_messages = wait_for_messages
     keep_service_names()
+    keep_keys()
     # By default moto only stores state machines, and runs functions in Docker.
     default_user_config["stepfunctions"]["execute_state_machine"] = True
     default_user_config["lambda"]["use_docker"] = False
     access_key = os.environ.get(emulator.ACCESS_KEY_VARIABLE, "")
-    if access_key:
-        sign_calls_of_state_machines(access_key)
+    extend_services(access_key)
     run_server = server.run_simple
     server.run_simple = lambda host, port, application, **options: run_server(
         host, port, LoopbackGuard(application, access_key), **options
