@@ -107,7 +107,10 @@ class Kind(ABC, Generic[B, D]):
         return ""
 
     def can_fork(self, blueprint: B) -> bool:
-        """Return whether processes on this machine may fork after their imports; with threads a fork would hang."""
+        """Return whether an engine on this machine may fork when it starts further processes, all imports done.
+
+        One that has threads by then would hang, and forks before it has them.
+        """
         return True
 
     def read_measurements(self, blueprint: Document[B], environment: Environment, root: Path) -> Environment:

@@ -42,6 +42,11 @@ def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
     serving.assert_loopback(plan)
 
 
+def test_the_engine_of_a_worker_is_a_fork(plan: DeploymentPlan) -> None:
+    titles = [" ".join(process.cmdline()).strip() for process in serving.list_processes(plan)]
+    assert titles.count("VLLM::ForkServer") == titles.count("VLLM::EngineCore") == 3
+
+
 def test_the_report_counts_every_request_at_the_replica_that_answered(plan: DeploymentPlan, tmp_path: Path) -> None:
     serving.assert_counted(plan, tmp_path)
 

@@ -26,10 +26,8 @@ class _Config:
     """A fake of NIXL's configuration with only the delay."""
 
 
-@pytest.mark.parametrize("switch", ["on", "no-fork", "off"])
-def test_the_switch_disables_every_local_shortcut_or_the_fork_alone(
-    monkeypatch: pytest.MonkeyPatch, switch: str
-) -> None:
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_the_switch_disables_every_local_shortcut(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     utils, bindings = types.ModuleType("vllm.utils.system_utils"), types.ModuleType("nixl._bindings")
     vars(utils)["_maybe_force_spawn"] = spawn = object()
     vars(bindings)["nixlAgentConfig"] = _Config
@@ -41,8 +39,53 @@ def test_the_switch_disables_every_local_shortcut_or_the_fork_alone(
     engine_plugins.let_transfers_sleep()
     config = vars(bindings)["nixlAgentConfig"]()
     config.pthrDelay = 0
-    assert (vars(utils)["_maybe_force_spawn"] is spawn) == (switch != "on")
+    assert (vars(utils)["_maybe_force_spawn"] is spawn) == (switch == "off")
     assert config.pthrDelay == (0 if switch == "off" else engine_plugins.PROGRESS_DELAY_US)
+
+
+EARLY_FORK = """
+import multiprocessing, os, sys, threading, types
+import engine_plugins
+
+def answer():
+    print(kept, os.environ.get("SET_LATER"), os.environ.get("GONE_LATER"), threading.active_count(), flush=True)
+    sys.exit(3)
+
+kept = ["never imported again"]
+utils = sys.modules["vllm.utils.system_utils"] = types.ModuleType("vllm.utils.system_utils")
+utils.multiprocessing, utils.set_process_title = multiprocessing, print
+thread = threading.Thread(target=threading.Event().wait, daemon=True)
+if sys.argv[1] == "threads":
+    thread.start()
+engine_plugins.fork_processes()
+if sys.argv[1] == "threads":
+    sys.exit(utils.multiprocessing is not multiprocessing)
+thread.start()
+os.environ["SET_LATER"] = os.environ.pop("GONE_LATER")
+process = utils.multiprocessing.get_context("spawn").Process(target=answer)
+process.start()
+process.join()
+print(process.exitcode)
+"""
+
+
+def _fork_early(*words: str) -> str:
+    """Return what a process and those that it starts print, when all of them have ended."""
+    environment = {
+        "PYTHONPATH": str(engine_env._PLUGINS_FILE.parent),
+        SHORTCUTS_VARIABLE: "early-fork",
+        "GONE_LATER": "yes",
+    }
+    command = [sys.executable, "-c", EARLY_FORK, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_a_process_that_will_have_threads_forks_others_from_a_fork_of_it_without_them() -> None:
+    assert _fork_early("none").splitlines() == ["ForkServer", "['never imported again'] yes None 1", "3"]
+
+
+def test_a_process_that_has_threads_starts_others_as_the_engine_does() -> None:
+    assert _fork_early("threads") == ""
 
 
 @pytest.fixture
@@ -74,7 +117,12 @@ def fake_engine(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("switch", "disabled", "threshold", "compiles"),
-    [("on", "1", 50_000, False), ("no-fork", "1", 50_000, False), ("on", "", 50_000, True), ("off", "1", None, True)],
+    [
+        ("on", "1", 50_000, False),
+        ("early-fork", "1", 50_000, False),
+        ("on", "", 50_000, True),
+        ("off", "1", None, True),
+    ],
 )
 def test_imports_search_for_garbage_more_rarely_and_leave_the_compiler_out_where_nothing_compiles(
     fake_engine: Path, switch: str, disabled: str, threshold: int | None, compiles: bool

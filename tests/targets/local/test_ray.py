@@ -57,6 +57,9 @@ def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
 
 def test_no_process_imports_the_engine_for_nothing(plan: DeploymentPlan) -> None:
     assert len(_find_processes(plan, "VLLM::EngineCore")) == 3
+    parents = {process.ppid() for process in _find_processes(plan, "VLLM::EngineCore")}
+    assert {server.pid for server in _find_processes(plan, "VLLM::ForkServer")} == parents
+    assert {server.ppid() for server in _find_processes(plan, "VLLM::ForkServer")} == _list_replicas(plan)
     assert not [*_find_processes(plan, "VLLM::Worker"), *_find_processes(plan, "ray::TelemetryAgent")]
 
 

@@ -1,4 +1,4 @@
-"""Models that see, on this machine: the package that their code needs, and processes that do not fork."""
+"""Models that see, on this machine: the package that their code needs, and processes that fork before they have threads, if at all."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_the_package_is_the_release_for_the_torch_that_is_locked() -> None:
     assert torchvision - torch == 15
 
 
-@pytest.mark.parametrize(("model", "switch"), [(READS, None), (SEES, "no-fork")])
-def test_processes_of_a_model_that_sees_are_not_forked(
+@pytest.mark.parametrize(("model", "switch"), [(READS, None), (SEES, "early-fork")])
+def test_processes_of_a_model_that_sees_fork_before_they_have_threads(
     model: str, switch: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SHORTCUTS_VARIABLE, raising=False)

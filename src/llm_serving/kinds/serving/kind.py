@@ -56,8 +56,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         return blueprint.framework
 
     def can_fork(self, blueprint: Blueprint) -> bool:
-        # vLLM prepares a picture in several threads before its further processes start.
-        # Dynamo and Ray run it in processes of their own.
+        # vLLM prepares a picture in several threads before its further processes start; Dynamo and Ray have their own.
         return not pictures.reads_pictures(blueprint) and not blueprint.framework_row.module
 
     def refresh(self, deployment: ServingDeployment, blueprint: Blueprint) -> ServingDeployment:

@@ -38,8 +38,8 @@ EMULATOR_BYTES = 300_000_000
 """Memory of the embedded AWS with network and storage applied, without the weights, which it holds in memory too."""
 
 SHORTCUTS_VARIABLE = "BLUEPRINT_LOCAL_SHORTCUTS"
-"""`off` runs the engine as production does, `no-fork` without forks; its processes read it when they start
-(engine_plugins, engine_startup)."""
+"""`off` runs the engine as production does, `early-fork` forks its processes before the first has threads; they read it
+when they start (engine_plugins, engine_startup)."""
 
 SHORTCUTS_NOTE = (
     "To save CPU time, engine processes fork after their imports where they can, search for garbage more rarely, leave "
@@ -68,7 +68,7 @@ def resolve_environment(
     client_env = emulator.build_client_env(endpoint, fleet.region)
     engine = engine_setups.find(kind.get_engine(blueprint), kind.get_framework(blueprint))
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
-    limit = ("" if kind.can_fork(blueprint) else "no-fork") if has_shortcuts else "off"
+    limit = ("" if kind.can_fork(blueprint) else "early-fork") if has_shortcuts else "off"
     return Environment(
         target=NAME,
         conventions=CONVENTIONS,

@@ -183,6 +183,7 @@ def test_on_this_machine_each_replica_has_a_node_and_the_head_starts_the_applica
     assert llm_config["placement_group_config"]["bundle_per_worker"] == {"CPU": 1, "worker": 1}
     assert llm_config["engine_kwargs"]["kv_cache_memory_bytes"] > 0
     assert llm_config["callback_config"] == {"callback_class": "ray_replica.LeanStart"}
+    assert llm_config["runtime_env"] == {"env_vars": {"BLUEPRINT_RAY_REPLICA": "1"}}
 
 
 def test_its_processes_on_this_machine_share_an_address_and_a_secret(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,36 @@ def test_the_ports_of_an_agent_are_where_its_raylet_waits_for_them(tmp_path: Pat
     sitecustomize.announce_ports(words)
     written = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert written == {"metrics_agent_port_abc": "7001", "metrics_export_port_abc": "7003"}
+
+
+@pytest.mark.parametrize(
+    ("replica", "switch", "imported"),
+    [("1", "early-fork", True), ("1", "off", False), ("", "early-fork", False)],
+)
+def test_a_worker_that_becomes_a_replica_imports_the_engine_before_ray(
+    monkeypatch: pytest.MonkeyPatch, replica: str, switch: str, imported: bool
+) -> None:
+    called: list[str] = []
+    monkeypatch.setenv("BLUEPRINT_RAY_REPLICA", replica)
+    monkeypatch.setenv("BLUEPRINT_LOCAL_SHORTCUTS", switch)
+    monkeypatch.setattr(sitecustomize, "import_engine", lambda: called.append("engine"))
+    monkeypatch.setattr(sitecustomize, "keep_servers", lambda: called.append("servers of Ray"))
+    sitecustomize.main(["python", "/x/ray/_private/workers/default_worker.py", "--node-id=abc"])
+    assert called == [*(["engine"] if imported else []), "servers of Ray"]
+
+
+@pytest.mark.parametrize(("parents", "codes"), [((7, 7), []), ((7, 1), [1])])
+def test_a_worker_whose_raylet_has_ended_during_its_imports_ends(
+    monkeypatch: pytest.MonkeyPatch, parents: tuple[int, int], codes: list[int]
+) -> None:
+    ended: list[int] = []
+    left = list(parents)
+    monkeypatch.setattr("os.getppid", lambda: left.pop(0))
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("importlib.import_module", lambda _: types.SimpleNamespace(load_general_plugins=int))
+    sitecustomize.import_engine()
+    monkeypatch.undo()
+    assert ended == codes
 
 
 def test_the_secret_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:

@@ -48,8 +48,11 @@ REPORT_VARIABLE = "RAY_metrics_report_interval_ms"
 STARTUP_FOLDER = Path(__file__).with_name("ray_start")
 """What Python of Ray's processes on this machine finds first; apart from modules here that are called as Ray's."""
 
-LEAN_START = "ray_replica.LeanStart"
-"""Class in that folder that Ray calls when a replica's engine starts."""
+LEAN_REPLICA: dict[str, JsonValue] = {
+    "callback_config": {"callback_class": "ray_replica.LeanStart"},
+    "runtime_env": {"env_vars": {"BLUEPRINT_RAY_REPLICA": "1"}},
+}
+"""Class in that folder that Ray calls when a replica's engine starts, and what its process finds when it starts."""
 
 NODE_CPUS = 2
 """Of each node on this machine, in Ray's own count: an actor of Serve takes one, and the bundle of an engine one."""
@@ -170,6 +173,7 @@ def _build_local_nodes(
         "RAY_worker_niceness": "0",
         # On a busy machine.
         "RAY_raylet_start_wait_time_s": "240",
+        "RAY_worker_register_timeout_seconds": "240",
     }
     nodes = []
     for worker in workers:
@@ -229,7 +233,7 @@ def _build_llm_config(context: Context, placed: PlacedRole, worker: Service) -> 
             "model_source": command[2],
         },
         "engine_kwargs": {name: value for name, value in options.items() if name not in OWN_OPTIONS},
-        **({"callback_config": {"callback_class": LEAN_START}} if context.conventions.is_local else {}),
+        **(LEAN_REPLICA if context.conventions.is_local else {}),
         # A replica does not leave its node.
         "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
         "deployment_config": {

@@ -1,4 +1,4 @@
-"""Keeps all servers of Ray on 127.0.0.1, and gives a slow agent time to start.
+"""Keeps all servers of Ray on 127.0.0.1, gives a slow agent time to start, and an engine one import.
 
 With RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 and 127.0.0.1 as the nodes' address, Ray's own servers and its agents listen
 there; but each replica of Serve listens on all addresses (Ray 2.60.0, serve/_private/replica.py), and `ray start` lets
@@ -72,10 +72,25 @@ def adjust_node(parameters: Any, is_head: bool) -> None:
         services.get_node_ip_address = lambda _address=None: HOST
 
 
+def import_engine() -> None:
+    """Import the engine before Ray has threads, so that the engine's process is forked from here (engine_plugins).
+
+    A worker whose raylet ends meanwhile ends too: Ray would have it look for the raylet for minutes.
+    """
+    raylet = os.getppid()
+    for module in ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"):
+        importlib.import_module(module)
+    importlib.import_module("vllm.plugins").load_general_plugins()
+    if os.getppid() != raylet:
+        os._exit(1)
+
+
 def main(words: Sequence[str]) -> None:
     """Change this process, which runs `words`, where it is a worker or an agent of Ray."""
     program = next((Path(word).name for word in words if "/ray/" in word and word.endswith(".py")), "")
     if program == "default_worker.py":
+        if os.environ.get("BLUEPRINT_RAY_REPLICA") and os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS") != "off":
+            import_engine()
         keep_servers()
     elif program in ("agent.py", "main.py"):
         announce_ports(words)
