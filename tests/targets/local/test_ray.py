@@ -63,6 +63,14 @@ def test_no_process_imports_the_engine_for_nothing(plan: DeploymentPlan) -> None
     assert not [*_find_processes(plan, "VLLM::Worker"), *_find_processes(plan, "ray::TelemetryAgent")]
 
 
+def test_a_node_starts_without_commands_that_it_does_not_run(plan: DeploymentPlan) -> None:
+    [head] = _find_processes(plan, "start --block --head")
+    program = head.cmdline()[: head.cmdline().index("start")]
+    shown = subprocess.run([*program, "--help"], capture_output=True, text=True, timeout=300, check=True).stdout
+    names = set(re.findall(r"^ +([a-z]+) ", shown, re.MULTILINE))
+    assert "start" in names and not names & {"serve", "job", "logs"}
+
+
 def _request_status(port: int, token: str = "") -> int:
     """Return the status of a page of an agent, or 0 where no server of HTTP is."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}

