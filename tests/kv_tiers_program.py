@@ -1,5 +1,4 @@
-"""One engine process with tiers of cached prompts: asks prompts in turn, and prints what each answer took from a cache,
-and whether torch's compiler was imported.
+"""One engine process with tiers of cached prompts: asks prompts in turn, and prints what each answer took from a cache.
 
 Runs in the engine's own Python, with settings as JSON: `model`, `folder` of the file tier, `listing` in its place, a URL
 that lists the objects of a bucket, `parts`, the files or objects of a prompt, `steps`, and `connector`, the settings of a
@@ -66,8 +65,7 @@ def main(settings: dict[str, Any]) -> None:
             # The last one's may not be written before the next is asked.
             _wait_for_parts(settings, len(known) * settings["parts"])
             known.add(step)
-    compiles = "torch._dynamo.convert_frame" in sys.modules
-    print(json.dumps({"answers": answers, "metrics": _read_metrics(engine), "compiles": compiles}))
+    print(json.dumps({"answers": answers, "metrics": _read_metrics(engine)}))
 
 
 def _wait_for_parts(settings: dict[str, Any], count: int) -> None:

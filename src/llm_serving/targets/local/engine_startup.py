@@ -11,7 +11,6 @@ import importlib
 import marshal
 import os
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -21,116 +20,26 @@ _PATCHES = "vllm.env_override"
 """vLLM's first import: its environment variables for accelerators, and its changes to torch's compiler."""
 
 
-_PACKAGES = ("torch._dynamo", "torch._inductor")
-"""The compiler."""
-
-_ALONE = ("torch._inductor.config", "torch._inductor.custom_graph_pass", "torch._inductor.runtime")
-"""Modules of it that need no other."""
-
-_STAND_INS = tuple(
-    f"torch._dynamo.{name}"
-    for name in ("_trace_wrapped_higher_order_op", "decorators", "symbolic_convert", "trace_rules", "utils")
-)
-"""Modules of it from which vLLM, transformers and torchvision import names that they use where they compile."""
-
-_MARKS = ("allow_in_graph", "assume_constant_result", "clear_lru_cache", "disable", "mark_unbacked")
-"""Functions that tell it what to do: nothing, where it does nothing."""
-
-
 class _CompilerLeftOut:
-    """Leaves torch's compiler out of the engine's imports, where TORCH_COMPILE_DISABLE has `torch.compile` do nothing.
+    """Leaves torch's compiler out of vLLM's imports, where TORCH_COMPILE_DISABLE has `torch.compile` compile nothing.
 
-    vLLM imports it to change it, it and others for names that they use where they compile, and `torch.compile` and
-    `torch.compiler.disable` before they look at that variable. Who uses it after all gets all of it. vLLM's changes to
-    it alone are 0.9 of 7.5 CPU-seconds of a start, and the rest of it, with what `_ContentsKept` saves beyond the names
-    of transformers' models, 1.4 of 8.5 CPU-seconds of the imports (means of 4 pairs in turn on a busy machine,
-    2026-11-27).
+    vLLM imports it to change it, and `torch.compile` before it looks at that variable. Without it a start takes 6.6
+    CPU-seconds, not 7.5, and 65 MB less of 1,120 (medians of 3 in turn, 2026-11-27).
     """
 
-    def __init__(self) -> None:
-        self.put_off: dict[str, Callable[[ModuleType], None]] = {}
-
-    def find_spec(self, name: str, path: Any = None, *_: Any) -> ModuleSpec | None:
-        if name in (_PATCHES, *_STAND_INS):
-            return ModuleSpec(name, self)  # type: ignore[arg-type]
-        if name in _PACKAGES:
-            spec = PathFinder.find_spec(name, path)
-            if spec and spec.loader:
-                self.put_off[name] = spec.loader.exec_module
-                vars(spec.loader)["exec_module"] = self.exec_module
-            return spec
-        if name.rpartition(".")[0] in _PACKAGES and name not in _ALONE:
-            self.load()
-            return _find_loaded(name)
-        return None
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == _PATCHES else None  # type: ignore[arg-type]
 
     def create_module(self, _: ModuleSpec) -> None:
         """Python's own."""
 
     def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__
-        if name == _PATCHES:
-            torch: Any = importlib.import_module("torch")
-            torch.compile = torch.compiler.disable = _return_as_it_is
-            vars(module)["_apply_constrain_to_fx_strides_patch"] = lambda: None  # some modules of the engine import it
-            return
-
-        def find(attribute: str) -> Any:
-            if attribute.startswith("__"):
-                raise AttributeError(attribute)
-            if attribute in _MARKS:
-                return _return_as_it_is
-            if name in _STAND_INS:
-                return _Later(self, name, attribute)
-            if f"{name}.{attribute}" in _STAND_INS:
-                return importlib.import_module(f"{name}.{attribute}")
-            self.load()
-            return getattr(module, attribute)
-
-        vars(module)["__getattr__"] = find
-
-    def load(self) -> None:
-        """Import it after all."""
-        if self not in sys.meta_path:
-            return
-        sys.meta_path.remove(self)
-        for name in _STAND_INS:
-            sys.modules.pop(name, None)
-        packages = [(sys.modules[name], run) for name, run in sorted(self.put_off.items())]
-        for package, _ in packages:
-            del vars(package)["__getattr__"]
-        for package, run in packages:
-            run(package)
+        torch: Any = importlib.import_module("torch")
+        torch.compile = _return_as_it_is
+        vars(module)["_apply_constrain_to_fx_strides_patch"] = lambda: None  # some modules of the engine import it
 
 
-class _Later:
-    """A name of the compiler, which is imported when it is used."""
-
-    def __init__(self, compiler: _CompilerLeftOut, module: str, name: str) -> None:
-        self._compiler, self._place = compiler, (module, name)
-
-    def _find(self) -> Any:
-        self._compiler.load()
-        module, name = self._place
-        return getattr(importlib.import_module(module), name)
-
-    def __call__(self, *words: Any, **named: Any) -> Any:
-        return self._find()(*words, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._find(), name)
-
-
-def _find_loaded(name: str) -> ModuleSpec | None:
-    """Return what gives a module that is loaded already, so that it is not loaded twice."""
-    module = sys.modules.get(name)
-    spec = module and module.__spec__
-    if spec and spec.loader:
-        vars(spec.loader).update(create_module=lambda _: module, exec_module=lambda _: None)
-    return spec or None
-
-
-def _return_as_it_is(function: Any = None, *_: Any, **__: Any) -> Any:
+def _return_as_it_is(function: Any = None, **_: Any) -> Any:
     return _return_as_it_is if function is None else function
 
 
@@ -159,61 +68,46 @@ class _BalancerLater:
 
 
 _LAZY_IMPORTS = "transformers.utils.import_utils"
-_SOURCES = "torch._library.utils"
 
 _CONTENTS_FILE = Path(__file__).with_name("engine_contents.marshal")
 """What `_ContentsKept` found in this environment."""
 
 
 class _ContentsKept:
-    """Keeps what transformers finds in the environment: it reads all 2,400 modules of its folder of models for their
-    names, twice, and all packages for the modules that they have.
+    """Keeps what transformers finds in its folder of models: it reads all 2,400 modules of it for their names, twice.
 
     The set-up of the environment writes it, and a start reads it: the engine's imports take 0.7 of 6.1 CPU-seconds
-    less (mean of 7 pairs in turn, 2026-11-27). Nor does torch look through all modules for the source of each operator.
+    less (mean of 7 pairs in turn, 2026-11-27).
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, bytes] = {}
+        self.found: dict[tuple[str, str | None], bytes] = {}
         if _CONTENTS_FILE.exists():
             self.found = marshal.loads(_CONTENTS_FILE.read_bytes())
 
     def find_spec(self, name: str, path: Any = None, *_: Any) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name in (_LAZY_IMPORTS, _SOURCES) else None
+        spec = PathFinder.find_spec(name, path) if name == _LAZY_IMPORTS else None
         if spec and spec.loader:
             run = spec.loader.exec_module
 
             def run_and_change(module: ModuleType) -> None:
-                if name == _LAZY_IMPORTS:
-                    self._keep(importlib.import_module("importlib.metadata"), "packages_distributions")
                 run(module)
-                if name == _LAZY_IMPORTS:
-                    self._keep(module, "define_import_structure")
-                else:
-                    vars(module)["get_source"] = _name_line
+                vars(module)["define_import_structure"] = self._keep(vars(module)["define_import_structure"])
 
             vars(spec.loader)["exec_module"] = run_and_change
         return spec
 
-    def _keep(self, module: ModuleType, name: str) -> None:
-        find = getattr(module, name)
-
-        def find_once(*words: Any, **named: Any) -> Any:
-            key = f"{name}{(*map(str, words), named)}"
+    def _keep(self, define: Any) -> Any:
+        def define_once(module_path: Any, prefix: str | None = None) -> Any:
+            key = (str(module_path), prefix)
             if key not in self.found:
-                self.found[key] = marshal.dumps(find(*words, **named))
+                self.found[key] = marshal.dumps(define(*key))
             return marshal.loads(self.found[key])  # a new one, since who gets it changes it
 
-        setattr(module, name, find_once)
+        return define_once
 
     def write(self) -> None:
         _CONTENTS_FILE.write_bytes(marshal.dumps(self.found))
-
-
-def _name_line(level: int) -> str:
-    """File and line of a caller, as `torch._library.utils.get_source` writes it."""
-    frame = sys._getframe(level)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 contents = _ContentsKept()
@@ -225,7 +119,7 @@ def main() -> None:
     Imports create millions of objects that stay, and Python searches them for garbage after each 700. With a higher
     threshold the engine's imports take 8.0 CPU-seconds, not 8.8 (medians of 6 in turn).
     """
-    if os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS") == "off" or contents in sys.meta_path:
+    if os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS") == "off":
         return
     gc.set_threshold(50_000, 20, 20)
     sys.meta_path[:0] = [contents, _BalancerLater()]
