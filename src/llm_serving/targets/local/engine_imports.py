@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")  # of generated models: `tiny`, `tiny-vision`
 MODULES = (
@@ -35,9 +36,10 @@ def main() -> None:
     os.environ["VLLM_CACHE_ROOT"] = sys.argv[1]
     for module in sys.argv[2:] or (*MODULES, _ROUTER):
         importlib.import_module(module)
-    registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda inspect: inspect()  # another would import the engine again
     for name in ARCHITECTURES:
-        registry.models[name].inspect_model_cls()
+        registry.ModelRegistry.models[name].inspect_model_cls()
     importlib.import_module("engine_startup").contents.write()
 
 
