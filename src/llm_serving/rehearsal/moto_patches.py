@@ -6,6 +6,7 @@ moto no longer needs.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -212,6 +213,7 @@ def extend_services(access_key: str) -> None:
     backends.get_backend = get_extended_backend
 
 
+@functools.cache
 def sign_calls_of_state_machines(access_key: str) -> None:
     """Have state machines call moto with the access key that its guard requires, in place of one of moto's.
 
