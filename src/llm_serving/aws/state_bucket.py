@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from llm_serving import console
 from llm_serving.aws import session as session
 from llm_serving.aws.session import AwsSession
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.model import Fleet, parse_arn_account
 from llm_serving.settings.errors import CheckFailed, InputError
 
 OLD_VERSIONS_DAYS = 365
@@ -73,7 +73,7 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
     if fleet.state == "local":
         raise InputError("state: local: the fleet's state is a local file. Fix: write state: s3://BUCKET/PREFIX.")
     name = fleet.state.removeprefix("s3://").split("/")[0]
-    return StateBucket(name, fleet.region, account=caller_arn.split(":")[4], partition=caller_arn.split(":")[1])
+    return StateBucket(name, fleet.region, account=parse_arn_account(caller_arn), partition=caller_arn.split(":")[1])
 
 
 def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:

@@ -203,14 +203,20 @@ def extend_services(access_key: str) -> None:
     def get_extended_backend(name: Any) -> Any:
         backend = get_backend(name)
         if "moto.ec2.models" in sys.modules:
-            from llm_serving.rehearsal import moto_ec2_patches
-
-            apply(moto_ec2_patches.PATCHES)
+            extend_services_of_ec2()
         if name == "stepfunctions" and access_key:
             sign_calls_of_state_machines(access_key)
         return backend
 
     backends.get_backend = get_extended_backend
+
+
+@functools.cache
+def extend_services_of_ec2() -> None:
+    """Patch what comes with EC2's data, once."""
+    from llm_serving.rehearsal import moto_ec2_patches
+
+    apply(moto_ec2_patches.PATCHES)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from llm_serving.catalog.engines import Workload
+from llm_serving.catalog.engines import EngineMetric, Workload
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Service
@@ -113,8 +113,6 @@ class FoundDeployment(ResolvedData):
     task: str = ""
     """What its models are for, of `tasks`."""
 
-    engine: str = ""
-    framework: str = ""
     usd_h: float | None = None
     """Cost per hour; None without prices, and where its replicas follow the load."""
 
@@ -125,7 +123,7 @@ class FoundDeployment(ResolvedData):
     metrics_urls: tuple[str, ...] = ()
     """Pages with its workers' metrics."""
 
-    metrics: dict[str, str] = Field(default_factory=dict)
+    metrics: dict[EngineMetric, str] = Field(default_factory=dict)
     """Prometheus names of what a worker measures of a whole request, by signal."""
 
     traits: Traits = Traits()

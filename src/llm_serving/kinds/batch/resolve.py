@@ -217,8 +217,7 @@ def _describe_endpoint(
             tuple(own_serving.metrics_urls.values()),
             is_shared=False,
             has_priority=False,
-            engine=own_serving.engine,
-            framework=own_serving.framework,
+            metrics=own_serving.engine_row.metrics,
         )
     if endpoint.url:
         url = endpoint.url.rstrip("/").removesuffix("/v1")
@@ -232,8 +231,7 @@ def _describe_endpoint(
         has_priority=found.traits.has_priority,
         headers=found.traits.classes.get("low", {}),
         limits=tuple(worker_settings.list_limits(found)) if found.metrics_urls else (),
-        engine=found.engine,
-        framework=found.framework,
+        metrics=found.metrics,
     )
 
 

@@ -65,11 +65,8 @@ class Answering(NamedTuple):
     limits: tuple[Limit, ...] = ()
     """Limits of its SLO: workers send fewer rows if these are missed."""
 
-    engine: str = ""
-    """Name of its engine; empty if unknown."""
-
-    framework: str = ""
-    """Name of what runs its engine, which may change the names of metrics."""
+    metrics: Mapping[EngineMetric, str] = MappingProxyType({})
+    """Names of its engine's metrics; empty if unknown."""
 
 
 class QueueNames(NamedTuple):
@@ -153,7 +150,7 @@ def build(
         "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
         "team_keys": None,  # of the Batch API alone
         "metrics_urls": list(answering.metrics_urls),
-        "metrics": {metric: list(_list_names(metric, answering)) for metric in LOAD_METRICS},
+        "metrics": {metric: list(_list_names(metric, answering.metrics)) for metric in LOAD_METRICS},
         "objectives": [
             {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
         ],
@@ -168,13 +165,11 @@ def format_variables(document: dict[str, JsonValue]) -> dict[str, str]:
     return {VARIABLE: json.dumps(document, separators=(",", ":"))}
 
 
-def _list_names(metric: EngineMetric, answering: Answering) -> Iterator[str]:
+def _list_names(metric: EngineMetric, own: Mapping[EngineMetric, str]) -> Iterator[str]:
     """List the names of a metric on the pages of the endpoint's engine, or of every engine if that is unknown."""
-    is_known = answering.engine and answering.framework
-    own = [engines.get_engine(answering.engine, answering.framework)] if is_known else engines.load_engines().values()
-    for row in own:
-        if metric in row.metrics:
-            yield row.metrics[metric]
+    for names in [own] if own else [row.metrics for row in engines.load_engines().values()]:
+        if metric in names:
+            yield names[metric]
 
 
 def _build_cache(cache: Cache | None, *, has_secrets: bool) -> JsonValue:
