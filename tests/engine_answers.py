@@ -4,8 +4,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 
 - `vllm` and `vllm-router` parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
-  `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head, `latent`, `index` bytes,
-  `context`, `bytes`, `batch`, `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
+  `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head, `latent`, `index` bytes
+  in `indexed` of them, `context`, `bytes`, `batch`, `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
@@ -133,7 +133,7 @@ def count_cache_tokens(question: dict[str, Any]) -> int:
         spec = MLAAttentionSpec(
             block_size=question["block"], num_kv_heads=1, head_size=question["index"], dtype=torch.uint8
         )
-        layers |= {f"index{number}": spec for number in range(question["layers"])}
+        layers |= {f"index{number}": spec for number in range(question["indexed"])}
     for number in range(question.get("draft", {}).get("layers", 0)):
         layers[f"draft{number}"] = FullAttentionSpec(
             block_size=question["block"],
@@ -150,10 +150,13 @@ def count_parameters(config: dict[str, Any]) -> int:
     """Parameters of the model, those that are tied once."""
     numbers = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
     # Kimi's own code is DeepSeek's, as its config.json says.
+    if numbers.get("text_config", {}).get("model_type") == "kimi_k2":
+        numbers["text_config"] = {**numbers["text_config"], "model_type": "deepseek_v3"}
     kind = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
     settings = transformers.AutoConfig.for_model(kind, **numbers)
+    name = config["architectures"][0].replace("KimiK25", "Kimi_K25")
     with torch.device("meta"):
-        model = getattr(transformers, config["architectures"][0])(settings)
+        model = getattr(transformers, name)(settings)
     stored = dict(model.named_parameters()) | {
         name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()
     }

@@ -50,13 +50,17 @@ def test_parameters_are_those_of_the_hub(name: str, parameters: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    # Source: the names and model cards: 3.6B and 5.1B active of gpt-oss, A3B and A22B of Qwen3, 37B of DeepSeek-V3.
+    # Source: the names and model cards: 3.6B and 5.1B active of gpt-oss, A3B and A22B of Qwen3, 37B of DeepSeek-V3, 32B of
+    # Kimi K2.5, 40B of GLM-5, A3B of Qwen3.5.
     [
         ("Qwen/Qwen3-30B-A3B", 3),
         ("Qwen/Qwen3-235B-A22B", 22),
         ("openai/gpt-oss-20b", 3.6),
         ("openai/gpt-oss-120b", 5.1),
         ("deepseek-ai/DeepSeek-V3", 37),
+        ("moonshotai/Kimi-K2.5", 32),
+        ("zai-org/GLM-5", 40),
+        ("Qwen/Qwen3.5-35B-A3B", 3),
     ],
 )
 def test_active_parameters_are_those_of_the_model_card(name: str, billions: float) -> None:

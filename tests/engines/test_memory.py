@@ -144,6 +144,9 @@ measured = pytest.mark.parametrize(
         ("meta-llama/Llama-3.3-70B-Instruct", 80 * 8 * 128 * 2 * 2),
         ("Qwen/Qwen3-235B-A22B-FP8", 94 * 4 * 128 * 2 * 2),
         ("openai/gpt-oss-120b", 36 * 8 * 64 * 2 * 2),
+        ("Qwen/Qwen3.5-35B-A3B", 10 * 2 * 256 * 2 * 2),  # a quarter of the layers
+        ("zai-org/GLM-5", 78 * ((512 + 64) * 2 + 132)),
+        ("zai-org/GLM-5.2", 78 * (512 + 64) * 2 + 21 * 132),  # a quarter of the layers have an indexer
         ("tiny", 2048),
         ("mid", 114_688),
         ("BAAI/bge-reranker-v2-m3", 0),
@@ -167,6 +170,12 @@ def test_heads_are_split_until_each_accelerator_has_one() -> None:
         48128,
         48128,
     ]
+
+
+def test_a_state_has_the_type_that_the_model_names() -> None:
+    convolution, heads = 3 * (2 * 16 * 128 + 32 * 128), 32 * 128 * 128
+    for name, number_bytes in (("Qwen/Qwen3.5-35B-A3B", 4), ("Qwen/Qwen3-Next-80B-A3B-Instruct", 2)):
+        assert memory.compute_state_bytes(models.find(name)) == 2 * convolution + number_bytes * heads
 
 
 def test_latent_attention_is_replicated_on_each_accelerator() -> None:

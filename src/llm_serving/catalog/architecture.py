@@ -7,7 +7,7 @@ quantizations.py the ways in which checkpoints store matrices.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llm_serving.catalog import families, quantizations
@@ -61,6 +61,8 @@ class State(PlainData):
 
     convolution: int
     heads: int
+    number_bytes: int = 2
+    """Of the heads' numbers; those of the convolution have 16 bits."""
 
 
 class Vision(PlainData):
@@ -157,7 +159,10 @@ class Architecture(PlainData):
 
     latent: LatentAttention | None = None
     index_bytes: int = 0
-    """Of a token in each layer's KV cache, for the indexer of sparse attention."""
+    """Of a token in the KV cache of a layer with an indexer of sparse attention."""
+
+    indexed_layers: int = 0
+    """Layers with an indexer; the others look where the last of these did."""
 
     window: int | None = None
     """Tokens that a sliding layer looks back over."""
@@ -216,6 +221,7 @@ class Architecture(PlainData):
             "layers": self.layers,
             "attention": self.layers - self.linear_layers,
             "linear": self.linear_layers,
+            "indexed": self.indexed_layers,
             "dense": self.layers - sparse_layers,
             "sparse": sparse_layers,
         }
@@ -393,6 +399,7 @@ class _Reader:
             if kinds
             else self.numbers["layers"]
         )
+        self.numbers["indexed_layers"] = len(self._indexed_layers) if self.numbers.get("index_head_dim") else 0
         self.numbers["linear_layers"] = sum(kinds.count(name) for name in ("linear_attention", "mamba")) if kinds else 0
         self._counted = {"sliding_layers", "linear_layers"} if kinds else set()
         if not has_window and "window" not in self.family.sizes:
@@ -404,10 +411,9 @@ class _Reader:
         config, numbers = self.config, self.numbers
         if self.family.encoder:
             return 0
-        width = int(
-            (config.get("qk_rope_head_dim") or numbers["head_dim"]) * (config.get("partial_rotary_factor") or 1)
-        )
-        scaling = config.get("rope_scaling") or {}
+        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        share = config.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1
+        width = int((config.get("qk_rope_head_dim") or numbers["head_dim"]) * share)
         is_linear = "linear" in (scaling.get("rope_type"), scaling.get("type"))
         stretch = (scaling["factor"] if is_linear else 1) + numbers.get("rotary_tables", 1) - 1
         return int(numbers["positions"] * width * stretch)
@@ -428,7 +434,11 @@ class _Reader:
         if row is None or not self.numbers["linear_layers"]:
             return None
         compute = families.compute
-        return State(convolution=compute(row.convolution, self.numbers), heads=compute(row.heads, self.numbers))
+        return State(
+            convolution=compute(row.convolution, self.numbers),
+            heads=compute(row.heads, self.numbers),
+            number_bytes=int(_BYTES.get(str(self.config.get("mamba_ssm_dtype")), 2)),
+        )
 
     def _read_vision(self) -> Vision | None:
         row = self.family.vision
@@ -443,8 +453,8 @@ class _Reader:
             row_ends=families.compute(row.row_ends, numbers),
             min_image_tokens=families.compute(row.min_image_tokens, numbers),
             patches=families.compute(row.patches, numbers),
-            hidden=numbers["hidden_size"],
-            intermediate=numbers["intermediate_size"],
+            hidden=families.compute(row.hidden, numbers),
+            intermediate=families.compute(row.intermediate, numbers),
             outputs=families.compute(row.outputs, numbers),
         )
 
@@ -452,9 +462,21 @@ class _Reader:
     def _decoder_sizes(self) -> dict[str, int]:
         return {"hidden": self.numbers["hidden"]}
 
+    @property
+    def _indexed_layers(self) -> Sequence[int]:
+        """Layers with an indexer of sparse attention: the first ones, and every so many behind them.
+
+        Source: vLLM 0.32.0, model_executor/models/deepseek_v2.py, `_skip_topk`.
+        """
+        offset, step = self.config.get("index_skip_topk_offset", 2), self.config.get("index_topk_freq") or 1
+        return [layer for layer in range(self.numbers["layers"]) if max(layer - offset + 1, 0) % step == 0]
+
     def _count_spared(self, shape: TensorShape, spared: SparedModules) -> TensorShape:
-        layers, dense = range(self.numbers["layers"]), self.numbers["dense_layers"]
-        if dense and self.numbers["sparse_step"] == 1:
+        layers: Sequence[int] = range(self.numbers["layers"])
+        dense = self.numbers["dense_layers"]
+        if shape.layer_kind == "indexed":
+            layers = self._indexed_layers
+        elif dense and self.numbers["sparse_step"] == 1:
             layers = {"dense": layers[:dense], "sparse": layers[dense:]}.get(shape.layer_kind, layers)
         return shape.model_copy(update={"spared": spared.count(shape.module, layers)})
 
@@ -462,7 +484,7 @@ class _Reader:
 _COPIED = (
     "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_context", "experts",
     "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step", "prediction_layers",
-    "sliding_layers", "linear_layers", "labels",
+    "sliding_layers", "linear_layers", "indexed_layers", "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
 

@@ -25,7 +25,7 @@ TensorSplit = Literal["even", "kv", "none"]
 TensorForm = Literal["plain", "linear", "expert"]
 """What quantization makes smaller: matrices and experts, and nothing else."""
 
-LayerKind = Literal["model", "embedding", "output", "layers", "attention", "linear", "dense", "sparse"]
+LayerKind = Literal["model", "embedding", "output", "layers", "attention", "linear", "indexed", "dense", "sparse"]
 """How often a tensor is there: once in the model, or in each layer of a kind."""
 
 
@@ -87,6 +87,8 @@ class VisionRow(PlainData):
     patches: Formula
     """Parts that the largest picture is cut into."""
 
+    hidden: Formula = "hidden_size"
+    intermediate: Formula = "intermediate_size"
     outputs: Formula = 1
     """Vectors of the decoder's width for each token of a picture."""
 

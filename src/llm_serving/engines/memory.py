@@ -216,11 +216,13 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     Heads are split over accelerators until each holds one; multi-head latent attention has one vector for all heads,
     which every accelerator keeps whole. An engine's own arithmetic counts what layers with a sliding window drop.
     """
-    return (model.layers - model.linear_layers) * compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    layer_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    without_index = model.layers - model.indexed_layers if model.index_bytes else 0
+    return (model.layers - model.linear_layers) * layer_bytes - without_index * model.index_bytes
 
 
 def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str) -> int:
-    """Return bytes that one token takes in one layer of one accelerator's KV cache."""
+    """Return bytes that one token takes in one layer of one accelerator's KV cache, the largest."""
     if model.encoder:
         return 0
     number_bytes = CACHE_BYTES[dtype]
@@ -230,9 +232,9 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
 
 
 def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:
-    """Return bytes that a request takes in one layer without keys and values, in 16 bits; heads are split."""
+    """Return bytes that a request takes in one layer without keys and values; heads are split."""
     state = model.state
-    return 2 * divide_up(state.convolution + state.heads, tensor_parallel) if state else 0
+    return divide_up(2 * state.convolution + state.number_bytes * state.heads, tensor_parallel) if state else 0
 
 
 def estimate_tokens_per_s(model: Model, bandwidth_gb_s: float, context: int) -> float:
@@ -260,6 +262,7 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
         "layers": layers,
         "sliding_layers": min(layers, divide_up(model.sliding_layers, pipeline)),
         "linear_layers": layers * model.linear_layers // model.layers,
+        "indexed_layers": min(layers, model.indexed_layers),
         "dense_layers": layers - divide_up(layers, model.sparse_step) if model.experts else 0,
         "prediction_layers": 0,
         "tied": True,

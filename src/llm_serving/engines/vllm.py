@@ -102,7 +102,8 @@ def count_cache_tokens(
     block = max(block, _compute_state_block(model, block * token_bytes, block, tensor_parallel))
     full_layers = model.layers - model.sliding_layers - model.linear_layers
     if full_layers == model.layers:  # one block has a token's part of each layer
-        block_bytes = block * (full_layers * token_bytes + draft_layers * draft_bytes)
+        model_bytes = compute_kv_bytes_per_token(model, tensor_parallel, dtype)
+        block_bytes = block * (model_bytes + draft_layers * draft_bytes)
         return max(0, cache_bytes) // block_bytes * context // divide_up(context, block)
     # Blocks of all kinds have the same bytes: of smaller tokens they hold more, or are padded.
     page_bytes = max(token_bytes, draft_bytes)
