@@ -11,7 +11,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
   `max_pixels`: its size, and the tokens.
 - `run` runs `vllm`, or a program in Python, with `words` and `environment` in a fork, which need not import the engine,
-  with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork.
+  with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork, and
+  what it starts by `python3 -m` is a fork too.
 - `mooncake` loads the settings of its connector from a file: what it takes, and how the names of a rank's prompts begin.
 - `processes` counts, with or without engine_plugins, the objects that garbage collection skips in a replica's further
   process: 0 unless it is a fork of the first.
@@ -20,16 +21,20 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import dataclasses
 import gc
+import importlib
 import io
 import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,8 +62,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_router.launch_router import parse_router_args
 
-PR_SET_PDEATHSIG = 1
-"""Linux's own: the signal that a process gets when its parent ends."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""Linux's own: the signal that a process gets when its parent ends; who gets the children of a process that ended."""
 
 
 def parse_engine_port(words: list[str]) -> int:
@@ -188,24 +193,60 @@ def count_frozen_objects(with_plugins: bool) -> int:
 
 def run_program(question: dict[str, Any]) -> int:
     """The exit status of a program."""
+    for module in ("vllm.v1.worker.cpu_worker", "lmcache.v1.multiprocess.server"):
+        importlib.import_module(module)  # once for all forks
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    status = os.waitpid(fork(start_program, question), 0)[1]
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()  # for what it left, such as a server that ends: the next one takes its port
+    return os.waitstatus_to_exitcode(status)
+
+
+def fork(run: Callable[[Any], None], argument: Any) -> int:
+    """The process of a fork that runs a function."""
     child = os.fork()
-    if not child:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        log = os.open(question["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for output in (1, 2):
-            os.dup2(log, output)
-        os.environ.update(question["environment"])
-        plugins.plugins_loaded = False  # for this command line
-        os.execvp = lambda _, words: become(words[1:])  # type: ignore[assignment, return-value]
-        status = 1
-        try:
-            become(question["words"])
-            status = 0
-        except BaseException:  # noqa: BLE001 - as Python does at its end
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if child:
+        return child
+    gc.freeze()  # or each fork looks through all that was imported
+    status = 1
+    try:
+        run(argument)
+        status = 0
+    except BaseException:  # noqa: BLE001 - as Python does at its end
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def start_program(question: dict[str, Any]) -> None:
+    """Become the program, in a fork."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(question["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.environ.update(question["environment"])
+    plugins.plugins_loaded = False  # for this command line
+    os.execvp = lambda _, words: become(words[1:])  # type: ignore[assignment, return-value]
+    subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
+    become(question["words"])
+
+
+EXECUTE: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def execute_or_fork(process: Any, words: Any, *others: Any) -> None:
+    """Start a process as `subprocess` does, but `python3 -m` as a fork."""
+    if "-m" in words[:2]:
+        process.pid, process._child_created = fork(run_module, list(words[2:])), True
+    else:
+        EXECUTE(process, words, *others)
+
+
+def run_module(words: list[str]) -> None:
+    """Run what `python3 -m` would."""
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def become(words: list[str]) -> None:

@@ -130,13 +130,12 @@ def _ask_without_server(ask: Any) -> list[list[Any]]:
 
 def _find_server() -> tuple[int, int]:
     """Return the processes of the server and of its parent, which is this process's child."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"-m" in file.read_bytes().split(b"\0"):
-                process = int(file.parent.name)
-                parent = _find_parent(process)
-                if _find_parent(parent) == os.getpid():
-                    return process, parent
+            process = int(folder.name)
+            parent = _find_parent(process)
+            if _find_parent(parent) == os.getpid():
+                return process, parent
         except OSError:  # it ended meanwhile
             continue
     raise SystemExit("no server runs beside this process")

@@ -59,6 +59,7 @@ def run(engine_probe: EngineProbe, tmp_path: Path) -> Run:
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "LMCACHE_TRACK_USAGE": "false",
     }
 
     def run_program(settings: dict[str, Any], starter: Sequence[str] = ()) -> dict[str, Any]:
