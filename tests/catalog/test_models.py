@@ -167,6 +167,15 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         models.find(str(tmp_path))
 
 
+def test_a_model_with_more_than_its_familys_row_says_is_refused_by_the_key() -> None:
+    config = models.read_config("google/gemma-4-31B-it")
+    with pytest.raises(InputError, match="num_kv_shared_layers: the memory of a model of gemma4 with it is not known"):
+        architecture.parse({**config, "text_config": {**config["text_config"], "num_kv_shared_layers": 18}}, "x")
+    with pytest.raises(InputError, match="audio_config: the memory"):
+        architecture.parse({**config, "audio_config": {"hidden_size": 1024}}, "x")
+    assert architecture.parse({**config, "audio_config": None}, "x").layers == 60
+
+
 def test_a_quantization_of_unknown_size_is_refused() -> None:
     config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "bitsandbytes"}}
     with pytest.raises(InputError, match=r'quant_method: "bitsandbytes": the size of its weights is not known here'):

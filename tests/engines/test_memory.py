@@ -145,6 +145,7 @@ measured = pytest.mark.parametrize(
         ("Qwen/Qwen3-235B-A22B-FP8", 94 * 4 * 128 * 2 * 2),
         ("openai/gpt-oss-120b", 36 * 8 * 64 * 2 * 2),
         ("Qwen/Qwen3.5-35B-A3B", 10 * 2 * 256 * 2 * 2),  # a quarter of the layers
+        ("google/gemma-4-31B-it", (50 * 16 * 256 + 10 * 4 * 512) * 2 * 2),  # layers with a window, and without
         ("zai-org/GLM-5", 78 * ((512 + 64) * 2 + 132)),
         ("zai-org/GLM-5.2", 78 * (512 + 64) * 2 + 21 * 132),  # a quarter of the layers have an indexer
         ("tiny", 2048),

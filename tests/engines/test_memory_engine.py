@@ -26,6 +26,8 @@ NAMES = (
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "Qwen/Qwen3.5-35B-A3B",
     "google/gemma-3-27b-it",
+    "google/gemma-4-26B-A4B-it",
+    "google/gemma-4-31B-it",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "ibm-granite/granite-4.0-h-small",
     "mid",
@@ -37,12 +39,15 @@ CPU_BLOCK = engines.load_engines()["vllm"].platforms["cpu"].kv_block
 
 def _build_question(model: Model, context: int, block: int, tensor_parallel: int) -> dict[str, Any]:
     latent = model.latent
+    full_heads, full_size = memory.get_full_heads(model)
     return {
         "layers": model.layers,
         "sliding": model.sliding_layers,
         "window": model.window,
         "heads": 1 if latent else -(-model.kv_heads // tensor_parallel),
         "size": latent.kv_rank + latent.rope_dim if latent else model.head_dim,
+        "full_heads": -(-full_heads // tensor_parallel),
+        "full_size": full_size,
         "latent": bool(latent),
         "index": model.index_bytes,
         "indexed": model.indexed_layers,

@@ -133,6 +133,10 @@ class Architecture(PlainData):
     heads: int
     kv_heads: int
     head_dim: int
+    full_kv_heads: int = 0
+    full_head_dim: int = 0
+    """Of layers that look back over everything, where those with a window have other heads: 0 is the same."""
+
     vocabulary: int
     tied: bool
     """Whether the output layer is the embedding itself, so that it takes memory once."""
@@ -220,6 +224,8 @@ class Architecture(PlainData):
             "output": 0 if self.tied or self.pooled else 1,
             "layers": self.layers,
             "attention": self.layers - self.linear_layers,
+            "sliding": self.sliding_layers,
+            "full": self.layers - self.sliding_layers - self.linear_layers,
             "linear": self.linear_layers,
             "indexed": self.indexed_layers,
             "dense": self.layers - sparse_layers,
@@ -267,8 +273,12 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
             f"a model of one of {supported}",
             read_names(config),
         )
+    reader = _Reader(str(kind), family, config)
+    if unknown := reader.find_unknown():
+        reason = f"{source}: {unknown}: the memory of a model of {kind} with it is not known here"
+        raise UnknownMemoryError(reason, f"a model of {kind} without it", read_names(config))
     try:
-        return _Reader(str(kind), family, config).build()
+        return reader.build()
     except UnknownSchemeError as error:
         raise UnknownMemoryError(
             f"{source}: {error.key}: the size of its weights is not known here",
@@ -362,6 +372,10 @@ class _Reader:
             vision=self._read_vision(),
         )
 
+    def find_unknown(self) -> str:
+        """Return the first key with which the model is more than its family's row says, or nothing."""
+        return next((key for key in self.family.absent if self.whole.get(key) or self.config.get(key)), "")
+
     def _read_common(self) -> None:
         config, numbers = self.config, self.numbers
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -374,13 +388,15 @@ class _Reader:
             "heads": heads,
             "kv_heads": int(config.get("num_key_value_heads") or heads),
             "head_dim": int(config.get("head_dim") or hidden // heads),
+            "full_kv_heads": 0,
+            "full_head_dim": 0,
             "vocabulary": int(config["vocab_size"]),
             "positions": int(config["max_position_embeddings"]),
             "max_context": int(config["max_position_embeddings"]),
             "labels": count_labels(self.whole) if _is_classifier(self.whole) else 0,
             "pooler": any(name.endswith("Model") for name in read_names(self.whole)),
             "experts": experts,
-            "active_experts": int(_find(config, "num_experts_per_tok", "experts_per_token") or 0) if experts else 0,
+            "active_experts": int(_find(config, *_ACTIVE_EXPERTS) or 0) if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
             "expert_intermediate": int(config.get("moe_intermediate_size") or intermediate) if experts else 0,
             "dense_layers": int(config.get("first_k_dense_replace") or 0) if experts else 0,
@@ -481,10 +497,12 @@ class _Reader:
         return shape.model_copy(update={"spared": spared.count(shape.module, layers)})
 
 
+_ACTIVE_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
+
 _COPIED = (
-    "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_context", "experts",
-    "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step", "prediction_layers",
-    "sliding_layers", "linear_layers", "indexed_layers", "labels",
+    "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "full_kv_heads", "full_head_dim", "vocabulary",
+    "max_context", "experts", "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step",
+    "prediction_layers", "sliding_layers", "linear_layers", "indexed_layers", "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
 

@@ -25,7 +25,9 @@ TensorSplit = Literal["even", "kv", "none"]
 TensorForm = Literal["plain", "linear", "expert"]
 """What quantization makes smaller: matrices and experts, and nothing else."""
 
-LayerKind = Literal["model", "embedding", "output", "layers", "attention", "linear", "indexed", "dense", "sparse"]
+LayerKind = Literal[
+    "model", "embedding", "output", "layers", "attention", "sliding", "full", "linear", "indexed", "dense", "sparse"
+]
 """How often a tensor is there: once in the model, or in each layer of a kind."""
 
 
@@ -110,6 +112,9 @@ class Family(PlainData):
     decoder: str = ""
     defaults: Mapping[str, Any] = {}
     sizes: Mapping[str, Formula] = {}
+    absent: tuple[str, ...] = ()
+    """Keys of config.json whose models have tensors or a cache that this row does not say."""
+
     tensors: tuple[TensorRow, ...]
     prediction: tuple[TensorRow, ...] = ()
     """Of one layer for multi-token prediction, stored behind the others."""

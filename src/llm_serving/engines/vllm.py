@@ -34,6 +34,7 @@ from llm_serving.engines.memory import (
     describe_shortage,
     divide_up,
     estimate_tokens_per_s,
+    get_full_heads,
     select_stage,
 )
 from llm_serving.settings.units import format_bytes
@@ -97,6 +98,7 @@ def count_cache_tokens(
     if model.encoder:
         return 0
     token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
     draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
     draft_layers = draft.layers if draft else 0
     block = max(block, _compute_state_block(model, block * token_bytes, block, tensor_parallel))
@@ -106,15 +108,14 @@ def count_cache_tokens(
         block_bytes = block * (model_bytes + draft_layers * draft_bytes)
         return max(0, cache_bytes) // block_bytes * context // divide_up(context, block)
     # Blocks of all kinds have the same bytes: of smaller tokens they hold more, or are padded.
-    page_bytes = max(token_bytes, draft_bytes)
-    own_block, draft_block = (
-        block * (1 if page_bytes % size else page_bytes // size) for size in (token_bytes, draft_bytes)
-    )
+    sizes = (token_bytes, window_bytes, draft_bytes)
+    page_bytes = max(sizes)
+    own_block, window_block, draft_block = (block * (1 if page_bytes % size else page_bytes // size) for size in sizes)
     merged_layers = draft_layers if draft and _have_same_cache(model, draft, tensor_parallel) else 0
     # Of each kind of layers, how many there are and the blocks that a request takes in one of them.
     kinds = (
         (full_layers + merged_layers, divide_up(context, own_block)),
-        (model.sliding_layers, _count_window_blocks(model, context, own_block, batch_tokens)),
+        (model.sliding_layers, _count_window_blocks(model, context, window_block, batch_tokens)),
         (model.linear_layers, _STATE_BLOCKS),
         (draft_layers - merged_layers, divide_up(context, draft_block)),
     )
@@ -125,8 +126,9 @@ def count_cache_tokens(
 
 def _have_same_cache(model: Architecture, draft: Architecture, tensor_parallel: int) -> bool:
     """Return whether vLLM takes the layers of both for one kind: FullAttentionSpec of the same heads."""
-    heads = [(divide_up(row.kv_heads, tensor_parallel), row.head_dim, row.latent) for row in (model, draft)]
-    return heads[0] == heads[1]
+    (heads, width), (draft_heads, draft_width) = get_full_heads(model), get_full_heads(draft)
+    same_heads = divide_up(heads, tensor_parallel) == divide_up(draft_heads, tensor_parallel) and width == draft_width
+    return same_heads and model.latent == draft.latent
 
 
 def _compute_group_size(kinds: Sequence[int]) -> int:
