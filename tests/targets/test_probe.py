@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 
 from llm_serving import processes
-from llm_serving.paths import CHARTS
 from llm_serving.targets import probe
 from tests.http_handler import QuietHandler
 
 PROGRAM = Path(probe.__file__)
 BODY = '{"model": "m", "prompt": "ready?"}'
-COPY = CHARTS / "inference" / "files" / "probe.py"
 
 
 class Server(ThreadingHTTPServer):
@@ -74,10 +72,6 @@ def run_probe(
     command = [sys.executable, str(PROGRAM), f"http://127.0.0.1:{port}{path}", body, seconds]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     return run.returncode, run.stderr
-
-
-def test_the_chart_contains_the_same_program() -> None:
-    assert COPY.read_bytes() == PROGRAM.read_bytes(), f"Fix: cp {PROGRAM} {COPY}"
 
 
 @pytest.mark.parametrize(

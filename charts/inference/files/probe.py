@@ -6,7 +6,7 @@ BODY is JSON, sent with POST; the path of URL decides which field of the respons
 the program sends GET, and status 200 is enough. VLLM_API_KEY, where set, is sent as the bearer token.
 
 Containers run this file as it is: it supports every Python that engines bring and imports the standard library only.
-charts/inference/files/probe.py is a copy of src/llm_serving/targets/probe.py, so that the chart is complete without it.
+src/llm_serving/targets/probe.py is a link to charts/inference/files/probe.py.
 """
 
 import http.client
