@@ -29,7 +29,7 @@ if __name__ == "__main__":
 from infra import stack_rules
 from infra.bindings import cdktf
 from infra.stacks import base
-from llm_serving.fleet import aws_limits, loading
+from llm_serving.fleet import loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import rendered
 from llm_serving.settings import os_errors
@@ -56,11 +56,9 @@ def synthesize(
         stack_names: the only stacks to write; all if empty.
 
     Raises:
-        InputError: AWS would refuse something of the fleet, a rendered file is wrong, or there is no stack of a name.
+        InputError: a rendered file is wrong, or there is no stack of a name.
         CheckFailed: a stack breaks a rule that all stacks keep.
     """
-    if mistakes := aws_limits.find_mistakes(document):
-        raise InputError(mistakes)
     stacks = base.discover(document, files)
     _require_names(stack_names, [stack.NAME for stack in stacks])
     selected = [stack for stack in stacks if not stack_names or stack.NAME in stack_names]

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from llm_serving.catalog import instances
-from llm_serving.fleet import checks
+from llm_serving.fleet import checks, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError, Mistake
@@ -37,14 +37,13 @@ def _get_only_mistake(mistakes: list[Mistake]) -> str:
 def test_the_repositorys_own_fleet_can_be_rented() -> None:
     fleet_document = load(Path(__file__).parents[2] / "fleet.yaml", Fleet)
     assert checks.find_mistakes(fleet_document) == []
-    checks.require(fleet_document)
 
 
-def test_require_refuses_with_every_mistake(tmp_path: Path) -> None:
+def test_loading_refuses_with_every_mistake(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(f"{HEAD}pools:\n  aa:\n    types: [g6e.9xlarge, g6e.5xlarge]\n    size: 1\n")
     with pytest.raises(InputError) as error:
-        checks.require(load(file, Fleet))
+        loading.load_fleet(file)
     assert [mistake.field for mistake in error.value.mistakes] == ["pools.aa.types[0]", "pools.aa.types[1]"]
 
 

@@ -13,7 +13,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import capacity, cost
 from llm_serving.fleet.model import Fleet, Reservation
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.errors import Mistake
 
 Mistakes = Iterator[Mistake]
 
@@ -37,17 +37,6 @@ def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
         mistakes += _check_spare(document, name, rows)
     mistakes += capacity.find_mistakes(document)
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
-
-
-def require(document: Document[Fleet]) -> None:
-    """Check the fleet against the catalog of this repository.
-
-    Raises:
-        InputError: with all that cannot work.
-    """
-    mistakes = find_mistakes(document)
-    if mistakes:
-        raise InputError(mistakes)
 
 
 def _check_types_known(document: Document[Fleet], name: str) -> Mistakes:

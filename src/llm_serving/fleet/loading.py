@@ -7,7 +7,7 @@ from pathlib import Path
 from llm_serving.fleet import aws_limits, checks
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
-from llm_serving.settings.errors import ErrorCollector, InputError
+from llm_serving.settings.errors import InputError
 
 
 def load_fleet(path: Path) -> Document[Fleet]:
@@ -17,14 +17,7 @@ def load_fleet(path: Path) -> Document[Fleet]:
         InputError: with all mistakes: of the file, then of what cannot be rented or created.
     """
     document = load(path, Fleet)
-    collector = ErrorCollector()
-    collector(lambda: checks.require(document))
-    collector(lambda: _require_aws_limits(document))
-    collector.raise_if_any()
-    return document
-
-
-def _require_aws_limits(document: Document[Fleet]) -> None:
-    mistakes = aws_limits.find_mistakes(document)
+    mistakes = [*checks.find_mistakes(document), *aws_limits.find_mistakes(document)]
     if mistakes:
         raise InputError(mistakes)
+    return document
