@@ -7,6 +7,7 @@ timing, memory and errors are real. One thing is not random: it never chooses a 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -368,19 +369,13 @@ def _steer(name: str, values: np.ndarray[Any, np.dtype[np.uint16]], silent: list
         values[silent, _STEER_INDEX] = _encode_bfloat16(-64.0)
 
 
-_tables: dict[float, Any] = {}
-
-
+@functools.cache
 def _build_normal_table(spread: float) -> np.ndarray[Any, np.dtype[np.uint16]]:
     """Return 65,536 bfloat16 quantiles of a normal distribution: 16 random bits select one."""
     import numpy as np
 
-    if spread not in _tables:
-        normal = NormalDist(0, spread)
-        _tables[spread] = np.array(
-            [_encode_bfloat16(normal.inv_cdf((i + 0.5) / 65536)) for i in range(65536)], dtype="<u2"
-        )
-    return _tables[spread]  # type: ignore[no-any-return]
+    normal = NormalDist(0, spread)
+    return np.array([_encode_bfloat16(normal.inv_cdf((i + 0.5) / 65536)) for i in range(65536)], dtype="<u2")
 
 
 def _encode_bfloat16(value: float) -> int:

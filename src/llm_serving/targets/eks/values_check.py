@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,11 +117,11 @@ def _list_port_rules(at: KeyPath, service: Service) -> Iterator[_Rule]:
 
 def _find(values: Mapping[str, Any], key_path: KeyPath, chart: str) -> Any:
     """Return a value, or its default in the chart."""
-    written = _follow(values, key_path)
+    written = yaml_source.get_value(values, key_path)
     if written is not None or key_path[0] != "roles" or chart != "inference":
         return written
-    kind = _follow(values, (*key_path[:2], "kind"))
-    return _follow(_read_defaults(), (kind, *key_path[2:]))
+    kind = yaml_source.get_value(values, (*key_path[:2], "kind"))
+    return yaml_source.get_value(_read_defaults(), (kind, *key_path[2:]))
 
 
 @functools.cache
@@ -131,21 +131,11 @@ def _read_defaults() -> Mapping[str, Any]:
     return defaults
 
 
-def _follow(data: Any, key_path: Sequence[Any]) -> Any:
-    """Return the value at a path; None where it ends early."""
-    for step in key_path:
-        try:
-            data = data[step]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return data
-
-
 def _build_mistake(file: YamlFile, key_path: KeyPath, reason: str, fix: str) -> Mistake:
     known = key_path
     while known not in file.positions:
         known = known[:-1]
-    value = _follow(file.data, key_path)
+    value = yaml_source.get_value(file.data, key_path)
     shown = quote_value(value) if isinstance(value, str | int | float) else ""
     position, field = file.positions[known], yaml_source.format_key_path(key_path)
     return Mistake(_RENDERED, position.key_line, position.key_column, field, shown, reason.rstrip("."), fix)

@@ -197,11 +197,7 @@ def _upload_weights(plan: DeploymentPlan) -> None:
     model_names = " and ".join(loaded_model.model for loaded_model in plan.deployment.loaded_models)
     uris = ", ".join(loaded_model.weights.uri for loaded_model in plan.deployment.loaded_models)
     with console.step(f"Upload model {model_names} to S3") as step:
-
-        def report(done: int, total: int) -> None:
-            step.note = f"{format_bytes(done)} of {format_bytes(total)}"
-
-        weights.upload_models(plan.directory, plan.deployment, report)
+        weights.upload_models(plan.directory, plan.deployment, step.note_bytes)
         step.note = f"{format_bytes(weights.check(plan.deployment))} at {uris}"
 
 

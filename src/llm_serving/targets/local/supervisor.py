@@ -193,7 +193,7 @@ def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
     Raises:
         Unavailable: supervisord did not start.
     """
-    with _open_output(directory) as output:
+    with _get_output(directory).open("wb") as output:
         child = processes.spawn(_build_command(directory), output=output)
     try:
         yield _wait_until_up(directory, child)
@@ -209,7 +209,7 @@ def start_detached(directory: DeploymentDir) -> Supervisor:
     Raises:
         Unavailable: supervisord did not start.
     """
-    with _open_output(directory) as output:
+    with _get_output(directory).open("wb") as output:
         child = subprocess.Popen(
             _build_command(directory),
             stdin=subprocess.DEVNULL,
@@ -235,10 +235,8 @@ def _build_arguments(directory: DeploymentDir) -> list[str]:
     return ["-m", "supervisor.supervisord", "--nodaemon", "--configuration", str(directory.config)]
 
 
-@contextlib.contextmanager
-def _open_output(directory: DeploymentDir) -> Iterator[Any]:
-    with (directory.logs / "supervisord.out").open("wb") as output:
-        yield output
+def _get_output(directory: DeploymentDir) -> Path:
+    return directory.logs / "supervisord.out"
 
 
 def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> Supervisor:
@@ -246,7 +244,7 @@ def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> 
 
     def is_up() -> bool:
         if child.poll() is not None:
-            output_lines = (directory.logs / "supervisord.out").read_text(errors="replace").strip().splitlines()
+            output_lines = _get_output(directory).read_text(errors="replace").strip().splitlines()
             reason = output_lines[-1] if output_lines else f"exit code {child.returncode}"
             raise Unavailable(f"supervisord: start failed for {directory.name}: {reason}")
         return supervisor.pid is not None

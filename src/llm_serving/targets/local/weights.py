@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llm_serving.catalog import gguf, pipelines, safetensors
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import INDEX_FILE
+from llm_serving.hub.files import OnProgress
 from llm_serving.services import models
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
@@ -21,13 +22,8 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 if TYPE_CHECKING:
     from llm_serving.aws import s3
 
-OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and the total bytes."""
 
-
-def upload_models(
-    directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress = lambda _done, _all: None
-) -> None:
+def upload_models(directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress | None = None) -> None:
     """Upload the models to the model bucket, without what it has already.
 
     Weights at an s3://BUCKET/PREFIX of the user's own stay as they are.
@@ -41,7 +37,7 @@ def upload_models(
 
 
 def _upload_model(
-    directory: DeploymentDir, environment: Environment, loaded_model: LoadedModel, on_progress: OnProgress
+    directory: DeploymentDir, environment: Environment, loaded_model: LoadedModel, on_progress: OnProgress | None
 ) -> None:
     from llm_serving.hub import make_gguf, make_tiny, upload
 
