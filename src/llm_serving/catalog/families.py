@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
@@ -31,10 +31,10 @@ LayerKind = Literal[
 """How often a tensor is there: once in the model, or in each layer of a kind."""
 
 
-class _Tensor(BaseModel):
+class _Tensor(PlainData):
     """One tensor, or several of one shape."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str
     layer_kind: LayerKind = Field("model", alias="in")

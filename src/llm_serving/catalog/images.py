@@ -9,9 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import StringConstraints
 
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FILE = Path(__file__).with_name("images.yaml")
 
@@ -30,10 +31,8 @@ NCCL_TESTS = "public.ecr.aws/hpc-cloud/nccl-tests:cuda13.1.2-efa1.50.0-ofiv1.21.
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
-class Image(BaseModel):
+class Image(PlainData):
     """One row of the table."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     digest: Digest | None = None
     """Digest of the multi-platform image; None where no source gives it."""

@@ -66,6 +66,11 @@ class Taint:
     effect: str
 
     @property
+    def toleration(self) -> dict[str, str]:
+        """What a pod has that tolerates it."""
+        return {"key": self.key, "operator": "Equal", "value": self.value, "effect": self.effect}
+
+    @property
     def eks_effect(self) -> str:
         """The effect as EKS's API spells it: NO_SCHEDULE for NoSchedule."""
         return {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}[

@@ -59,10 +59,7 @@ def build_manifests(group: Group, *, image: str, nodes: int, limit_s: int) -> li
             "node.kubernetes.io/instance-type": group.types[0],
             "topology.kubernetes.io/zone": group.zones[0],
         },
-        "tolerations": [
-            {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}
-            for taint in group.taints
-        ],
+        "tolerations": [taint.toleration for taint in group.taints],
     }
     return [own_yaml.fill_values(manifest, values) for manifest in own_yaml.read(_FILE)]
 

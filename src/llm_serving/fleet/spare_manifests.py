@@ -48,10 +48,7 @@ def build(fleet: Fleet) -> list[Manifest]:
                     "pool": pool,
                     "replicas": fleet.pools[pool].spare,
                     "image": image,
-                    "tolerations": [
-                        {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}
-                        for taint in group.taints
-                    ],
+                    "tolerations": [taint.toleration for taint in group.taints],
                     **_build_resources(group),
                 },
             )
