@@ -194,8 +194,8 @@ def _merge_region(
 ) -> dict[str, Any]:
     """Return a row with one more region's answer in it.
 
-    The row's fields are the first answering region's; `fresh` says that one has answered already. Ways to buy and zones
-    are gathered over the regions: some regions sell a type in fewer ways.
+    The row's fields are the first answering region's; `updated` says that one has answered already. Ways to buy and
+    zones are gathered over the regions: some regions sell a type in fewer ways.
     """
     new_row = build_row(description, region)
     old_row = existing or {"zones": {}, "purchase": [], "prices": {}}
