@@ -177,6 +177,16 @@ def test_a_state_has_the_type_that_the_model_names() -> None:
     convolution, heads = 3 * (2 * 16 * 128 + 32 * 128), 32 * 128 * 128
     for name, number_bytes in (("Qwen/Qwen3.5-35B-A3B", 4), ("Qwen/Qwen3-Next-80B-A3B-Instruct", 2)):
         assert memory.compute_state_bytes(models.find(name)) == 2 * convolution + number_bytes * heads
+    nemotron = models.find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    assert memory.compute_state_bytes(nemotron) == 2 * 3 * (64 * 64 + 2 * 8 * 128) + 4 * 64 * 64 * 128
+
+
+def test_a_model_whose_layers_have_one_part_each_caches_in_those_of_attention() -> None:
+    nemotron = models.find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    assert (nemotron.layers, nemotron.full_layers, nemotron.linear_layers, nemotron.sparse_layers) == (52, 6, 23, 23)
+    assert memory.compute_kv_bytes_per_token(nemotron) == 6 * 2 * 128 * 2 * 2
+    stage = memory.select_stage(nemotron, 2)
+    assert (stage.full_layers, stage.linear_layers, stage.sparse_layers) == (3, 11, 12)
 
 
 def test_latent_attention_is_replicated_on_each_accelerator() -> None:

@@ -27,6 +27,7 @@ NAMES = (
     "Qwen/Qwen3.5-35B-A3B",
     "google/gemma-3-27b-it",
     "google/gemma-4-26B-A4B-it",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "google/gemma-4-31B-it",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "ibm-granite/granite-4.0-h-small",
@@ -41,7 +42,7 @@ def _build_question(model: Model, context: int, block: int, tensor_parallel: int
     latent = model.latent
     full_heads, full_size = memory.get_full_heads(model)
     return {
-        "layers": model.layers,
+        "layers": model.layers - model.feed_forward_layers,
         "sliding": model.sliding_layers,
         "window": model.window,
         "heads": 1 if latent else -(-model.kv_heads // tensor_parallel),

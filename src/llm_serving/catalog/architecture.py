@@ -178,6 +178,9 @@ class Architecture(PlainData):
     linear_layers: int = 0
     """Layers that keep a state in place of keys and values."""
 
+    feed_forward_layers: int = 0
+    """Layers that are a feed-forward part or experts alone, where each layer has one part; 0 where each has both."""
+
     rotary_numbers: int = 0
     """Of the tables that turn positions into angles, which engines make as they load a model."""
 
@@ -216,20 +219,29 @@ class Architecture(PlainData):
     def _vision_tensors(self) -> tuple[TensorShape, ...]:
         return self.vision.tensors if self.vision else ()
 
+    @property
+    def full_layers(self) -> int:
+        """Layers that look back over everything."""
+        return self.layers - self.sliding_layers - self.linear_layers - self.feed_forward_layers
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers with experts."""
+        return (self.feed_forward_layers or self.layers) - self.dense_layers if self.experts else 0
+
     def _count_layers(self, kind: LayerKind) -> int:
-        sparse_layers = self.layers - self.dense_layers if self.experts else 0
         counts: dict[LayerKind, int] = {
             "model": 1,
             "embedding": 1,
             "output": 0 if self.tied or self.pooled else 1,
             "layers": self.layers,
-            "attention": self.layers - self.linear_layers,
+            "attention": self.full_layers + self.sliding_layers,
             "sliding": self.sliding_layers,
-            "full": self.layers - self.sliding_layers - self.linear_layers,
+            "full": self.full_layers,
             "linear": self.linear_layers,
             "indexed": self.indexed_layers,
-            "dense": self.layers - sparse_layers,
-            "sparse": sparse_layers,
+            "dense": (self.feed_forward_layers or self.layers) - self.sparse_layers,
+            "sparse": self.sparse_layers,
         }
         return counts[kind]
 
@@ -382,7 +394,7 @@ class _Reader:
         experts = int(_find(config, "n_routed_experts", "num_experts", "num_local_experts") or 0)
         intermediate = int(config["intermediate_size"])
         numbers |= {
-            "layers": check_layers(int(config["num_hidden_layers"])),
+            "layers": check_layers(len(self._blocks) or int(config["num_hidden_layers"])),
             "hidden": hidden,
             "intermediate": intermediate,
             "heads": heads,
@@ -399,7 +411,8 @@ class _Reader:
             "active_experts": int(_find(config, *_ACTIVE_EXPERTS) or 0) if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
             "expert_intermediate": int(config.get("moe_intermediate_size") or intermediate) if experts else 0,
-            "dense_layers": int(config.get("first_k_dense_replace") or 0) if experts else 0,
+            "dense_layers": int(config.get("first_k_dense_replace") or self._blocks.count("mlp")) if experts else 0,
+            "feed_forward_layers": sum(self._blocks.count(name) for name in ("moe", "mlp")),
             "sparse_step": 1,
             "prediction_layers": int(config.get("num_nextn_predict_layers") or 0),
         }
@@ -409,7 +422,7 @@ class _Reader:
         # Qwen's configs carry a window that `use_sliding_window` switches off.
         has_window = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
         self.numbers["window"] = int(self.config["sliding_window"]) if has_window else 0
-        kinds = self.config.get("layer_types") or ()
+        kinds = self.config.get("layer_types") or self._blocks
         self.numbers["sliding_layers"] = (
             sum(kinds.count(name) for name in ("sliding_attention", "chunked_attention"))
             if kinds
@@ -453,7 +466,7 @@ class _Reader:
         return State(
             convolution=compute(row.convolution, self.numbers),
             heads=compute(row.heads, self.numbers),
-            number_bytes=int(_BYTES.get(str(self.config.get("mamba_ssm_dtype")), 2)),
+            number_bytes=int(_BYTES.get(str(_find(self.config, "mamba_ssm_dtype", "mamba_ssm_cache_dtype")), 2)),
         )
 
     def _read_vision(self) -> Vision | None:
@@ -473,6 +486,12 @@ class _Reader:
             intermediate=families.compute(row.intermediate, numbers),
             outputs=families.compute(row.outputs, numbers),
         )
+
+    @property
+    def _blocks(self) -> Sequence[str]:
+        """The one part that each layer is, where config.json says so by a list or by a letter each."""
+        letters = self.config.get("hybrid_override_pattern") or ""
+        return self.config.get("layers_block_type") or [_BLOCKS[letter] for letter in letters]
 
     @property
     def _decoder_sizes(self) -> dict[str, int]:
@@ -497,12 +516,16 @@ class _Reader:
         return shape.model_copy(update={"spared": spared.count(shape.module, layers)})
 
 
+_BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+"""What a letter of `hybrid_override_pattern` stands for."""
+
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
 
 _COPIED = (
     "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "full_kv_heads", "full_head_dim", "vocabulary",
     "max_context", "experts", "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step",
-    "prediction_layers", "sliding_layers", "linear_layers", "indexed_layers", "labels",
+    "prediction_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "indexed_layers",
+    "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
 

@@ -19,7 +19,7 @@ _SPARED_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_m
 _MAX_PATTERN, _MAX_REPEATS = 500, 3
 """Longest pattern, and most of its repeats and of its groups: the time grows with the name's length to that power."""
 
-_PREFIXES = ("model.layers", "language_model.model.layers", "model.language_model.layers")
+_PREFIXES = ("model.layers", "language_model.model.layers", "model.language_model.layers", "backbone.layers")
 """What stands before a layer's number, in models of one part and of several."""
 
 

@@ -218,9 +218,8 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     """
     layer_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
-    full_layers = model.layers - model.sliding_layers - model.linear_layers
     without_index = model.layers - model.indexed_layers if model.index_bytes else 0
-    return full_layers * layer_bytes + model.sliding_layers * window_bytes - without_index * model.index_bytes
+    return model.full_layers * layer_bytes + model.sliding_layers * window_bytes - without_index * model.index_bytes
 
 
 def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str, *, has_window: bool = False) -> int:
@@ -270,6 +269,7 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
         "layers": layers,
         "sliding_layers": min(layers, divide_up(model.sliding_layers, pipeline)),
         "linear_layers": layers * model.linear_layers // model.layers,
+        "feed_forward_layers": divide_up(model.feed_forward_layers, pipeline),
         "indexed_layers": min(layers, model.indexed_layers),
         "dense_layers": layers - divide_up(layers, model.sparse_step) if model.experts else 0,
         "prediction_layers": 0,

@@ -102,8 +102,7 @@ def count_cache_tokens(
     draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
     draft_layers = draft.layers if draft else 0
     block = max(block, _compute_state_block(model, block * token_bytes, block, tensor_parallel))
-    full_layers = model.layers - model.sliding_layers - model.linear_layers
-    if full_layers == model.layers:  # one block has a token's part of each layer
+    if model.full_layers == model.layers:  # one block has a token's part of each layer
         model_bytes = compute_kv_bytes_per_token(model, tensor_parallel, dtype)
         block_bytes = block * (model_bytes + draft_layers * draft_bytes)
         return max(0, cache_bytes) // block_bytes * context // divide_up(context, block)
@@ -114,7 +113,7 @@ def count_cache_tokens(
     merged_layers = draft_layers if draft and _have_same_cache(model, draft, tensor_parallel) else 0
     # Of each kind of layers, how many there are and the blocks that a request takes in one of them.
     kinds = (
-        (full_layers + merged_layers, divide_up(context, own_block)),
+        (model.full_layers + merged_layers, divide_up(context, own_block)),
         (model.sliding_layers, _count_window_blocks(model, context, window_block, batch_tokens)),
         (model.linear_layers, _STATE_BLOCKS),
         (draft_layers - merged_layers, divide_up(context, draft_block)),

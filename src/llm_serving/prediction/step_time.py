@@ -128,13 +128,14 @@ class StepTime:
 
     def _measure_cache(self, ways: int, kv_type: str) -> None:
         model = self._model
-        full_layers = model.layers - model.sliding_layers - model.linear_layers
-        self._token_bytes = full_layers * compute_kv_layer_bytes(model, ways, kv_type)
+        self._token_bytes = model.full_layers * compute_kv_layer_bytes(model, ways, kv_type)
         self._window_bytes = model.sliding_layers * compute_kv_layer_bytes(model, ways, kv_type, has_window=True)
         self._state_bytes = 2 * model.linear_layers * compute_state_bytes(model, ways)  # read and written
         _, head_dim = get_full_heads(model)
         pair_operations = 2 * _OPERATIONS * model.heads / ways
-        self._pair_operations = full_layers * pair_operations * (model.latent.kv_rank if model.latent else head_dim)
+        self._pair_operations = (
+            model.full_layers * pair_operations * (model.latent.kv_rank if model.latent else head_dim)
+        )
         self._window_pair_operations = model.sliding_layers * pair_operations * model.head_dim
 
     def use(self, times: StepTimes) -> None:
@@ -168,7 +169,7 @@ class StepTime:
         Source: vLLM 0.32.0, distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default backend
         (`all2all_backend` in config/parallel.py). One of each takes what an all-reduce does, besides the bytes.
         """
-        layers = self._model.layers - self._model.dense_layers
+        layers = self._model.sparse_layers
         token_bytes = 2 * layers * (self.split.data - 1) * self._model.hidden * _ACTIVATION_BYTES
         self._fixed_s += scale * layers * times.coefficients.reduce_s
         self._token_link_s += token_bytes / (self._link * times.coefficients.link_efficiency)

@@ -35,6 +35,7 @@ def _find_option(words: tuple[str, ...], name: str) -> str:
         ("Qwen/Qwen3.5-35B-A3B", "qwen3_xml", "qwen3"),
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistral", ""),
         ("google/gemma-3-27b-it", "pythonic", ""),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "qwen3_xml", "nemotron_v3"),
         ("google/gemma-4-31B-it", "gemma4", "gemma4"),
         ("Qwen/Qwen3-Next-80B-A3B-Thinking", "hermes", "qwen3"),
         ("Qwen/Qwen3-VL-8B-Instruct", "hermes", ""),
