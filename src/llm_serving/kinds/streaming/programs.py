@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -28,6 +29,9 @@ _JARS, _SERVERS, _PLUGINS, _CLASSES = "jars", "servers", "plugins", "classes"
 _STAMP = ".set-up"
 _LOG = _FOLDER / "maven.log"
 _LEAST_JAVA = 17
+_JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For few cores and small heaps; the second compiler takes more time than it saves."""
+
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _INSTALL = "run `sudo apt-get install openjdk-17-jdk-headless maven`"
 _CACHE_PROGRAMS = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "redis-server-6.2.7-linux-arm64"}
@@ -120,8 +124,7 @@ def build_java(*, heap_mb: int, server: bool = False) -> tuple[str, ...]:
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in packages]
     options = (
         f"-Xmx{heap_mb}m",
-        "-XX:+UseSerialGC",  # few cores, small heaps
-        "-XX:TieredStopAtLevel=1",
+        *_JVM_OPTIONS,
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dsun.net.httpserver.nodelay=true",
     )
@@ -140,9 +143,10 @@ def _require_java() -> None:
 
 
 def _run_maven(*arguments: str) -> None:
+    environment = {} if "MAVEN_OPTS" in os.environ else {"MAVEN_OPTS": " ".join(_JVM_OPTIONS)}
     try:
         options = ("--quiet", "--batch-mode", "--strict-checksums", f"-Dfolder={_FOLDER}")
-        console.run(["mvn", *options, *arguments], log=_LOG, cwd=JOB)
+        console.run(["mvn", *options, *arguments], log=_LOG, cwd=JOB, environment=environment)
     except console.CommandFailed as error:
         raise Unavailable(f"the stream job could not be built: {error}. Fix: see {_LOG}.") from None
 
