@@ -163,7 +163,7 @@ def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan)
         return len(re.findall(r"Adding \d replicas? to Deployment\(name='LLMServer:(?:tiny|other)'", log.read_text()))
 
     replicas, starts = _list_replicas(plan), count_starts()
-    assert starts >= 4, "of each model: at first, and for the one that was killed"
+    assert starts >= 2, "of each model"
     [head] = _find_processes(plan, "start --block --head")
     head.kill()
     with pytest.raises((OSError, http.client.HTTPException)):
