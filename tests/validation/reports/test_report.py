@@ -443,5 +443,5 @@ def test_the_page_shows_the_hand_over_of_prefill_and_decode_alone(build_report: 
         count=2, failed=0, bytes=2 * 2**20, mean_ms=5.0, share_of_ttft=0.1, prefill_ms=20.0, decode_ms=18.0, router_ms=12.0
     )  # fmt: skip
     text = _parse_page(html_report.render(built.model_copy(update={"kv_transfers": transfers}), samples)).text
-    assert "5 ms for 1.0 MiB, 10% of the time to first token" in text
+    assert "5 ms for 1.05 MB, 10% of the time to first token" in text
     assert "20 ms in prefill, 18 ms in decode with the transfer, 12 ms in the router and between" in text

@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from llm_serving.services import tasks
+from llm_serving.settings.units import format_bytes
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.pages import charts
 from llm_serving.validation.reports import report, report_builder
@@ -64,7 +65,7 @@ def _format_time(iso_time: str) -> str:
 def render(run_report: Report, samples: Sequence[Sample]) -> str:
     return render_page(
         "report.html.j2",
-        filters={"size": format_size, "bucket": format_bucket, "plain": _format_setting},
+        filters={"size": format_bytes, "bucket": format_bucket, "plain": _format_setting},
         report=run_report,
         infinity=math.inf,
         names={metric: METRIC_NAMES[metric] for metric in run_report.metrics},
@@ -295,15 +296,6 @@ def format_bucket(latency: EngineLatency) -> str:
     if latency.to_ms is None:
         return f"over {low}"
     return low if latency.to_ms == latency.from_ms else f"{low} to {charts.format_number(latency.to_ms)}"
-
-
-def format_size(count: float) -> str:
-    """Format bytes in their largest unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def _format_setting(value: Any) -> str:
