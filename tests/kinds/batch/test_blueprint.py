@@ -62,7 +62,7 @@ def test_the_pattern_runs_its_own_replicas_beside_the_workers(tmp_path: Path) ->
     assert deployment.endpoint_url == deployment.serving.url
     document = read_document(deployment.batch_workers[0])
     assert document["endpoint"] == deployment.endpoint_url
-    engine = deployment.engines[0]
+    engine = deployment.serving.workers[0]
     assert document["metrics_urls"] == [f"http://{engine.host}:{engine.port}/metrics"]
     assert document["metrics"]["queue"] == ["vllm:num_requests_waiting"]
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment

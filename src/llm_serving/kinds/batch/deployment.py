@@ -51,10 +51,6 @@ class BatchDeployment(Deployment):
         return tuple(service for service in self.services if service.role == WORKER)
 
     @property
-    def engines(self) -> tuple[Service, ...]:
-        return self.serving.workers if self.serving else ()
-
-    @property
     def worker_count(self) -> int:
         return sum(worker.replicas.max for worker in self.batch_workers)
 

@@ -164,22 +164,6 @@ def apply_quantization(model: Model, tuning: Tuning) -> Model:
     return model
 
 
-def place_role(
-    settings: Blueprint,
-    fleet: Fleet,
-    key_path: tuple[str, ...],
-    role: EngineRole,
-    model: Model,
-    context: int,
-) -> PlacedRole:
-    """Return the placement of the role at `key_path` of the blueprint.
-
-    Raises:
-        PlacementError: no instance type of its pool fits it.
-    """
-    return _PlacementSearch(settings, fleet, key_path, role, model, context).find_placement()
-
-
 def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> tuple[Pool, list[Instance]]:
     """Return the role's pool and its types as the catalog knows them.
 
@@ -198,17 +182,24 @@ def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> t
 
 
 @dataclass(frozen=True)
-class _PlacementSearch:
+class PlacementSearch:
     """Finds the nodes of one role; each step narrows the instance types or refuses."""
 
     settings: Blueprint
     fleet: Fleet
     key_path: tuple[str, ...]
+    """Of the role in the blueprint."""
+
     role: EngineRole
     model: Model
     context: int
 
     def find_placement(self) -> PlacedRole:
+        """Return the placement of the role.
+
+        Raises:
+            PlacementError: no instance type of its pool fits it.
+        """
         role = self.role
         pool, known_types = require_pool(self.fleet, self.key_path, role)
         accelerated_types = self._select_by_accelerators(pool, known_types)

@@ -32,7 +32,7 @@ from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pi
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
-from llm_serving.kinds.serving.placement import PlacedRole, PlacementError
+from llm_serving.kinds.serving.placement import PlacedRole, PlacementError, PlacementSearch
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import (
     RouterPolicy,
@@ -260,7 +260,8 @@ def _place_roles(
             if model is None:
                 placement.require_pool(fleet, key_path, role)
                 continue
-            placed_roles.append(placement.place_role(settings, fleet, key_path, role, model, model_settings.context))
+            search = PlacementSearch(settings, fleet, key_path, role, model, model_settings.context)
+            placed_roles.append(search.find_placement())
         except PlacementError as error:
             if not (get_shared(role) and error.conflict.key_path[-1] == "pool"):  # which the shared role reports
                 conflicts.append(error.conflict)
