@@ -51,6 +51,14 @@ def print_json(payload: object) -> None:
     print(json.dumps(payload, indent=2))
 
 
+def print_rows(payload: object, table: RenderableType, *, as_json: bool, soft_wrap: bool = True) -> None:
+    """Print what a command lists, as JSON for a program or as a table for a person."""
+    if as_json:
+        print_json(payload)
+    else:
+        out.print(table, soft_wrap=soft_wrap)
+
+
 @dataclass(eq=False)
 class Step:
     """One step, and how long it took in seconds."""

@@ -71,10 +71,8 @@ def compare(
     comparisons = [comparison.compare(baseline, run, margin / 100) for run in others]
     if page:
         page.write_text(comparison_page.render(baseline.title, comparisons, margin / 100), encoding="utf-8")
-    if as_json:
-        console.print_json(_build_payload(baseline, comparisons))
-    else:
-        console.out.print(comparison_table.render(comparisons), soft_wrap=False)
+    payload, table = _build_payload(baseline, comparisons), comparison_table.render(comparisons)
+    console.print_rows(payload, table, as_json=as_json, soft_wrap=False)
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
     if gate and worse:
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")

@@ -14,7 +14,4 @@ def matrix(as_json: AsJson = False) -> None:
     Covers every pattern, target and example fleet, and gives the reason of each empty cell.
     """
     cells = list(target_matrix.build_cells())
-    if as_json:
-        console.print_json([cell.build_payload() for cell in cells])
-    else:
-        console.out.print(matrix_table.MatrixTable(cells))
+    console.print_rows([cell.build_payload() for cell in cells], matrix_table.MatrixTable(cells), as_json=as_json)

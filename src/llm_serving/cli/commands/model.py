@@ -83,21 +83,16 @@ def make_tiny(
 def list_(as_json: AsJson = False) -> None:
     """List the models of the catalog."""
     rows = models.load().values()
-    if as_json:
-        payload = [
-            {
-                **row.model_dump(
-                    include={"name", "task", "weight_bytes", "max_context", "random", "source", "read_on"}
-                ),
-                "parameters": row.parameters,
-                "active_parameters": row.active_parameters,
-                "kv_bytes_per_token": memory.compute_kv_bytes_per_token(row),
-            }
-            for row in rows
-        ]
-        console.print_json(payload)
-        return
-    console.out.print(models_table.render(rows), soft_wrap=False)
+    payload = [
+        {
+            **row.model_dump(include={"name", "task", "weight_bytes", "max_context", "random", "source", "read_on"}),
+            "parameters": row.parameters,
+            "active_parameters": row.active_parameters,
+            "kv_bytes_per_token": memory.compute_kv_bytes_per_token(row),
+        }
+        for row in rows
+    ]
+    console.print_rows(payload, models_table.render(rows), as_json=as_json, soft_wrap=False)
 
 
 @app.command()

@@ -47,10 +47,7 @@ def list_(as_json: AsJson = False) -> None:
         }
         for folder in paths.list_patterns()
     ]
-    if as_json:
-        console.print_json(entries)
-        return
-    console.out.print(patterns_table.render(entries), soft_wrap=False)
+    console.print_rows(entries, patterns_table.render(entries), as_json=as_json, soft_wrap=False)
 
 
 def new(

@@ -14,10 +14,7 @@ def list_signals(as_json: AsJson = False) -> None:
     A signal has a row for each program's name of it.
     """
     rows = [_build_row(name) for name in signals.list_program_names()]
-    if as_json:
-        console.print_json(rows)
-    else:
-        console.out.print(signals_table.render(rows))
+    console.print_rows(rows, signals_table.render(rows), as_json=as_json)
 
 
 def _build_row(program_name: signals.ProgramName) -> dict[str, str]:

@@ -50,10 +50,8 @@ def _show_starts(folder: Path, fleet: Path, target: str, *, as_json: bool) -> No
     starts = registry.load_target(target).read_starts(folder, fleet)
     if not starts:
         raise CheckFailed(f"{folder.name}: no replica runs. Fix: run blueprint deploy {console.shorten_path(folder)}")
-    if as_json:
-        console.print_json({"starts": [asdict(start) for start in starts]})
-    else:
-        console.out.print(starts_table.render(starts))
+    payload = {"starts": [asdict(start) for start in starts]}
+    console.print_rows(payload, starts_table.render(starts), as_json=as_json)
 
 
 def logs(

@@ -106,10 +106,7 @@ def list_(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, as_json
     """List the jobs, the newest first."""
     with _open_deployment(folder, fleet, target) as (_, client):
         jobs = [_build_payload(job) for job in client.list_batches()]
-    if as_json:
-        console.print_json(jobs)
-    else:
-        console.out.print(batch_table.render_jobs(jobs))
+    console.print_rows(jobs, batch_table.render_jobs(jobs), as_json=as_json)
 
 
 @app.command()
@@ -131,16 +128,14 @@ def status(
         raise InputError("--watch: it shows one job to a person. Fix: give an ID, and leave --json out.")
     with _open_deployment(folder, fleet, target) as (_, client):
         if job_id is None:
-            _print_teams(client.list_teams(), as_json)
+            teams = client.list_teams()
+            console.print_rows(teams, batch_table.render_teams(teams), as_json=as_json)
             return
         if watch:
             _watch(client, job_id)
             return
         payload, workers = _build_payload(client.read(job_id)), [] if as_json else client.list_workers()
-    if as_json:
-        console.print_json(payload)
-    else:
-        console.out.print(batch_table.render_job(payload, workers))
+    console.print_rows(payload, batch_table.render_job(payload, workers), as_json=as_json)
 
 
 @app.command()
@@ -222,13 +217,6 @@ def _watch(client: BatchClient, job_id: str) -> None:
             time.sleep(WATCH_INTERVAL_S)
 
 
-def _print_teams(teams: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        console.print_json(teams)
-    else:
-        console.out.print(batch_table.render_teams(teams))
-
-
 def _print_estimate(
     deployment: BatchDeployment, client: BatchClient, source: dict[str, str], metadata: dict[str, str], as_json: bool
 ) -> None:
@@ -247,10 +235,7 @@ def _print_estimate(
         priority=priority,
         deadline_s=float(metadata.get("deadline") or resolve_deadline(team, deployment.limits)),
     )
-    if as_json:
-        console.print_json(payload)
-    else:
-        console.out.print(batch_table.render_estimate(payload))
+    console.print_rows(payload, batch_table.render_estimate(payload), as_json=as_json)
 
 
 def _read_template(file: Path) -> str:

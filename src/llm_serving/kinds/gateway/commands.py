@@ -65,13 +65,10 @@ def list_(
             require_choice("--team", team, "team", gateway.deployment.teams, "choose")
         with gateway.connect() as admin:
             keys = admin.list_keys(team)
-    if as_json:
-        console.print_json([key._asdict() for key in keys])
-        return
     table = _create_table(["id", "team", "user", "name", "created"], [])
     for key in keys:
         table.add_row(key.id[:_SHOWN_ID], key.team, key.user, key.name, key.created_at[:_SHOWN_TIME].replace("T", " "))
-    console.out.print(table)
+    console.print_rows([key._asdict() for key in keys], table, as_json=as_json)
 
 
 @key_app.command()
@@ -109,10 +106,7 @@ def audit_(
     since_s = quantities.parse("--since", since, Duration)
     with access.open_access(folder, fleet, target) as gateway:
         entries = gateway.read_audit(since_s)
-    if as_json:
-        console.print_json(entries)
-    else:
-        console.out.print(_render_audit(entries))
+    console.print_rows(entries, _render_audit(entries), as_json=as_json)
 
 
 @app.command(name="usage")
