@@ -44,11 +44,6 @@ class PooledTask(NamedTuple):
     probe: Mapping[str, Any] = MappingProxyType({})
     """Further fields of a probe's request, which make it small."""
 
-    @property
-    def inputs(self) -> str:
-        """What the texts of a request are called in its body."""
-        return list(self.build([""]))[-1]
-
 
 POOLED: dict[Task, PooledTask] = {
     # As the openai client asks: half the size of numbers written out.
