@@ -531,14 +531,15 @@ class Switch:
         for engine in reversed(self._engines):
             started = time.monotonic()
             await engine.start()
-            if engine is not first:
-                await engine.sleep(keep=False)
+            # The first sleep takes the host's memory, 20 s for 16 GiB (vLLM 0.32.0, one H200): no request waits for it.
+            await engine.sleep(keep=False)
             LOG.info(f"{engine.name}: loaded in {time.monotonic() - started:.1f} s")
             for row in engine.models:
                 if row["id"] in self._by_model:
                     raise Broken(f"{row['id']}: two engines serve it. Fix: give each --served-model-name of its own")
                 self._by_model[row["id"]] = engine
             self._metrics.add(engine.name)
+        await first.wake()
         self._turns = Turns(self._switch, first.name, self._limits, self._metrics)
         await asyncio.gather(self._turns.run(), *(self._watch(self._turns, engine) for engine in self._engines))
 

@@ -237,6 +237,16 @@ def test_a_newer_vllm_on_an_h200_has_the_cache_that_is_computed_and_up_to_3_perc
     assert f"{computed:,}" in page
 
 
+@pytest.mark.parametrize(("name", "tokens"), [("Qwen/Qwen3-8B", 770_288), ("Qwen/Qwen3-14B", 607_744)])
+def test_the_pinned_vllm_on_an_h200_has_the_cache_that_is_computed_within_1_percent(name: str, tokens: int) -> None:
+    # What vLLM 0.32.0 with torch 2.11 logged on one H200, started by this project's rendered command of two models that
+    # share it, with random weights, 2026-11-28.
+    instance = instances.load()["p5en.48xlarge"]
+    fit = vllm.compute_fit(models.find(name), instance, ReplicaSetup(1, context=8000, utilization=0.888))
+    assert fit.cache_tokens == pytest.approx(tokens, rel=0.01)
+    assert f"{tokens:,}" in (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+
+
 def test_the_page_on_models_shows_these_starts_and_no_others() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [_format_start(*row) for row in MEASURED]

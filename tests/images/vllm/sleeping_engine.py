@@ -22,7 +22,7 @@ class Engine:
         self.name, self.fault = name, fault
         self.awake = asyncio.Event()
         self.awake.set()
-        self.running = 0
+        self.running = self.sleeps = 0
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -52,6 +52,7 @@ class Engine:
             return web.Response(status=500, text="it would end requests")
         if request.path == "/sleep":
             self.awake.clear()
+            self.sleeps += 1
         else:
             self.awake.set()
         return web.json_response({"is_sleeping": not self.awake.is_set()})
@@ -60,6 +61,7 @@ class Engine:
         lines = ["# HELP vllm:running Requests.", "# TYPE vllm:running gauge"]
         lines += [f'vllm:running{{model_name="{self.name}"}} {self.running}']
         lines += [f'vllm:asleep{{model_name="{self.name}"}} {int(not self.awake.is_set())}']
+        lines += [f'vllm:sleeps{{model_name="{self.name}"}} {self.sleeps}']
         lines += ["# TYPE vllm:num_requests_waiting gauge"]
         lines += [f'vllm:num_requests_waiting{{engine="0",model_name="{self.name}"}} 0']
         lines += ["# TYPE process_memory gauge", "process_memory 5"]

@@ -379,6 +379,13 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def test_each_engine_has_slept_before_the_first_request(start: Start) -> None:
+    _, url, _ = start()
+    wait_for_all(url)
+    assert [read_metric(url, "vllm:sleeps", name) for name in ("alpha", "beta")] == [1, 1]
+    assert [read_metric(url, "vllm:asleep", name) for name in ("alpha", "beta")] == [0, 1]
+
+
 def test_a_request_wakes_the_engine_of_its_model_and_its_adapters(start: Start) -> None:
     _, url, log = start("--least-awake", "0")
     wait_for_all(url)
@@ -602,20 +609,21 @@ def test_the_stream_of_an_engine_that_ends_is_cut(start: Start) -> None:
     assert process.wait(LIMIT_S) == 1
 
 
-@pytest.mark.parametrize(
-    ("engines", "page"),
-    [(("alpha /sleep", "beta"), "alpha: POST /sleep"), (("alpha", "beta /wake_up"), "beta: POST /wake_up")],
-)
-def test_an_engine_that_does_not_sleep_or_wake_ends_the_program(
-    start: Start, engines: tuple[str, ...], page: str
-) -> None:
-    process, url, log = start("--least-awake", "0", engines=engines)
+@pytest.mark.parametrize("engine", ["alpha /sleep", "alpha /wake_up"])
+def test_an_engine_that_does_not_sleep_or_wake_once_never_serves(start: Start, engine: str) -> None:
+    process, _, log = start(engines=(engine, "beta"))
+    assert process.wait(LIMIT_S) == 1
+    assert f"model-switch: error: alpha: POST {engine.split()[1]}: 500 out of memory" in log.read_text()
+
+
+def test_an_engine_that_does_not_wake_ends_the_program(start: Start) -> None:
+    process, url, log = start("--least-awake", "0", engines=("alpha", "beta /wake_up"))
     wait_for_all(url)
     assert complete(url, "alpha")[0] == 200
     code, headers, _ = complete(url, "beta")
     assert (code, headers["Retry-After"]) == (503, "1")
     assert process.wait(LIMIT_S) == 1
-    assert f"model-switch: error: {page}: 500 out of memory" in log.read_text()
+    assert "model-switch: error: beta: POST /wake_up: 500 out of memory" in log.read_text()
 
 
 def test_after_a_switch_that_failed_nobody_waits_for_what_no_model_computes(start: Start) -> None:
