@@ -5,7 +5,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `vllm` and `vllm-router` parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head (those that look back over
-  everything have `full_heads` of `full_size`), `latent`, `index` bytes in `indexed` of them, `context`, `bytes`, `batch`, `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
+  everything have `full_heads` of `full_size`), `latent`, `index` bytes in `indexed` of them, `context`, `bytes`, `batch`,
+  `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
