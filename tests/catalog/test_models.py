@@ -153,6 +153,11 @@ def test_the_hub_is_queried_only_for_models_missing_from_the_catalog() -> None:
             '{"model_type": "qwen3", "num_attention_heads": "many", "hidden_size": 1}',
             "a number in it is of another kind",
         ),
+        ('{"model_type": "gemma4", "text_config": [1]}', "a number in it is of another kind"),
+        (
+            '{"model_type": "nemotron_h", "layers_block_type": 3, "num_attention_heads": 1, "hidden_size": 1, "intermediate_size": 1}',
+            "a number in it is of another kind",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused_by_its_path(tmp_path: Path, content: str, message: str) -> None:

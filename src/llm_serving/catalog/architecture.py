@@ -285,11 +285,11 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
             f"a model of one of {supported}",
             read_names(config),
         )
-    reader = _Reader(str(kind), family, config)
-    if unknown := reader.find_unknown():
-        reason = f"{source}: {unknown}: the memory of a model of {kind} with it is not known here"
-        raise UnknownMemoryError(reason, f"a model of {kind} without it", read_names(config))
     try:
+        reader = _Reader(str(kind), family, config)
+        if unknown := reader.find_unknown():
+            reason = f"{source}: {unknown}: the memory of a model of {kind} with it is not known here"
+            raise UnknownMemoryError(reason, f"a model of {kind} without it", read_names(config))
         return reader.build()
     except UnknownSchemeError as error:
         raise UnknownMemoryError(
