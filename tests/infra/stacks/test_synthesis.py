@@ -238,5 +238,5 @@ def test_settings_that_aws_would_refuse_are_not_synthesized(tmp_path: Path) -> N
         "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools:\n  general: {types: g6e.2xlarge, size: 0..8}\n"
     )
     with pytest.raises(InputError, match=r"fleet\.yaml:3:8: zones: "):
-        main.synthesize(load(file, Fleet), tmp_path / "out")
+        main.run({"BLUEPRINT_FLEET": str(file), "CDKTF_OUTDIR": str(tmp_path / "out"), "BLUEPRINT_DEPLOYMENTS": ""})
     assert not (tmp_path / "out").exists()

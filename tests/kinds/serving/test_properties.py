@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
     blueprint_settings = {
         "name": "any",
         "pattern": pattern,
-        "model": draw(st.sampled_from([*SMALL, *SMALL, *MODELS])),
+        "model": draw(st.sampled_from([*SMALL * 4, *MODELS])),
         "context": context,
         "roles": {
             **{name: _role(draw, pools, pattern) for name in names},
