@@ -11,6 +11,7 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
   `max_pixels`: its size, and the tokens.
+- `kimi` counts the tokens of a picture of a width and height as Kimi K2.5's processor in vLLM.
 - `run` runs `vllm`, or a program in Python, with `words` and `environment` in a fork, which need not import the engine,
   with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork, and
   what it starts by `python3 -m` is a fork too.
@@ -44,12 +45,14 @@ import engine_plugins
 import torch
 import transformers
 from PIL import Image
+from transformers.models.kimi_k25.image_processing_kimi_k25 import Kimi_K25ImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from vllm import plugins
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey
 from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.entrypoints.cli import main as vllm_main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.transformers_utils.processors.kimi_k25_vision_fused import navit_resize_image
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core import kv_cache_utils
@@ -170,6 +173,15 @@ def count_parameters(config: dict[str, Any]) -> int:
     return sum(tensor.numel() for tensor in stored.values())
 
 
+def count_kimi_tokens(size: list[int]) -> int:
+    """Tokens of a picture of that width and height, with the limits of Kimi's processor in transformers."""
+    processor = Kimi_K25ImageProcessor
+    row = navit_resize_image(
+        *size, processor.patch_size, processor.merge_size, processor.max_patches, processor.size["max_height"], None
+    )
+    return row["num_tokens"]
+
+
 def describe_picture(question: dict[str, Any]) -> dict[str, Any]:
     """Size of a picture as Pillow decodes it, and its tokens."""
     with Image.open(io.BytesIO(base64.b64decode(question.pop("png")))) as picture:
@@ -281,6 +293,7 @@ HANDLERS = {
     "planner": count_cache_tokens,
     "parameters": count_parameters,
     "picture": describe_picture,
+    "kimi": count_kimi_tokens,
     "run": run_program,
     "mooncake": load_mooncake_settings,
     "processes": count_frozen_objects,

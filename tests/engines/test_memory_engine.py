@@ -163,3 +163,14 @@ def test_made_pictures_are_decoded_and_have_at_most_the_tokens_that_are_counted(
             # The engine rounds to the nearest row and column, and here both are rounded up.
             rows, columns = width / vision.token_side, height / vision.token_side
             assert answer["tokens"] <= most <= answer["tokens"] + rows + columns + 1
+
+
+@pytest.mark.engine
+def test_a_picture_for_kimi_has_at_most_the_tokens_that_are_counted(engine_probe: EngineProbe) -> None:
+    vision = models.find("moonshotai/Kimi-K2.5").vision
+    assert vision
+    worst = (7081, 489)  # of all sizes up to 30,000
+    sizes = [*SIZES, (7168, 100), (30_000, 30_000), worst]
+    counted = [answer["result"] for answer in engine_probe("kimi", [list(size) for size in sizes])]
+    assert [tokens for size, tokens in zip(sizes, counted, strict=True) if tokens > vision.count_tokens(*size)] == []
+    assert counted[-1] == vision.image_tokens
