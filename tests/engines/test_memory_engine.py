@@ -40,7 +40,7 @@ CPU_BLOCK = engines.load_engines()["vllm"].platforms["cpu"].kv_block
 
 def _build_question(model: Model, context: int, block: int, tensor_parallel: int) -> dict[str, Any]:
     latent = model.latent
-    full_heads, full_size = memory.get_full_heads(model)
+    full_heads, full_size = model.full_heads
     return {
         "layers": model.layers - model.feed_forward_layers,
         "sliding": model.sliding_layers,

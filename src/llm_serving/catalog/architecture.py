@@ -220,6 +220,11 @@ class Architecture(PlainData):
         return self.vision.tensors if self.vision else ()
 
     @property
+    def full_heads(self) -> tuple[int, int]:
+        """Key and value heads of a layer that looks back over everything, and the numbers of each."""
+        return self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
+
+    @property
     def full_layers(self) -> int:
         """Layers that look back over everything."""
         return self.layers - self.sliding_layers - self.linear_layers - self.feed_forward_layers
@@ -392,6 +397,7 @@ class _Reader:
         config, numbers = self.config, self.numbers
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         experts = int(_find(config, "n_routed_experts", "num_experts", "num_local_experts") or 0)
+        active_experts = int(_find(config, "num_experts_per_tok", "experts_per_token", "top_k_experts") or 0)
         intermediate = int(config["intermediate_size"])
         numbers |= {
             "layers": check_layers(len(self._blocks) or int(config["num_hidden_layers"])),
@@ -408,7 +414,7 @@ class _Reader:
             "labels": count_labels(self.whole) if _is_classifier(self.whole) else 0,
             "pooler": any(name.endswith("Model") for name in read_names(self.whole)),
             "experts": experts,
-            "active_experts": int(_find(config, *_ACTIVE_EXPERTS) or 0) if experts else 0,
+            "active_experts": active_experts if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
             "expert_intermediate": int(config.get("moe_intermediate_size") or intermediate) if experts else 0,
             "dense_layers": int(config.get("first_k_dense_replace") or self._blocks.count("mlp")) if experts else 0,
@@ -475,6 +481,7 @@ class _Reader:
             return None
         own = self.whole.get(row.config) or {}
         numbers = {**row.defaults, **self._decoder_sizes, **families.read_numbers({**self.whole, **own})}
+        numbers |= {name: families.compute(formula, numbers) for name, formula in row.sizes.items()}
         return Vision(
             tensors=families.build_shapes(row.tensors, numbers),
             image_tokens=families.compute(row.image_tokens, numbers),
@@ -482,8 +489,8 @@ class _Reader:
             row_ends=families.compute(row.row_ends, numbers),
             min_image_tokens=families.compute(row.min_image_tokens, numbers),
             patches=families.compute(row.patches, numbers),
-            hidden=families.compute(row.hidden, numbers),
-            intermediate=families.compute(row.intermediate, numbers),
+            hidden=numbers["hidden_size"],
+            intermediate=numbers["intermediate_size"],
             outputs=families.compute(row.outputs, numbers),
         )
 
@@ -507,25 +514,21 @@ class _Reader:
         return [layer for layer in range(self.numbers["layers"]) if max(layer - offset + 1, 0) % step == 0]
 
     def _count_spared(self, shape: TensorShape, spared: SparedModules) -> TensorShape:
-        layers: Sequence[int] = range(self.numbers["layers"])
-        dense = self.numbers["dense_layers"]
-        if shape.layer_kind == "indexed":
-            layers = self._indexed_layers
-        elif dense and self.numbers["sparse_step"] == 1:
-            layers = {"dense": layers[:dense], "sparse": layers[dense:]}.get(shape.layer_kind, layers)
-        return shape.model_copy(update={"spared": spared.count(shape.module, layers)})
+        layers, dense = range(self.numbers["layers"]), self.numbers["dense_layers"]
+        known: dict[str, Sequence[int]] = {"indexed": self._indexed_layers}
+        if dense and self.numbers["sparse_step"] == 1:
+            known |= {"dense": layers[:dense], "sparse": layers[dense:]}
+        count = spared.count(shape.module, known.get(shape.layer_kind, layers))
+        return shape.model_copy(update={"spared": count})
 
 
 _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 """What a letter of `hybrid_override_pattern` stands for."""
 
-_ACTIVE_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
-
 _COPIED = (
     "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "full_kv_heads", "full_head_dim", "vocabulary",
     "max_context", "experts", "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step",
-    "prediction_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "indexed_layers",
-    "labels",
+    "prediction_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "indexed_layers", "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
 

@@ -74,6 +74,9 @@ class VisionRow(PlainData):
     config: str
     tensors: tuple[TensorRow, ...]
     defaults: Mapping[str, int] = {}
+    sizes: Mapping[str, Formula] = {}
+    """Numbers of the tower under the names that the tensors have for them."""
+
     image_tokens: Formula
     """Most tokens that one picture takes in the context."""
 
@@ -89,8 +92,6 @@ class VisionRow(PlainData):
     patches: Formula
     """Parts that the largest picture is cut into."""
 
-    hidden: Formula = "hidden_size"
-    intermediate: Formula = "intermediate_size"
     outputs: Formula = 1
     """Vectors of the decoder's width for each token of a picture."""
 

@@ -218,8 +218,8 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     """
     layer_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
-    without_index = model.layers - model.indexed_layers if model.index_bytes else 0
-    return model.full_layers * layer_bytes + model.sliding_layers * window_bytes - without_index * model.index_bytes
+    missing_index_bytes = (model.layers - model.indexed_layers) * model.index_bytes
+    return model.full_layers * layer_bytes + model.sliding_layers * window_bytes - missing_index_bytes
 
 
 def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str, *, has_window: bool = False) -> int:
@@ -229,13 +229,8 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
     number_bytes = CACHE_BYTES[dtype]
     if model.latent:
         return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes + model.index_bytes
-    heads, width = (model.kv_heads, model.head_dim) if has_window else get_full_heads(model)
+    heads, width = (model.kv_heads, model.head_dim) if has_window else model.full_heads
     return 2 * divide_up(heads, tensor_parallel) * width * number_bytes
-
-
-def get_full_heads(model: Architecture) -> tuple[int, int]:
-    """Return key and value heads of a layer that looks back over everything, and the numbers of each."""
-    return model.full_kv_heads or model.kv_heads, model.full_head_dim or model.head_dim
 
 
 def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:

@@ -34,7 +34,6 @@ from llm_serving.engines.memory import (
     describe_shortage,
     divide_up,
     estimate_tokens_per_s,
-    get_full_heads,
     select_stage,
 )
 from llm_serving.settings.units import format_bytes
@@ -125,9 +124,8 @@ def count_cache_tokens(
 
 def _have_same_cache(model: Architecture, draft: Architecture, tensor_parallel: int) -> bool:
     """Return whether vLLM takes the layers of both for one kind: FullAttentionSpec of the same heads."""
-    (heads, width), (draft_heads, draft_width) = get_full_heads(model), get_full_heads(draft)
-    same_heads = divide_up(heads, tensor_parallel) == divide_up(draft_heads, tensor_parallel) and width == draft_width
-    return same_heads and model.latent == draft.latent
+    kinds = [(divide_up(row.full_heads[0], tensor_parallel), row.full_heads[1], row.latent) for row in (model, draft)]
+    return kinds[0] == kinds[1]
 
 
 def _compute_group_size(kinds: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from llm_serving.catalog.instances import Accelerators
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4, Scheme
 from llm_serving.catalog.step_times import StepTimes
-from llm_serving.engines.memory import compute_kv_layer_bytes, compute_state_bytes, get_full_heads
+from llm_serving.engines.memory import compute_kv_layer_bytes, compute_state_bytes
 from llm_serving.settings.errors import InputError
 
 PRECISIONS = {"bf16": None, "fp8": FP8_TENSOR, "fp4": NVFP4}
@@ -131,11 +131,9 @@ class StepTime:
         self._token_bytes = model.full_layers * compute_kv_layer_bytes(model, ways, kv_type)
         self._window_bytes = model.sliding_layers * compute_kv_layer_bytes(model, ways, kv_type, has_window=True)
         self._state_bytes = 2 * model.linear_layers * compute_state_bytes(model, ways)  # read and written
-        _, head_dim = get_full_heads(model)
+        width = model.latent.kv_rank if model.latent else model.full_heads[1]
         pair_operations = 2 * _OPERATIONS * model.heads / ways
-        self._pair_operations = (
-            model.full_layers * pair_operations * (model.latent.kv_rank if model.latent else head_dim)
-        )
+        self._pair_operations = model.full_layers * pair_operations * width
         self._window_pair_operations = model.sliding_layers * pair_operations * model.head_dim
 
     def use(self, times: StepTimes) -> None:
