@@ -66,6 +66,11 @@ def _build_compressed(form: str, inputs: Any = None, **weights: Any) -> dict[str
         ({"quant_method": "fp8", "activation_scheme": "static"}, NUMBERS + 4 + 4),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, NUMBERS // 2 + NUMBERS // 16 + 8),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, NUMBERS + 4 + 4),
+        # vLLM 0.32.0, quantization/modelopt.py: what each `create_weights` registers, and weight_scale in float32.
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, NUMBERS // 2 + NUMBERS // 16 + 4),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, NUMBERS + NUMBERS // 32),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, NUMBERS + ROWS * 4),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, NUMBERS + ROWS // 128 * COLUMNS // 128 * 4),
         ({"quant_method": "mxfp4"}, NUMBERS // 2 + NUMBERS // 32),
     ],
 )

@@ -558,7 +558,78 @@ def test_spared_modules_are_named_by_pattern_too(rule: str, spared: dict[str, in
 
 
 def _list_spared(model: Architecture) -> dict[str, int]:
-    return {shape.name: shape.spared for shape in model.tensors if shape.spared}
+    return {shape.name: count for shape in model.tensors for scheme, count in shape.named if scheme is None}
+
+
+FP4, FP8 = {"quant_algo": "W4A16_NVFP4", "group_size": 16}, {"quant_algo": "FP8"}
+ATTENTION_MODULES = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj")
+FULL_ATTENTION_MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+EXPERT_MODULES = ("experts", "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj")
+MIXED_MODULES = {
+    f"model.language_model.layers.{layer}.{module}": scheme
+    for layer in range(40)
+    for modules, scheme in (
+        (FULL_ATTENTION_MODULES if layer % 4 == 3 else ATTENTION_MODULES, FP8),
+        ([f"mlp.{name}" for name in EXPERT_MODULES], FP4),
+    )
+    for module in modules
+} | {"lm_head": FP4}
+"""Of nvidia/Qwen3.6-35B-A3B-NVFP4, all 291, as in aiconfigurator-core 0.12.0, model_configs."""
+
+
+def _build_mixed(modules: Any) -> Architecture:
+    settings = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "ignore": ["mtp*"],
+        "quantized_layers": modules,
+    }
+    return architecture.parse({**models.read_config("Qwen/Qwen3.6-35B-A3B"), "quantization_config": settings}, "test")
+
+
+def test_each_module_of_a_checkpoint_of_mixed_precision_has_the_bytes_of_its_own_scheme() -> None:
+    mixed, plain = _build_mixed(MIXED_MODULES), models.find("Qwen/Qwen3.6-35B-A3B")
+    assert (mixed.parameters, mixed.quantization) == (plain.parameters, "nvfp4")
+    loaded = {group.name: 8 * group.bytes // group.parameters for group in mixed.list_tensors() if group.loaded}
+    assert [loaded[name] for name in ("experts", "output layer", "query and gate", "expert router")] == [4, 4, 8, 16]
+    eight_bits = 2048 * (30 * (8192 + 4096 + 4096) + 10 * (8192 + 512 + 512 + 4096))
+    four_bits = 2048 * (40 * (256 + 1) * 3 * 512 + 248320)
+    saved = vllm.compute_weight_bytes(plain, ReplicaSetup()) - vllm.compute_weight_bytes(mixed, ReplicaSetup())
+    assert saved == pytest.approx(eight_bits + four_bits * (2 - 9 / 16), rel=1e-5)
+    # The layer for multi-token prediction is not named.
+    assert [group.bytes for group in mixed.list_tensors() if not group.loaded] == [
+        group.bytes for group in plain.list_tensors() if not group.loaded
+    ]
+
+
+def test_layers_of_one_kind_may_have_different_schemes_and_a_stage_the_largest_of_them() -> None:
+    names = {
+        name: FP8 if "layers.3." in name and "experts" in name else scheme for name, scheme in MIXED_MODULES.items()
+    }
+    del names["model.language_model.layers.7.mlp.experts"]
+    experts = {bits: 3 * 256 * 512 * 2048 * bits / 8 for bits in (16, 8, 4.5)}
+
+    def sum_experts(layers: int) -> float:
+        model = _build_mixed(names).model_copy(update={"layers": layers})
+        return sum(group.bytes for group in model.list_tensors() if group.name == "experts" and group.loaded)
+
+    assert sum_experts(40) == pytest.approx(experts[16] + experts[8] + 38 * experts[4.5], rel=1e-4)
+    assert sum_experts(2) == pytest.approx(experts[16] + experts[8], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "key"),
+    [
+        ({**MIXED_MODULES, "lm_head": {"quant_algo": "INT4_AWQ"}}, 'quant_algo: "INT4_AWQ"'),
+        ({**MIXED_MODULES, "visual.blocks.0.mlp": FP8}, 'quantized_layers: "visual.blocks.0.mlp"'),
+        ({}, 'quantized_layers: "{}"'),
+        (None, 'quantized_layers: "None"'),
+    ],
+)
+def test_mixed_precision_of_unknown_size_is_refused_by_its_key(modules: Any, key: str) -> None:
+    with pytest.raises(architecture.UnknownMemoryError) as error:
+        _build_mixed(modules)
+    assert f"test: quantization_config.{key}: the size of its weights is not known here" in str(error.value)
 
 
 def test_the_cache_uses_at_most_three_tenths_of_a_neuroncores_24_gib() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from llm_serving.catalog import families, quantizations
 from llm_serving.catalog.families import Family, LayerKind, TensorShape, TensorSplit
-from llm_serving.catalog.quantizations import Quantization, Scheme, SparedModules, UnknownSchemeError
+from llm_serving.catalog.quantizations import NamedModules, Quantization, Scheme, UnknownSchemeError
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.settings.plain import PlainData
 
@@ -146,7 +146,7 @@ class Architecture(PlainData):
 
     dtype: str
     scheme: Scheme | None = None
-    """How a quantized model's matrices are stored."""
+    """How a quantized model's matrices are stored; of mixed precision, the smallest of them."""
 
     experts: int = 0
     active_experts: int = 0
@@ -207,7 +207,7 @@ class Architecture(PlainData):
     def list_tensors(self) -> tuple[TensorGroup, ...]:
         """Return all tensors of the checkpoint, in groups that are split and stored alike."""
         return (
-            *(_build_group(self, shape, self._count_layers(shape.layer_kind)) for shape in self.tensors),
+            *(_build_group(self, shape, self.count_layers(shape.layer_kind)) for shape in self.tensors),
             *(
                 _build_group(self, shape, self.prediction_layers)._replace(loaded=False)
                 for shape in self.prediction_tensors
@@ -234,7 +234,8 @@ class Architecture(PlainData):
         """Layers with experts."""
         return (self.feed_forward_layers or self.layers) - self.dense_layers if self.experts else 0
 
-    def _count_layers(self, kind: LayerKind) -> int:
+    def count_layers(self, kind: LayerKind) -> int:
+        """Return how often a tensor of that kind is there."""
         counts: dict[LayerKind, int] = {
             "model": 1,
             "embedding": 1,
@@ -262,16 +263,18 @@ class Architecture(PlainData):
 
 
 def _build_group(a: Architecture, shape: TensorShape, layers: int) -> TensorGroup:
-    """Return the tensors of one shape in so many layers, of which some may not be quantized."""
+    """Return the tensors of one shape in so many layers, of which a checkpoint may store some in another way."""
     count = shape.times * shape.rows * shape.columns
     plain_bytes = count * (shape.number_bytes or _BYTES.get(a.dtype, 2.0))
     is_quantized = a.scheme and (shape.form == "expert" or (shape.form == "linear" and not a.scheme.experts_only))
-    matrix_bytes = shape.times * a.scheme.compute_bytes(shape.rows, shape.columns) if a.scheme and is_quantized else 0
-    spared = min(layers, shape.spared) if is_quantized else layers
+    size, rest = 0.0, layers
+    for scheme, named in (*shape.named, (a.scheme if is_quantized else None, layers)):
+        stored = min(rest, named)
+        size += stored * (shape.times * scheme.compute_bytes(shape.rows, shape.columns) if scheme else plain_bytes)
+        rest -= stored
     active_share = a.active_experts / a.experts if shape.routed else 1.0
     if shape.layer_kind == "embedding":
         active_share = 1.0 if a.tied and not a.encoder and not a.pooled else 0.0
-    size = spared * plain_bytes + (layers - spared) * matrix_bytes
     return TensorGroup(shape.name, layers * count, size, shape.split, active_share)
 
 
@@ -366,28 +369,27 @@ class _Reader:
         for name, formula in self.family.sizes.items():
             if name not in self._counted:
                 self.numbers[name] = families.compute(formula, self.numbers)
-        scheme, spared = quantizations.parse(self.settings), SparedModules(self.settings)
         numbers, config = self.numbers, self.config
-        tensors = families.build_shapes(self.family.tensors, numbers)
-        return Architecture(
+        arch = Architecture(
             kind=self.kind,
             encoder=self.family.encoder,
             **{name: numbers[name] for name in _COPIED},
             tied=bool(self.whole.get("tie_word_embeddings", config.get("tie_word_embeddings", self.family.encoder))),
             dtype=str(_find(self.whole, "torch_dtype", "dtype") or _find(config, "torch_dtype", "dtype") or "bfloat16"),
-            scheme=scheme,
+            scheme=quantizations.parse(self.settings),
             window=numbers["window"] or None,
             chunked=bool(numbers.get("chunked")),
             rotary_numbers=self._count_rotary_numbers(),
             index_bytes=_compute_index_bytes(numbers.get("index_head_dim", 0)),
             latent=self._read_latent(),
             state=self._read_state(),
-            tensors=tuple(self._count_spared(shape, spared) for shape in tensors),
+            tensors=families.build_shapes(self.family.tensors, numbers),
             prediction_tensors=families.build_shapes(self.family.prediction, numbers)
             if numbers["prediction_layers"]
             else (),
             vision=self._read_vision(),
         )
+        return arch.model_copy(update=self._read_named(arch, NamedModules(self.settings)))
 
     def find_unknown(self) -> str:
         """Return the first key with which the model is more than its family's row says, or nothing."""
@@ -513,13 +515,41 @@ class _Reader:
         offset, step = self.config.get("index_skip_topk_offset", 2), self.config.get("index_topk_freq") or 1
         return [layer for layer in range(self.numbers["layers"]) if max(layer - offset + 1, 0) % step == 0]
 
-    def _count_spared(self, shape: TensorShape, spared: SparedModules) -> TensorShape:
+    def _read_named(self, arch: Architecture, modules: NamedModules) -> dict[str, tuple[TensorShape, ...]]:
+        """Return the tensors, with the layers in which the checkpoint names them."""
+        layers = range(arch.layers)
+        if not modules.is_mixed:
+            return {"tensors": tuple(self._count_spared(shape, modules) for shape in arch.tensors)}
+        behind = range(arch.layers, arch.layers + arch.prediction_layers)
+        counted = {
+            "tensors": tuple(
+                _count_schemes(shape, modules, layers, arch.count_layers(shape.layer_kind)) for shape in arch.tensors
+            ),
+            "prediction_tensors": tuple(
+                _count_schemes(shape, modules, behind, len(behind)) for shape in arch.prediction_tensors
+            ),
+        }
+        modules.check_read()
+        return counted
+
+    def _count_spared(self, shape: TensorShape, modules: NamedModules) -> TensorShape:
+        if shape.form == "plain":
+            return shape
         layers, dense = range(self.numbers["layers"]), self.numbers["dense_layers"]
         known: dict[str, Sequence[int]] = {"indexed": self._indexed_layers}
         if dense and self.numbers["sparse_step"] == 1:
             known |= {"dense": layers[:dense], "sparse": layers[dense:]}
-        count = spared.count(shape.module, known.get(shape.layer_kind, layers))
-        return shape.model_copy(update={"spared": count})
+        spared = modules.count_spared(shape.module, known.get(shape.layer_kind, layers))
+        return shape.model_copy(update={"named": ((None, spared),)}) if spared else shape
+
+
+def _count_schemes(shape: TensorShape, modules: NamedModules, layers: Sequence[int], count: int) -> TensorShape:
+    """Return the tensor of a checkpoint of mixed precision, which keeps as it was what it does not name."""
+    if not shape.module:
+        return shape
+    schemes = modules.count_schemes(shape.module, layers)
+    spared = max(0, count - sum(named for _, named in schemes))
+    return shape.model_copy(update={"named": ((None, spared), *schemes)})
 
 
 _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
+from llm_serving.catalog.quantizations import Scheme
 from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
 
@@ -64,8 +65,9 @@ class TensorShape(_Tensor):
     times: int = 1
     rows: int = 1
     columns: int = 1
-    spared: int = 0
-    """Layers of a quantized model in which it is not."""
+    named: tuple[tuple[Scheme | None, int], ...] = ()
+    """Schemes in which a quantized checkpoint stores it in layers that it names, None as it was, and how many of each;
+    in the others it is stored as the model's other matrices."""
 
 
 class VisionRow(PlainData):

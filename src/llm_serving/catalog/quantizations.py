@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,11 +17,18 @@ Quantization = Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int8"]
 _SPARED_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 """Keys of `quantization_config` that name what stays as it is, one for each tool that makes checkpoints."""
 
+_MIXED = "MIXED_PRECISION"
+"""ModelOpt's `quant_algo` of a checkpoint whose modules have schemes of their own, in `quantized_layers`."""
+
 _MAX_PATTERN, _MAX_REPEATS = 500, 3
 """Longest pattern, and most of its repeats and of its groups: the time grows with the name's length to that power."""
 
 _PREFIXES = ("model.layers", "language_model.model.layers", "model.language_model.layers", "backbone.layers")
 """What stands before a layer's number, in models of one part and of several."""
+
+
+_NUMBER = re.compile(r"\.\d+")
+"""Of a layer or an expert, in a module's name."""
 
 
 class Scheme(PlainData):
@@ -101,13 +109,38 @@ def _read_fbgemm(_: Mapping[str, Any]) -> Scheme:
     return Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4)
 
 
+_MODELOPT: Mapping[Any, Scheme] = {
+    "FP8": FP8_TENSOR.model_copy(update={"matrix_bytes": 4}),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4),
+    "FP8_PB_WO": Scheme(label="fp8", bits=8, block_rows=128, block_columns=128, scale_bytes=4),
+    "MXFP8": Scheme(label="fp8", bits=8, block_rows=1, block_columns=32, scale_bytes=1),
+    "NVFP4": NVFP4,
+    "W4A16_NVFP4": NVFP4.model_copy(update={"matrix_bytes": 4}),
+}
+"""By `quant_algo`. Source: vLLM 0.32.0, quantization/modelopt.py, what each scheme's `create_weights` registers."""
+
+
 def _read_modelopt(settings: Mapping[str, Any]) -> Scheme:
     algorithm = settings.get("quant_algo")
-    if algorithm == "NVFP4":
-        return NVFP4
-    if algorithm == "FP8":
-        return FP8_TENSOR.model_copy(update={"matrix_bytes": 4})
-    raise UnknownSchemeError(f"quantization_config.quant_algo: {quote_value(algorithm)}")
+    if algorithm == _MIXED:
+        return min(_read_mixed(settings).values(), key=lambda scheme: scheme.bits)
+    if algorithm not in _MODELOPT:
+        raise UnknownSchemeError(f"quantization_config.quant_algo: {quote_value(algorithm)}")
+    return _MODELOPT[algorithm]
+
+
+def _read_mixed(settings: Mapping[str, Any] | None) -> Mapping[str, Scheme]:
+    """Return the scheme of each module that a ModelOpt checkpoint of mixed precision names; else nothing.
+
+    Raises:
+        UnknownSchemeError: it names none, or the size of one is not known here.
+    """
+    if not settings or settings.get("quant_algo") != _MIXED:
+        return {}
+    modules = settings.get("quantized_layers")
+    if not modules:
+        raise UnknownSchemeError(f"quantization_config.quantized_layers: {quote_value(modules)}")
+    return {name: _read_modelopt({"quant_algo": module["quant_algo"]}) for name, module in modules.items()}
 
 
 def _read_awq(settings: Mapping[str, Any]) -> Scheme:
@@ -186,19 +219,48 @@ _READERS: Mapping[Any, Callable[[Mapping[str, Any]], Scheme]] = {
 """By `quant_method`."""
 
 
-class SparedModules:
-    """Which modules of which layers a checkpoint keeps as they were."""
+class NamedModules:
+    """Modules that a checkpoint names, to keep them as they were or, of mixed precision, each with its scheme."""
 
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
+        self._schemes = _read_mixed(settings)
+        self._unread = {_NUMBER.sub("", name): name for name in self._schemes}
         rules = [str(rule) for key in _SPARED_KEYS for rule in (settings or {}).get(key) or ()]
         self._names = {rule for rule in rules if not rule.startswith("re:") and "*" not in rule}
         self._patterns = [_compile(rule) for rule in rules if rule not in self._names]
 
-    def count(self, module: str, layers: Iterable[int]) -> int:
-        """Return of these layers, those that keep the module."""
+    @property
+    def is_mixed(self) -> bool:
+        """Whether each module that is quantized is named, with its scheme."""
+        return bool(self._schemes)
+
+    def count_spared(self, module: str, layers: Iterable[int]) -> int:
+        """Return of these layers, those that keep the module as it was."""
         if not module or not (self._names or self._patterns):
             return 0
         return sum(any(self._has(f"{prefix}.{layer}.{module}") for prefix in _PREFIXES) for layer in layers)
+
+    def count_schemes(self, module: str, layers: Iterable[int]) -> list[tuple[Scheme, int]]:
+        """Return how many of these layers name the module with each scheme, the largest first.
+
+        A module outside the layers has its name alone, and all experts of a layer may have one.
+        """
+        names = [module, *(f"{prefix}.{layer}.{module}" for prefix in _PREFIXES for layer in layers)]
+        names += {f"{name.partition('.experts.')[0]}.experts" for name in names}
+        found = [name for name in names if name in self._schemes]
+        for name in found:
+            self._unread.pop(_NUMBER.sub("", name), None)
+        schemes = Counter(self._schemes[name] for name in found)
+        return sorted(schemes.items(), key=lambda item: -item[0].bits)
+
+    def check_read(self) -> None:
+        """Check that every module with a scheme was counted.
+
+        Raises:
+            UnknownSchemeError: one was not, so the model has tensors that are not known here.
+        """
+        for name in self._unread.values():
+            raise UnknownSchemeError(f"quantization_config.quantized_layers: {quote_value(name)}")
 
     def _has(self, name: str) -> bool:
         if any(pattern.match(name) for pattern in self._patterns):
