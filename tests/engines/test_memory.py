@@ -189,6 +189,26 @@ def test_a_model_whose_layers_have_one_part_each_caches_in_those_of_attention() 
     assert (stage.full_layers, stage.linear_layers, stage.sparse_layers) == (3, 11, 12)
 
 
+@pytest.mark.parametrize(
+    ("settings", "number_bytes"),
+    # As in the files of nvidia/Kimi-K2.5-NVFP4, nvidia/GLM-5-NVFP4 and nvidia/MiniMax-M3-NVFP4.
+    [
+        ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, 1),
+        ({"kv_cache_quant_algo": "FP8"}, 1),
+        ({"kv_cache_quant_algo": None}, 2),
+        ({"kv_cache_quant_algo": "FP8", "quant_method": "fp8"}, 2),
+    ],
+)
+def test_a_checkpoint_with_scales_for_it_has_its_cache_in_8_bits_unless_another_type_is_chosen(
+    settings: dict[str, Any], number_bytes: int
+) -> None:
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4", **settings}
+    model = _build_config("llama", 32, 4096, 14336, 32, 8, 128256, quantization_config=settings)
+    assert memory.compute_kv_bytes_per_token(model) == 32 * 8 * 128 * 2 * number_bytes
+    assert memory.compute_kv_bytes_per_token(model, dtype="bfloat16") == 32 * 8 * 128 * 2 * 2
+    assert memory.compute_kv_bytes_per_token(model, dtype="fp8") == 32 * 8 * 128 * 2
+
+
 def test_latent_attention_is_replicated_on_each_accelerator() -> None:
     model = models.find("deepseek-ai/DeepSeek-V3")
     assert memory.compute_kv_bytes_per_token(model, 8) == memory.compute_kv_bytes_per_token(model, 1) == 70272

@@ -148,6 +148,9 @@ class Architecture(PlainData):
     scheme: Scheme | None = None
     """How a quantized model's matrices are stored; of mixed precision, the smallest of them."""
 
+    cache_type: str = "auto"
+    """Of the KV cache's numbers where nobody chooses one: 16 bits, or `fp8` where the checkpoint has scales for it."""
+
     experts: int = 0
     active_experts: int = 0
     shared_experts: int = 0
@@ -377,6 +380,7 @@ class _Reader:
             tied=bool(self.whole.get("tie_word_embeddings", config.get("tie_word_embeddings", self.family.encoder))),
             dtype=str(_find(self.whole, "torch_dtype", "dtype") or _find(config, "torch_dtype", "dtype") or "bfloat16"),
             scheme=quantizations.parse(self.settings),
+            cache_type=quantizations.read_cache_type(self.settings),
             window=numbers["window"] or None,
             chunked=bool(numbers.get("chunked")),
             rotary_numbers=self._count_rotary_numbers(),

@@ -27,6 +27,9 @@ _PREFIXES = ("model.layers", "language_model.model.layers", "model.language_mode
 """What stands before a layer's number, in models of one part and of several."""
 
 
+_FP8_CACHE = {"dynamic": False, "num_bits": 8, "type": "float"}
+"""ModelOpt's `kv_cache_scheme` of a KV cache in 8 bits."""
+
 _NUMBER = re.compile(r"\.\d+")
 """Of a layer or an expert, in a module's name."""
 
@@ -93,6 +96,17 @@ def parse(settings: Mapping[str, Any] | None) -> Scheme | None:
     if method not in _READERS:
         raise UnknownSchemeError(f"quantization_config.quant_method: {quote_value(method)}")
     return _READERS[method](settings)
+
+
+def read_cache_type(settings: Mapping[str, Any] | None) -> str:
+    """Return the type of numbers in the KV cache for which a checkpoint has scales: `fp8`, or `auto` where it has none.
+
+    Source: vLLM 0.32.0, utils/torch_utils.py, get_kv_cache_quant_algo_string.
+    """
+    if not settings or settings.get("quant_method") != "modelopt":
+        return "auto"
+    scheme = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    return "fp8" if scheme in ("FP8", _FP8_CACHE) else "auto"
 
 
 def _read_fp8(settings: Mapping[str, Any]) -> Scheme:

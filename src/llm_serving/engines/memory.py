@@ -226,7 +226,7 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
     """Return bytes that one token takes in one layer of one accelerator's KV cache, the largest."""
     if model.encoder:
         return 0
-    number_bytes = CACHE_BYTES[dtype]
+    number_bytes = CACHE_BYTES[model.cache_type if dtype == "auto" else dtype]
     if model.latent:
         return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes + model.index_bytes
     heads, width = (model.kv_heads, model.head_dim) if has_window else model.full_heads
