@@ -5,7 +5,7 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `vllm` and `vllm-router` parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head (those that look back over
-  everything have `full_heads` of `full_size`), `latent`, `index` bytes in `indexed` of them, `context`, `bytes`, `batch`,
+  everything have `full_heads` of `full_size`; `value_size` of their values, 0 is the same), `latent`, `index` bytes in `indexed` of them, `context`, `bytes`, `batch`,
   `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
@@ -114,6 +114,7 @@ def build_layer(question: dict[str, Any], number: int) -> Any:
     }
     if question["latent"]:
         return MLAAttentionSpec(**common)
+    common["head_size_v"] = question["value_size"] or None
     if number < question["linear"]:
         page = FullAttentionSpec(**common).page_size_bytes
         return MambaSpec(

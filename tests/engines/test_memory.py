@@ -146,6 +146,7 @@ measured = pytest.mark.parametrize(
         ("openai/gpt-oss-120b", 36 * 8 * 64 * 2 * 2),
         ("Qwen/Qwen3.5-35B-A3B", 10 * 2 * 256 * 2 * 2),  # a quarter of the layers
         ("google/gemma-4-31B-it", (50 * 16 * 256 + 10 * 4 * 512) * 2 * 2),  # layers with a window, and without
+        ("XiaomiMiMo/MiMo-V2-Flash", (39 * 8 + 9 * 4) * (192 + 128) * 2),  # narrower values than keys
         ("zai-org/GLM-5", 78 * ((512 + 64) * 2 + 132)),
         ("zai-org/GLM-5.2", 78 * (512 + 64) * 2 + 21 * 132),  # a quarter of the layers have an indexer
         ("tiny", 2048),
@@ -171,6 +172,14 @@ def test_heads_are_split_until_each_accelerator_has_one() -> None:
         48128,
         48128,
     ]
+
+
+def test_weights_of_layers_with_fewer_heads_are_split_into_fewer_parts() -> None:
+    mimo = models.find("XiaomiMiMo/MiMo-V2-Flash")
+    parts = {"even": 8, "kv": 8, "full-kv": 4, "none": 1}
+    expected = sum(group.bytes / parts[group.split] for group in mimo.list_tensors())
+    assert vllm.compute_weight_bytes(mimo, ReplicaSetup(8)) == round(expected) + 2 * mimo.rotary_numbers
+    assert {group.name for group in mimo.list_tensors() if group.split == "full-kv"} == {"key", "value"}
 
 
 def test_a_state_has_the_type_that_the_model_names() -> None:

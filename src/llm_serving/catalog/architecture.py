@@ -137,6 +137,9 @@ class Architecture(PlainData):
     full_head_dim: int = 0
     """Of layers that look back over everything, where those with a window have other heads: 0 is the same."""
 
+    value_dim: int = 0
+    """Numbers of a head's values, where they are other than those of its keys: 0 is as many."""
+
     vocabulary: int
     tied: bool
     """Whether the output layer is the embedding itself, so that it takes memory once."""
@@ -414,6 +417,7 @@ class _Reader:
             "head_dim": int(config.get("head_dim") or hidden // heads),
             "full_kv_heads": 0,
             "full_head_dim": 0,
+            "value_dim": 0,
             "vocabulary": int(config["vocab_size"]),
             "positions": int(config["max_position_embeddings"]),
             "max_context": int(config["max_position_embeddings"]),
@@ -423,18 +427,24 @@ class _Reader:
             "active_experts": active_experts if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
             "expert_intermediate": int(config.get("moe_intermediate_size") or intermediate) if experts else 0,
-            "dense_layers": int(config.get("first_k_dense_replace") or self._blocks.count("mlp")) if experts else 0,
+            "dense_layers": self._count_dense() if experts else 0,
             "feed_forward_layers": sum(self._blocks.count(name) for name in ("moe", "mlp")),
             "sparse_step": 1,
             "prediction_layers": int(config.get("num_nextn_predict_layers") or 0),
         }
+
+    def _count_dense(self) -> int:
+        """Return layers without experts, of a model that has some."""
+        frequency = self.config.get("moe_layer_freq")
+        listed = frequency.count(0) if isinstance(frequency, list) else self._blocks.count("mlp")
+        return int(self.config.get("first_k_dense_replace") or listed)
 
     def _read_layers(self) -> None:
         """Return how many layers look back over a window, or keep a state: by `layer_types`, or the family's row."""
         # Qwen's configs carry a window that `use_sliding_window` switches off.
         has_window = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
         self.numbers["window"] = int(self.config["sliding_window"]) if has_window else 0
-        kinds = self.config.get("layer_types") or self._blocks
+        kinds = self.config.get("layer_types") or self._blocks or self._reaches
         self.numbers["sliding_layers"] = (
             sum(kinds.count(name) for name in ("sliding_attention", "chunked_attention"))
             if kinds
@@ -507,6 +517,13 @@ class _Reader:
         return self.config.get("layers_block_type") or [_BLOCKS[letter] for letter in letters]
 
     @property
+    def _reaches(self) -> Sequence[str]:
+        """How far each layer looks back, where config.json has 1 for those with a window."""
+        return [
+            "sliding_attention" if row else "full_attention" for row in self.config.get("hybrid_layer_pattern") or ()
+        ]
+
+    @property
     def _decoder_sizes(self) -> dict[str, int]:
         return {"hidden": self.numbers["hidden"]}
 
@@ -560,9 +577,10 @@ _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 """What a letter of `hybrid_override_pattern` stands for."""
 
 _COPIED = (
-    "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "full_kv_heads", "full_head_dim", "vocabulary",
-    "max_context", "experts", "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step",
-    "prediction_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "indexed_layers", "labels",
+    "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "full_kv_heads", "full_head_dim", "value_dim",
+    "vocabulary", "max_context", "experts", "active_experts", "shared_experts", "expert_intermediate", "dense_layers",
+    "sparse_step", "prediction_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "indexed_layers",
+    "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
 

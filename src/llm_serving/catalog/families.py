@@ -20,8 +20,9 @@ FILE = Path(__file__).with_name("families.yaml")
 
 Formula = str | int
 
-TensorSplit = Literal["even", "kv", "none"]
-"""How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
+TensorSplit = Literal["even", "kv", "full-kv", "none"]
+"""How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts, or by those of layers
+that look back over everything; not at all."""
 
 TensorForm = Literal["plain", "linear", "expert"]
 """What quantization makes smaller: matrices and experts, and nothing else."""

@@ -230,7 +230,7 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
     if model.latent:
         return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes + model.index_bytes
     heads, width = (model.kv_heads, model.head_dim) if has_window else model.full_heads
-    return 2 * divide_up(heads, tensor_parallel) * width * number_bytes
+    return divide_up(heads, tensor_parallel) * (width + (model.value_dim or width)) * number_bytes
 
 
 def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:

@@ -124,7 +124,10 @@ def count_cache_tokens(
 
 def _have_same_cache(model: Architecture, draft: Architecture, tensor_parallel: int) -> bool:
     """Return whether vLLM takes the layers of both for one kind: FullAttentionSpec of the same heads."""
-    kinds = [(divide_up(row.full_heads[0], tensor_parallel), row.full_heads[1], row.latent) for row in (model, draft)]
+    kinds = [
+        (divide_up(row.full_heads[0], tensor_parallel), row.full_heads[1], row.value_dim, row.latent)
+        for row in (model, draft)
+    ]
     return kinds[0] == kinds[1]
 
 
@@ -403,6 +406,7 @@ def _compute_group_bytes(model: Architecture, group: TensorGroup, setup: Replica
         return count * MXFP4.compute_bytes(hidden, width)
     if group.split == "even":
         return group.bytes / setup.tensor
-    if group.split == "kv":
-        return group.bytes / min(setup.tensor, model.kv_heads)
+    if group.split in ("kv", "full-kv"):
+        heads = model.kv_heads if group.split == "kv" else model.full_heads[0]
+        return group.bytes / min(setup.tensor, heads)
     return group.bytes

@@ -37,6 +37,7 @@ def _find_option(words: tuple[str, ...], name: str) -> str:
         ("google/gemma-3-27b-it", "pythonic", ""),
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "qwen3_xml", "nemotron_v3"),
         ("google/gemma-4-31B-it", "gemma4", "gemma4"),
+        ("XiaomiMiMo/MiMo-V2-Flash", "mimo", "mimo"),
         ("Qwen/Qwen3-Next-80B-A3B-Thinking", "hermes", "qwen3"),
         ("Qwen/Qwen3-VL-8B-Instruct", "hermes", ""),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_pythonic", ""),
