@@ -181,6 +181,21 @@ def test_a_model_with_more_than_its_familys_row_says_is_refused_by_the_key() -> 
     assert architecture.parse({**config, "audio_config": None}, "x").layers == 60
 
 
+def test_mistral_small_4_is_refused_by_the_key_that_mistral_small_3_lacks() -> None:
+    config = models.read_config("mistralai/Mistral-Small-3.1-24B-Instruct-2503")
+    text_config = {**config["text_config"], "model_type": "mistral4", "kv_lora_rank": 256}
+    with pytest.raises(InputError, match="kv_lora_rank: the memory of a model of mistral3 with it is not known here"):
+        architecture.parse({**config, "text_config": text_config}, "x")
+
+
+def test_windows_of_families_that_name_no_layers_are_those_of_transformers() -> None:
+    # transformers 5.19.0, `layer_types` of Olmo3Config, Cohere2Config and Gemma2Config where config.json has none.
+    config = {**models.read_config("tiny"), "num_hidden_layers": 42, "sliding_window": 4096}
+    for kind, layers in (("olmo3", 32), ("cohere2", 32), ("gemma2", 21)):
+        arch = architecture.parse({**config, "model_type": kind}, "x")
+        assert (arch.sliding_layers, arch.full_layers, arch.window) == (layers, 42 - layers, 4096)
+
+
 def test_a_quantization_of_unknown_size_is_refused() -> None:
     config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "bitsandbytes"}}
     with pytest.raises(InputError, match=r'quant_method: "bitsandbytes": the size of its weights is not known here'):

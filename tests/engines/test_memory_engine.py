@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import engines, models
+from llm_serving.catalog import architecture, engines, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -143,6 +143,60 @@ def test_parameters_are_those_of_transformers_own_models(engine_probe: EnginePro
     answers = engine_probe("parameters", [dict(models.read_config(name)) for name in names])
     counted = {name: answer.get("result") for name, answer in zip(names, answers, strict=True)}
     assert counted == {name: models.find(name).parameters for name in names}
+
+
+MADE_UP = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "vocab_size": 151552,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+SLIDING = {"sliding_window": 4096, "tie_word_embeddings": True}
+ERNIE = {"moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536}
+PIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "image_size": 1540,
+}
+FAMILIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("Ministral3ForCausalLM", "ministral3", {}),
+    (
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        {"text_config": {**MADE_UP, "model_type": "ministral3"}, "vision_config": PIXTRAL, "spatial_merge_size": 2},
+    ),
+    ("Glm4ForCausalLM", "glm4", {"attention_bias": True}),
+    ("SeedOssForCausalLM", "seed_oss", {"attention_bias": True, "attention_out_bias": True}),
+    ("Olmo3ForCausalLM", "olmo3", {**SLIDING, "attention_bias": True}),
+    ("Cohere2ForCausalLM", "cohere2", {**SLIDING, "attention_bias": True}),
+    ("Gemma2ForCausalLM", "gemma2", {**SLIDING, "attention_bias": True}),
+    ("Ernie4_5ForCausalLM", "ernie4_5", {}),
+    ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {**ERNIE, "moe_layer_start_index": 1, "moe_layer_end_index": -1}),
+    (
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        {**ERNIE, "moe_layer_start_index": 3, "moe_layer_end_index": 38, "moe_layer_interval": 2},
+    ),
+    ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", {"attention_bias": True}),
+]
+
+
+@pytest.mark.engine
+def test_parameters_of_families_without_a_model_in_the_catalog_are_those_of_transformers(
+    engine_probe: EngineProbe,
+) -> None:
+    """By numbers of no model, of which no width equals another."""
+    configs = [{**MADE_UP, "architectures": [name], "model_type": kind, **own} for name, kind, own in FAMILIES]
+    computed = [architecture.parse(config, "made up").parameters for config in configs]
+    assert [answer.get("result", answer) for answer in engine_probe("parameters", configs)] == computed
 
 
 QWEN_PIXELS = {
