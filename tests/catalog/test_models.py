@@ -51,7 +51,7 @@ def test_parameters_are_those_of_the_hub(name: str, parameters: int) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"),
     # Source: the names and model cards: 3.6B and 5.1B active of gpt-oss, A3B and A22B of Qwen3, 37B of DeepSeek-V3, 32B of
-    # Kimi K2.5, 40B of GLM-5, A3B of Qwen3.5.
+    # Kimi K2.5, 40B of GLM-5, A3B of Qwen3.5, 15B of MiMo-V2-Flash.
     [
         ("Qwen/Qwen3-30B-A3B", 3),
         ("Qwen/Qwen3-235B-A22B", 22),
@@ -61,6 +61,7 @@ def test_parameters_are_those_of_the_hub(name: str, parameters: int) -> None:
         ("moonshotai/Kimi-K2.5", 32),
         ("zai-org/GLM-5", 40),
         ("Qwen/Qwen3.5-35B-A3B", 3),
+        ("XiaomiMiMo/MiMo-V2-Flash", 15),
     ],
 )
 def test_active_parameters_are_those_of_the_model_card(name: str, billions: float) -> None:
@@ -186,6 +187,14 @@ def test_mistral_small_4_is_refused_by_the_key_that_mistral_small_3_lacks() -> N
     text_config = {**config["text_config"], "model_type": "mistral4", "kv_lora_rank": 256}
     with pytest.raises(InputError, match="kv_lora_rank: the memory of a model of mistral3 with it is not known here"):
         architecture.parse({**config, "text_config": text_config}, "x")
+
+
+def test_kinds_of_layers_for_multi_token_prediction_are_not_those_of_the_model() -> None:
+    config, kinds = models.read_config("stepfun-ai/Step-3.7-Flash"), ["sliding_attention"] * 3
+    text_config = {**config["text_config"], "layer_types": config["text_config"]["layer_types"] + kinds}
+    longer = architecture.parse({**config, "text_config": {**text_config, "num_nextn_predict_layers": 3}}, "x")
+    assert (longer.full_layers, longer.sliding_layers, longer.prediction_layers) == (12, 33, 3)
+    assert longer.parameters == models.find("stepfun-ai/Step-3.7-Flash").parameters
 
 
 def test_windows_of_families_that_name_no_layers_are_those_of_transformers() -> None:

@@ -29,6 +29,7 @@ NAMES = (
     "google/gemma-4-26B-A4B-it",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "XiaomiMiMo/MiMo-V2-Flash",
+    "stepfun-ai/Step-3.7-Flash",
     "google/gemma-4-31B-it",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "ibm-granite/granite-4.0-h-small",

@@ -405,15 +405,16 @@ class _Reader:
     def _read_common(self) -> None:
         config, numbers = self.config, self.numbers
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        experts = int(_find(config, "n_routed_experts", "num_experts", "num_local_experts") or 0)
-        active_experts = int(_find(config, "num_experts_per_tok", "experts_per_token", "top_k_experts") or 0)
+        layers = check_layers(len(self._blocks) or int(config["num_hidden_layers"]))
+        experts = int(_find(config, *_EXPERTS) or 0)
+        active_experts = int(_find(config, *_ACTIVE_EXPERTS) or 0)
         intermediate = int(config["intermediate_size"])
         numbers |= {
-            "layers": check_layers(len(self._blocks) or int(config["num_hidden_layers"])),
+            "layers": layers,
             "hidden": hidden,
             "intermediate": intermediate,
             "heads": heads,
-            "kv_heads": int(config.get("num_key_value_heads") or heads),
+            "kv_heads": int(_find(config, "num_key_value_heads", "num_attention_groups") or heads),
             "head_dim": int(config.get("head_dim") or hidden // heads),
             "full_kv_heads": 0,
             "full_head_dim": 0,
@@ -427,15 +428,17 @@ class _Reader:
             "active_experts": active_experts if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
             "expert_intermediate": int(config.get("moe_intermediate_size") or intermediate) if experts else 0,
-            "dense_layers": self._count_dense() if experts else 0,
+            "dense_layers": self._count_dense(layers) if experts else 0,
             "feed_forward_layers": sum(self._blocks.count(name) for name in ("moe", "mlp")),
             "sparse_step": 1,
             "prediction_layers": int(config.get("num_nextn_predict_layers") or 0),
         }
 
-    def _count_dense(self) -> int:
-        """Return layers without experts, of a model that has some."""
-        frequency = self.config.get("moe_layer_freq")
+    def _count_dense(self, layers: int) -> int:
+        """Return how many of the layers are without experts, of a model that has some."""
+        sparse, frequency = self.config.get("moe_layers_enum"), self.config.get("moe_layer_freq")
+        if isinstance(sparse, str):
+            return layers - len(sparse.split(","))
         listed = frequency.count(0) if isinstance(frequency, list) else self._blocks.count("mlp")
         return int(self.config.get("first_k_dense_replace") or listed)
 
@@ -444,7 +447,7 @@ class _Reader:
         # Qwen's configs carry a window that `use_sliding_window` switches off.
         has_window = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
         self.numbers["window"] = int(self.config["sliding_window"]) if has_window else 0
-        kinds = self.config.get("layer_types") or self._blocks or self._reaches
+        kinds = (self.config.get("layer_types") or self._blocks or self._reaches)[: self.numbers["layers"]]
         self.numbers["sliding_layers"] = (
             sum(kinds.count(name) for name in ("sliding_attention", "chunked_attention"))
             if kinds
@@ -572,6 +575,9 @@ def _count_schemes(shape: TensorShape, modules: NamedModules, layers: Sequence[i
     spared = max(0, count - sum(named for _, named in schemes))
     return shape.model_copy(update={"named": ((None, spared), *schemes)})
 
+
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+_ACTIVE_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
 
 _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 """What a letter of `hybrid_override_pattern` stands for."""

@@ -159,10 +159,12 @@ def build_shapes(rows: tuple[TensorRow, ...], numbers: Mapping[str, int]) -> tup
 
 
 def read_numbers(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return whole numbers of a config.json: yes is 1, null is 0, and a list is its length."""
+    """Return whole numbers of a config.json: yes is 1, null is 0, and a list is its length; a mapping's are KEY.KEY."""
     numbers = {}
     for key, value in config.items():
-        if value is None or isinstance(value, bool | int):
+        if isinstance(value, dict):
+            numbers |= {f"{key}.{name}": number for name, number in value.items() if isinstance(number, int)}
+        elif value is None or isinstance(value, bool | int):
             numbers[key] = int(value or 0)
         elif isinstance(value, list):
             numbers[key] = len(value)
@@ -197,8 +199,8 @@ def _compute_node(node: ast.expr, numbers: Mapping[str, int]) -> int:
     match node:
         case ast.Constant(value=int(value)):
             return value
-        case ast.Name(id=name):
-            return numbers[name]
+        case ast.Name() | ast.Attribute():
+            return numbers[ast.unparse(node)]
         case ast.BinOp(left=left, op=op, right=right):
             return _OPERATORS[type(op)](_compute_node(left, numbers), _compute_node(right, numbers))
         case ast.BoolOp(op=ast.Or(), values=[first, second]):

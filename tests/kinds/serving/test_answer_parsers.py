@@ -38,6 +38,7 @@ def _find_option(words: tuple[str, ...], name: str) -> str:
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "qwen3_xml", "nemotron_v3"),
         ("google/gemma-4-31B-it", "gemma4", "gemma4"),
         ("XiaomiMiMo/MiMo-V2-Flash", "mimo", "mimo"),
+        ("stepfun-ai/Step-3.7-Flash", "step3p5", "step3p5"),
         ("Qwen/Qwen3-Next-80B-A3B-Thinking", "hermes", "qwen3"),
         ("Qwen/Qwen3-VL-8B-Instruct", "hermes", ""),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_pythonic", ""),
