@@ -11,6 +11,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
   `max_pixels`: its size, and the tokens.
+- `algorithms` are those of the modules with `names` in Qwen3.5, by the `settings` of a checkpoint of mixed precision: None
+  is as it was.
 - `kimi` counts the tokens of a picture of a width and height as Kimi K2.5's processor in vLLM.
 - `run` runs `vllm`, or a program in Python, with `words` and `environment` in a fork, which need not import the engine,
   with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork, and
@@ -52,6 +54,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import Key
 from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.entrypoints.cli import main as vllm_main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
 from vllm.transformers_utils.processors.kimi_k25_vision_fused import navit_resize_image
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -183,6 +186,15 @@ def count_kimi_tokens(size: list[int]) -> int:
     return row["num_tokens"]
 
 
+def resolve_algorithms(question: dict[str, Any]) -> list[str | None]:
+    """What each module is stored in, by vLLM's own reader, which knows it by its name in vLLM's model."""
+    model = importlib.import_module("vllm.model_executor.models.qwen3_5").Qwen3_5MoeForConditionalGeneration
+    reader = ModelOptMixedPrecisionConfig.from_config(question["settings"])
+    reader.packed_modules_mapping = model.packed_modules_mapping
+    reader.apply_vllm_mapper(model.hf_to_vllm_mapper)
+    return [None if reader.is_layer_excluded(name) else reader._resolve_quant_algo(name) for name in question["names"]]
+
+
 def describe_picture(question: dict[str, Any]) -> dict[str, Any]:
     """Size of a picture as Pillow decodes it, and its tokens."""
     with Image.open(io.BytesIO(base64.b64decode(question.pop("png")))) as picture:
@@ -293,6 +305,7 @@ HANDLERS = {
     "vllm-router": parse_router_port,
     "planner": count_cache_tokens,
     "parameters": count_parameters,
+    "algorithms": resolve_algorithms,
     "picture": describe_picture,
     "kimi": count_kimi_tokens,
     "run": run_program,

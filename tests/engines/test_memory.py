@@ -604,15 +604,16 @@ MIXED_MODULES = {
     for module in modules
 } | {"lm_head": FP4}
 """Of nvidia/Qwen3.6-35B-A3B-NVFP4, all 291, as in aiconfigurator-core 0.12.0, model_configs."""
+MIXED_SETTINGS = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "ignore": ["mtp*"],
+    "quantized_layers": MIXED_MODULES,
+}
 
 
 def _build_mixed(modules: Any) -> Architecture:
-    settings = {
-        "quant_method": "modelopt",
-        "quant_algo": "MIXED_PRECISION",
-        "ignore": ["mtp*"],
-        "quantized_layers": modules,
-    }
+    settings = {**MIXED_SETTINGS, "quantized_layers": modules}
     return architecture.parse({**models.read_config("Qwen/Qwen3.6-35B-A3B"), "quantization_config": settings}, "test")
 
 

@@ -14,6 +14,7 @@ from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation.load import pictures
+from tests.engines.test_memory import MIXED_SETTINGS
 from tests.engines_own import EngineProbe
 
 NAMES = (
@@ -144,6 +145,26 @@ def test_parameters_are_those_of_transformers_own_models(engine_probe: EnginePro
     answers = engine_probe("parameters", [dict(models.read_config(name)) for name in names])
     counted = {name: answer.get("result") for name, answer in zip(names, answers, strict=True)}
     assert counted == {name: models.find(name).parameters for name in names}
+
+
+@pytest.mark.engine
+def test_vllm_reads_the_same_scheme_for_each_module_of_mixed_precision(engine_probe: EngineProbe) -> None:
+    # Several modules are one in vLLM; the layer for multi-token prediction comes last.
+    names = {
+        "language_model.lm_head": "W4A16_NVFP4",
+        "language_model.model.layers.0.linear_attn.in_proj_qkvz": "FP8",
+        "language_model.model.layers.0.linear_attn.in_proj_ba": None,
+        "language_model.model.layers.0.linear_attn.out_proj": "FP8",
+        "language_model.model.layers.3.self_attn.qkv_proj": "FP8",
+        "language_model.model.layers.3.self_attn.o_proj": "FP8",
+        "language_model.model.layers.3.mlp.experts": "W4A16_NVFP4",
+        "language_model.model.layers.3.mlp.shared_expert.gate_up_proj": "W4A16_NVFP4",
+        "language_model.model.layers.3.mlp.gate": None,
+        "visual.blocks.0.attn.qkv": None,
+        "mtp.layers.0.mlp.experts": None,
+    }
+    question = {"settings": MIXED_SETTINGS, "names": list(names)}
+    assert engine_probe("algorithms", [question])[0]["result"] == list(names.values())
 
 
 MADE_UP = {
