@@ -160,10 +160,10 @@ def build_shapes(rows: tuple[TensorRow, ...], numbers: Mapping[str, int]) -> tup
 
 def read_numbers(config: Mapping[str, Any]) -> dict[str, int]:
     """Return whole numbers of a config.json: yes is 1, null is 0, and a list is its length; a mapping's are KEY.KEY."""
-    numbers = {}
+    numbers: dict[str, int] = {}
     for key, value in config.items():
         if isinstance(value, dict):
-            numbers |= {f"{key}.{name}": number for name, number in value.items() if isinstance(number, int)}
+            numbers |= {f"{key}.{name}": int(number) for name, number in value.items() if isinstance(number, int)}
         elif value is None or isinstance(value, bool | int):
             numbers[key] = int(value or 0)
         elif isinstance(value, list):
