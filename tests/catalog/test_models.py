@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +196,20 @@ def test_kinds_of_layers_for_multi_token_prediction_are_not_those_of_the_model()
     longer = architecture.parse({**config, "text_config": {**text_config, "num_nextn_predict_layers": 3}}, "x")
     assert (longer.full_layers, longer.sliding_layers, longer.prediction_layers) == (12, 33, 3)
     assert longer.parameters == models.find("stepfun-ai/Step-3.7-Flash").parameters
+
+
+def test_layers_with_experts_are_those_that_config_json_names_in_any_of_its_forms() -> None:
+    config = {**models.read_config("Qwen/Qwen3-30B-A3B"), "num_hidden_layers": 6}
+    forms: dict[str, Any] = {
+        "moe_layers_enum": "2,3,4,5",
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4 + ["dense"],  # and one for multi-token prediction
+        "moe_layer_freq": [0, 0, 1, 1, 1, 1],
+        "first_k_dense_replace": 2,
+    }
+    counted = {key: architecture.parse({**config, key: value}, "x").sparse_layers for key, value in forms.items()}
+    assert counted == dict.fromkeys(forms, 4)
+    assert architecture.parse({**config, "moe_layers_enum": [2, 3, 4, 5]}, "x").sparse_layers == 4
+    assert architecture.parse({**config, "moe_layer_freq": 1}, "x").sparse_layers == 6
 
 
 def test_windows_of_families_that_name_no_layers_are_those_of_transformers() -> None:

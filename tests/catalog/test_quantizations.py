@@ -91,6 +91,7 @@ def test_blocks_that_the_matrix_does_not_fill_have_a_scale_all_the_same() -> Non
     [
         ({"quant_method": "bitsandbytes"}, 'quantization_config.quant_method: "bitsandbytes"'),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, 'quantization_config.quant_algo: "W4A8"'),
+        ({"quant_method": "fp8", "quant_algo": "NVFP4"}, 'quantization_config.quant_algo: "NVFP4"'),
         ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits: 3"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}},

@@ -200,12 +200,12 @@ def test_a_model_whose_layers_have_one_part_each_caches_in_those_of_attention() 
 
 @pytest.mark.parametrize(
     ("settings", "number_bytes"),
-    # As in the files of nvidia/Kimi-K2.5-NVFP4, nvidia/GLM-5-NVFP4 and nvidia/MiniMax-M3-NVFP4.
+    # As in the files of nvidia/Kimi-K2.5-NVFP4, nvidia/GLM-5-NVFP4 and nvidia/MiniMax-M3-NVFP4; the last is of none.
     [
         ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, 1),
         ({"kv_cache_quant_algo": "FP8"}, 1),
         ({"kv_cache_quant_algo": None}, 2),
-        ({"kv_cache_quant_algo": "FP8", "quant_method": "fp8"}, 2),
+        ({"kv_cache_scheme": {"dynamic": True, "num_bits": 8, "type": "float"}}, 2),
     ],
 )
 def test_a_checkpoint_with_scales_for_it_has_its_cache_in_8_bits_unless_another_type_is_chosen(

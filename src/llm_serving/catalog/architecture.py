@@ -436,9 +436,13 @@ class _Reader:
 
     def _count_dense(self, layers: int) -> int:
         """Return how many of the layers are without experts, of a model that has some."""
-        sparse, frequency = self.config.get("moe_layers_enum"), self.config.get("moe_layer_freq")
-        if isinstance(sparse, str):
-            return layers - len(sparse.split(","))
+        kinds, sparse, frequency = (
+            self.config.get(key) for key in ("mlp_layer_types", "moe_layers_enum", "moe_layer_freq")
+        )
+        if kinds:
+            return int(kinds[:layers].count("dense"))
+        if sparse:  # numbers of layers, in a list or in one text with commas
+            return layers - len(str(sparse).split(","))
         listed = frequency.count(0) if isinstance(frequency, list) else self._blocks.count("mlp")
         return int(self.config.get("first_k_dense_replace") or listed)
 

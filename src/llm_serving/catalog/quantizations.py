@@ -110,6 +110,8 @@ def read_cache_type(settings: Mapping[str, Any] | None) -> str:
 
 
 def _read_fp8(settings: Mapping[str, Any]) -> Scheme:
+    if settings.get("quant_algo"):  # of modules that another tool made smaller, as in nvidia/DeepSeek-V4-Flash-NVFP4
+        raise UnknownSchemeError(f"quantization_config.quant_algo: {quote_value(settings['quant_algo'])}")
     # DeepSeek's and Qwen's: `weight_scale_inv` for each block. In float32; Qwen's may be half of that.
     if settings.get("weight_block_size"):
         rows, columns = settings["weight_block_size"]
