@@ -53,6 +53,28 @@ def test_a_model_has_the_parsers_of_its_name_or_its_architecture(model: str, too
     assert ("".join(row.tools[:1]), "".join(row.reasoning[:1])) == (tools, reasoning)
 
 
+@pytest.mark.parametrize(
+    ("model", "sglang", "tensorrt_llm"),
+    [
+        ("Qwen/Qwen3.6-27B", ("qwen3_coder", "qwen3"), ("qwen3_coder", "qwen3_5")),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", ("qwen25", "qwen3"), ("qwen3", "qwen3_5")),
+        ("Qwen/Qwen3-32B", ("qwen25", "qwen3"), ("qwen3", "qwen3")),
+        ("moonshotai/Kimi-K2-Instruct", ("kimi_k2", ""), ("kimi_k2", "")),
+        ("moonshotai/Kimi-K2.6", ("kimi_k2", "kimi_k2"), ("kimi_k2", "kimi_k25")),
+        ("zai-org/GLM-5.3-FP8", ("glm47", "glm45"), ("glm47", "")),
+        ("google/gemma-4-31B-it", ("gemma4", "gemma4"), ("gemma4", "gemma4")),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", ("qwen3_coder", "nemotron_3"), ("qwen3_coder", "nemotron-v3")),
+        ("stepfun-ai/Step-3.7-Flash", ("step3p5", "step3p5"), ("qwen3_coder", "qwen3_5")),
+        ("XiaomiMiMo/MiMo-V2-Flash", ("mimo", "mimo"), ("", "")),
+    ],
+)
+def test_each_engine_has_its_own_names_for_the_forms_of_a_model(
+    model: str, sglang: tuple[str, str], tensorrt_llm: tuple[str, str]
+) -> None:
+    rows = [answer_parsers.find_row(engine, models.find(model)) for engine in ("sglang", "tensorrt-llm")]
+    assert [("".join(row.tools[:1]), "".join(row.reasoning[:1])) for row in rows] == [sglang, tensorrt_llm]
+
+
 def test_parsers_are_on_where_the_model_has_them_and_off_where_the_blueprint_says_so(tmp_path: Path) -> None:
     words = _list_words(_resolve(tmp_path, ""))
     assert "--enable-auto-tool-choice" in words

@@ -532,8 +532,10 @@ RECORDED_PARSERS: dict[str, Any] = json.loads(Path(__file__).with_name("dynamo-p
 """Names that its wheel lists."""
 
 ABSENT_PARSERS = {
-    ("vllm", "tools"): {"granite", "granite4", "llama4_json", "olmo3", "seed_oss"},
-    ("vllm", "reasoning"): {"olmo3", "seed_oss"},
+    ("vllm", "tools"): {"ernie45", "granite", "granite4", "llama4_json", "mimo", "olmo3", "seed_oss"},
+    ("vllm", "reasoning"): {"ernie45", "mimo", "olmo3", "seed_oss"},
+    ("sglang", "tools"): {"mimo"},
+    ("sglang", "reasoning"): {"mimo"},
 }
 """Of the catalog's models, by engine: forms that Dynamo does not read."""
 
