@@ -1,5 +1,4 @@
-"""What an engine's own code says that it takes: options, parsers of answers, environment variables, and architectures
-that it takes no more.
+"""What an engine's own code says that it takes: options, parsers of answers, environment variables, and architectures.
 
 engines/NAME.options.json holds it for the version of the engine's row, written by the engine's own code
 (scripts/record_vllm_options.py for vLLM). An engine without such a file takes no `engine_arguments`.
@@ -96,6 +95,9 @@ class EngineOptions(PlainData):
     variables: tuple[str, ...]
     dropped_architectures: Mapping[str, str] = {}
     """Architectures of a config.json that it ran before, and its last version that did."""
+
+    architectures: frozenset[str] = frozenset()
+    """Those that it runs; empty where it hands the ones that it does not know to transformers' own code."""
 
     def suggest_option(self, name: str) -> str:
         """Return the option that a misspelt name was meant for; empty where none is near."""

@@ -152,3 +152,18 @@ def test_a_model_that_the_engine_dropped_is_refused_with_its_last_version(tmp_pa
     assert str(refusal.value).endswith(
         '": vLLM 0.32.0 has no MllamaForConditionalGeneration: 0.10.2 was the last that ran it. Fix: use another model.'
     )
+
+
+@pytest.mark.parametrize("memory", ["", "memory: unchecked\n"])
+def test_a_model_that_the_engine_never_had_is_refused_with_an_engine_to_take(tmp_path: Path, memory: str) -> None:
+    model, engine = _make_folder(tmp_path, 8 * GB), "engine: tensorrt-llm\n"
+    config = {"model_type": "zebra", "architectures": ["ZebraForCausalLM"], "text_config": {}}
+    (model / "config.json").write_text(json.dumps(config))
+    refusal = r'": TensorRT-LLM has no ZebraForCausalLM\. Fix: set engine: vllm, or use another model\.$'
+    with pytest.raises(InputError, match=refusal):
+        _resolve(tmp_path, memory + engine, model=str(model))
+    with pytest.raises(InputError, match=r"TensorRT-LLM has no GraniteForCausalLM"):
+        _resolve(tmp_path, engine, model="ibm-granite/granite-3.3-8b-instruct")
+    # vLLM hands what it does not know to transformers, and TensorRT-LLM takes what it knows.
+    _resolve(tmp_path, "memory: unchecked\n", model=str(model))
+    _resolve(tmp_path, engine, model="Qwen/Qwen3-8B")

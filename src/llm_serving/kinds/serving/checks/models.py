@@ -25,7 +25,7 @@ def find_model(
         models.check_folder(name)
     except UnknownMemoryError as error:
         fix = f"set memory: unchecked, which counts its weights alone, or {error.fix}"
-        problem = _describe_dropped(settings.engine, error.architectures) or (error.reason, fix)
+        problem = _describe_architecture(settings.engine, error.architectures) or (error.reason, fix)
         return None, [Conflict(key_path, *problem, name)]
     except ModelError as error:
         return None, [Conflict(key_path, error.reason, error.fix, name)]
@@ -53,7 +53,7 @@ def check_draft(settings: Blueprint) -> Iterator[Conflict]:
 def _check_model(
     settings: Blueprint, key_path: tuple[str, ...], name: str, model: Model, context: int
 ) -> Iterator[Conflict]:
-    problem = _describe_dropped(settings.engine, model.architectures)
+    problem = _describe_architecture(settings.engine, model.architectures)
     if problem is None and engines.load_engines()[settings.engine].weights_format not in model.formats:
         problem = _describe_format(settings.engine, model)
     if problem is None and model.is_known and model.task != settings.task:
@@ -83,14 +83,18 @@ def _check_revision(
         yield Conflict(path, reason, fix, revision)
 
 
-def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
-    """Return why the engine's version runs the model no more, and the fix; None where that is not known."""
+def _describe_architecture(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
+    """Return why the engine's version does not run the model, and the fix; None where that is not known."""
     recorded = engine_options.load(engine)
+    if recorded is None:
+        return None
+    subject = recorded.source.partition(",")[0]
     for architecture in architectures:
-        if recorded and architecture in recorded.dropped_architectures:
-            version = recorded.dropped_architectures[architecture]
-            reason = f"{recorded.source.partition(',')[0]} has no {architecture}: {version} was the last that ran it"
-            return reason, "use another model"
+        if version := recorded.dropped_architectures.get(architecture):
+            return f"{subject} has no {architecture}: {version} was the last that ran it", "use another model"
+        if recorded.architectures and architecture not in recorded.architectures:
+            default = engines.get_default(engines.load_engines())
+            return f"{subject} has no {architecture}", f"set engine: {default}, or use another model"
     return None
 
 
