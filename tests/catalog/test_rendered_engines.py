@@ -533,3 +533,29 @@ def test_sglang_keeps_a_fixed_reserve_and_vllm_a_share() -> None:
     assert fits[sglang].reserve_bytes == 14_976 * 2**20
     assert fits[sglang].weight_bytes == fits[vllm].weight_bytes
     assert fits[sglang].cache_bytes == fits[sglang].budget_bytes - fits[sglang].weight_bytes - 14_976 * 2**20
+
+
+def test_sglang_shares_its_cache_with_the_states_of_linear_layers() -> None:
+    model, instance = models.load()["Qwen/Qwen3-Next-80B-A3B-Instruct"], instances.load()["p5.48xlarge"]
+    state_bytes = 36 * (2 * 3 * 8192 + 4 * 32 * 128 * 128) // 4  # 36 layers, split four ways, heads in 32 bits
+    counts = {}
+    for context in (4096, 262_144):
+        fit = sglang.compute_fit(model, instance, ReplicaSetup(4, context=context))
+        assert fit.fits
+        states = int(fit.cache_bytes * 0.9 / 1.9) // state_bytes
+        counts[context] = (fit.cache_tokens, (fit.cache_bytes - states * state_bytes) // 12_288, states)
+    long_tokens, long_room, _ = counts[262_144]
+    assert long_tokens == long_room, "the cache is full before the states are"
+    short_tokens, short_room, states = counts[4096]
+    assert short_tokens == (states - 1) // 5 * 4096 < short_room, "requests have five states each, beside a spare"
+
+
+def test_sglang_keeps_room_for_pictures() -> None:
+    model, instance = models.load()["google/gemma-3-27b-it"], instances.load()["p5.48xlarge"]
+    fits = [
+        sglang.compute_fit(row, instance, ReplicaSetup(1, context=8192))
+        for row in (model, model.model_copy(update={"vision": None}))
+    ]
+    share = 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1))
+    kept = [fit.budget_bytes - fit.reserve_bytes for fit in fits]
+    assert kept[0] == int(kept[1] * share)

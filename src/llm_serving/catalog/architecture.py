@@ -84,6 +84,9 @@ class Vision(PlainData):
     patches: int
     """Parts that the largest picture is cut into."""
 
+    layers: int
+    """Of the tower, where config.json has them as `num_hidden_layers`; else 0."""
+
     hidden: int
     intermediate: int
     outputs: int
@@ -512,6 +515,7 @@ class _Reader:
             row_ends=families.compute(row.row_ends, numbers),
             min_image_tokens=families.compute(row.min_image_tokens, numbers),
             patches=families.compute(row.patches, numbers),
+            layers=numbers.get("num_hidden_layers", 0),
             hidden=numbers["hidden_size"],
             intermediate=numbers["intermediate_size"],
             outputs=families.compute(row.outputs, numbers),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from llm_serving.catalog.architecture import Architecture, Vision
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
@@ -25,6 +26,7 @@ from llm_serving.engines.memory import (
     count_ranks,
     describe_long_context,
     describe_shortage,
+    divide_up,
     select_stage,
 )
 
@@ -69,6 +71,14 @@ _CONSTANT_BYTES, _TOKEN_BYTES, _SPLIT_BYTES = 512 * _MIB, 1.5 * _MIB, 128 * _MIB
 _GRAPH_REQUEST_BYTES, _PREFILL_GRAPH_BYTES = 2 * _MIB, int(1.5 * GIB)
 """Of the reserve: for each request of the largest graph, and for the graphs of prompts: those of models with latent
 attention; other models have less."""
+
+_STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
+"""Memory for states of linear layers, for each byte of the KV cache (`--mamba-full-memory-ratio`); bytes of a number of
+their heads (configs/mamba_utils.py, mamba2_state_dtype)."""
+
+_REQUEST_STATES = 5
+"""States that a request may take, with the beginnings of its prompt that are cached (mem_cache/kv_cache_configurator.py,
+_calculate_mamba_ratio)."""
 
 
 def select_batch(device: Accelerators | None) -> Batch:
@@ -116,12 +126,38 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     weights = vllm.compute_weight_bytes(model, setup)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     reserve = compute_reserve_bytes(device, batch, setup.tensor * setup.pipeline)
+    if model.vision:
+        reserve = budget - int((budget - reserve) * _compute_seeing_share(model.vision))
     cache = budget - weights - reserve
-    token_bytes = compute_kv_bytes_per_token(select_stage(model, setup.pipeline), setup.tensor, setup.dtype)
-    tokens = max(0, cache) // token_bytes if token_bytes else 0
+    tokens = _count_tokens(select_stage(model, setup.pipeline), cache, context, setup)
     reason = _describe_misfit(model, device, setup.tensor, context, whole_experts=bool(setup.expert_ranks))
     division = Division(budget, weights, reserve, cache, tokens)
     return build_fit(instance, setup, context, division, reason or describe_shortage(model, division, context))
+
+
+def _compute_seeing_share(vision: Vision) -> float:
+    """Return the share of weights and cache that a model keeps which sees: pictures take the rest.
+
+    Source: arg_groups/memory_hook.py, adjust_mem_fraction_for_vlm; where config.json calls layers otherwise, they are 24.
+    """
+    size = (vision.layers or 24) * vision.hidden**2 / (24 * 1024**2)
+    return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (size - 1)))
+
+
+def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: ReplicaSetup) -> int:
+    """Return tokens that the cache holds; those of the requests whose states have room, where these are fewer.
+
+    Source: mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and resolve_max_num_reqs. Without cached
+    beginnings of prompts and with `tuning.sequences`, SGLang keeps one state for each of these instead.
+    """
+    token_bytes, free_bytes = compute_kv_bytes_per_token(model, setup.tensor, setup.dtype), max(0, cache_bytes)
+    if model.state is None:
+        return free_bytes // token_bytes if token_bytes else 0
+    numbers_bytes = 2 * model.state.convolution + _STATE_NUMBER_BYTES * model.state.heads
+    state_bytes = model.linear_layers * divide_up(numbers_bytes, setup.tensor)
+    states = int(free_bytes * _STATE_RATIO / (1 + _STATE_RATIO)) // state_bytes
+    requests = max(0, states - 1) // _REQUEST_STATES  # one is a spare
+    return min((free_bytes - states * state_bytes) // token_bytes, requests * context)
 
 
 def _describe_misfit(
@@ -130,8 +166,6 @@ def _describe_misfit(
     """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
-    if reason := describe_long_context(model, context):
-        return reason
-    if model.linear_layers:
-        return "SGLang divides memory between its cache and the states of linear layers in a way that is not computed"
-    return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
+    return describe_long_context(model, context) or describe_indivisible(
+        model, tensor_parallel, whole_experts=whole_experts
+    )
