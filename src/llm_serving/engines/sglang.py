@@ -77,7 +77,7 @@ _STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
 their heads (configs/mamba_utils.py, mamba2_state_dtype)."""
 
 _REQUEST_STATES = 5
-"""States that a request may take, with the beginnings of its prompt that are cached (mem_cache/kv_cache_configurator.py,
+"""States that a request may take, with those of its cached prompt (mem_cache/kv_cache_configurator.py,
 _calculate_mamba_ratio)."""
 
 
@@ -138,7 +138,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
 def _compute_seeing_share(vision: Vision) -> float:
     """Return the share of weights and cache that a model keeps which sees: pictures take the rest.
 
-    Source: arg_groups/memory_hook.py, adjust_mem_fraction_for_vlm; where config.json calls layers otherwise, they are 24.
+    Source: arg_groups/memory_hook.py, adjust_mem_fraction_for_vlm, which takes 24 layers where config.json says none.
     """
     size = (vision.layers or 24) * vision.hidden**2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (size - 1)))

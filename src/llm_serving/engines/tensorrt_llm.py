@@ -1,9 +1,8 @@
 """TensorRT-LLM's memory: whether a model fits, and how much of the accelerators remains for the KV cache.
 
 TensorRT-LLM loads the weights, runs its largest step, and gives the cache a share of what is free then. What weights
-and step take is computed as for vLLM; no start was measured. So are states of linear layers, of which TensorRT-LLM keeps
-one more at every so many tokens of a cached prompt (_torch/pyexecutor/mamba_cache_manager.py): its cache holds fewer
-tokens of such models.
+and step take is computed as for vLLM; no start was measured. So are states of linear layers, of which it keeps more
+as prompts are cached (_torch/pyexecutor/mamba_cache_manager.py): its cache holds fewer tokens of such models.
 """
 
 from __future__ import annotations
