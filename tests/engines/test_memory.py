@@ -163,6 +163,12 @@ def test_a_cache_in_fp8_takes_half_the_memory() -> None:
     assert memory.compute_kv_bytes_per_token(model, dtype="fp8") * 2 == memory.compute_kv_bytes_per_token(model)
 
 
+def test_sparse_attention_keeps_scales_and_positions_beside_a_cache_in_fp8() -> None:
+    sparse, dense = models.load()["deepseek-ai/DeepSeek-V3.2"], models.load()["deepseek-ai/DeepSeek-V3"]
+    assert memory.compute_kv_bytes_per_token(sparse, dtype="fp8") == 61 * (656 + 132)
+    assert memory.compute_kv_bytes_per_token(dense, dtype="fp8") == 61 * 576
+
+
 def test_heads_are_split_until_each_accelerator_has_one() -> None:
     model = models.find("Qwen/Qwen3-235B-A22B")  # 4 key and value heads
     assert [memory.compute_kv_bytes_per_token(model, tensor_parallel) for tensor_parallel in (1, 2, 4, 8, 16)] == [

@@ -228,7 +228,12 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
         return 0
     number_bytes = CACHE_BYTES[model.cache_type if dtype == "auto" else dtype]
     if model.latent:
-        return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes + model.index_bytes
+        rank, rope = model.latent.kv_rank, model.latent.rope_dim
+        if model.index_bytes and number_bytes == 1:
+            # Sparse attention keeps a 32-bit scale for each 128 numbers, and positions in 16 bits (vLLM 0.32.0,
+            # fp8_ds_mla; SGLang 0.5.23, calculate_mla_kv_cache_dim); some kernels for Blackwell do with less.
+            return rank + rank // 128 * 4 + 2 * rope + model.index_bytes
+        return (rank + rope) * number_bytes + model.index_bytes
     heads, width = (model.kv_heads, model.head_dim) if has_window else model.full_heads
     return divide_up(heads, tensor_parallel) * (width + (model.value_dim or width)) * number_bytes
 
