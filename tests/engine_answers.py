@@ -7,6 +7,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
   `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head (those that look back over
   everything have `full_heads` of `full_size`; `value_size` of their values, 0 is the same), `latent`, `index` bytes in `indexed` of them, `context`, `bytes`, `batch`,
   `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
+- `minimax` is what sparse attention of MiniMax-M3, with an indexer of a `width`, caches: tokens of the `blocks` that its
+  kernels take, and `index` bytes of a token.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
@@ -50,11 +52,14 @@ from PIL import Image
 from transformers.models.kimi_k25.image_processing_kimi_k25 import Kimi_K25ImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from vllm import plugins
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey
 from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.entrypoints.cli import main as vllm_main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
+from vllm.models.minimax_m3.common.indexer import MiniMaxM3IndexerBackend, MiniMaxM3IndexerCache
+from vllm.models.minimax_m3.common.sparse_attention import MiniMaxM3SparseBackend
 from vllm.transformers_utils.processors.kimi_k25_vision_fused import navit_resize_image
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -158,6 +163,18 @@ def count_cache_tokens(question: dict[str, Any]) -> int:
     groups = kv_cache_utils.get_kv_cache_groups(settings, layers)
     plan = kv_cache_utils.get_kv_cache_config_from_groups(settings, groups, question["bytes"])
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])
+
+
+def describe_minimax_cache(width: int) -> dict[str, Any]:
+    """What each layer with an indexer caches beside its keys and values."""
+    settings, (block,) = VllmConfig(), MiniMaxM3SparseBackend.get_supported_kernel_block_sizes()
+    settings.cache_config.block_size = block
+    with set_current_vllm_config(settings):
+        spec = MiniMaxM3IndexerCache(width, "indexer").get_kv_cache_spec(settings)
+    return {
+        "blocks": [block, *MiniMaxM3IndexerBackend.get_supported_kernel_block_sizes()],
+        "index": spec.page_size_bytes / block,
+    }
 
 
 def count_parameters(config: dict[str, Any]) -> int:
@@ -304,6 +321,7 @@ HANDLERS = {
     "vllm": parse_engine_port,
     "vllm-router": parse_router_port,
     "planner": count_cache_tokens,
+    "minimax": describe_minimax_cache,
     "parameters": count_parameters,
     "algorithms": resolve_algorithms,
     "picture": describe_picture,

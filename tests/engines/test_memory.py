@@ -147,6 +147,7 @@ measured = pytest.mark.parametrize(
         ("Qwen/Qwen3.5-35B-A3B", 10 * 2 * 256 * 2 * 2),  # a quarter of the layers
         ("google/gemma-4-31B-it", (50 * 16 * 256 + 10 * 4 * 512) * 2 * 2),  # layers with a window, and without
         ("XiaomiMiMo/MiMo-V2-Flash", (39 * 8 + 9 * 4) * (192 + 128) * 2),  # narrower values than keys
+        ("MiniMaxAI/MiniMax-M3", 60 * 4 * 128 * 2 * 2 + 57 * 128 * 2),  # all but three layers have an indexer
         ("zai-org/GLM-5", 78 * ((512 + 64) * 2 + 132)),
         ("zai-org/GLM-5.2", 78 * (512 + 64) * 2 + 21 * 132),  # a quarter of the layers have an indexer
         ("tiny", 2048),
@@ -167,6 +168,19 @@ def test_sparse_attention_keeps_scales_and_positions_beside_a_cache_in_fp8() -> 
     sparse, dense = models.load()["deepseek-ai/DeepSeek-V3.2"], models.load()["deepseek-ai/DeepSeek-V3"]
     assert memory.compute_kv_bytes_per_token(sparse, dtype="fp8") == 61 * (656 + 132)
     assert memory.compute_kv_bytes_per_token(dense, dtype="fp8") == 61 * 576
+
+
+def test_the_indexer_beside_keys_and_values_is_whole_and_in_16_bits_on_each_accelerator() -> None:
+    model = models.find("MiniMaxAI/MiniMax-M3")
+    assert memory.compute_kv_bytes_per_token(model, 4) == 60 * 128 * 2 * 2 + 57 * 128 * 2
+    assert memory.compute_kv_bytes_per_token(model, 4, "fp8") == 60 * 128 * 2 + 57 * 128 * 2
+
+
+def test_a_request_takes_whole_blocks_of_those_that_sparse_attention_picks_by() -> None:
+    model = models.find("MiniMaxAI/MiniMax-M3")
+    block_bytes = 128 * memory.compute_kv_bytes_per_token(model)
+    assert vllm.count_cache_tokens(model, 10 * block_bytes, context=129) == 5 * 129
+    assert vllm.count_cache_tokens(model, 10 * block_bytes, context=128) == 10 * 128
 
 
 def test_heads_are_split_until_each_accelerator_has_one() -> None:

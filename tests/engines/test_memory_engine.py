@@ -30,6 +30,7 @@ NAMES = (
     "google/gemma-4-26B-A4B-it",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "XiaomiMiMo/MiMo-V2-Flash",
+    "MiniMaxAI/MiniMax-M3",
     "stepfun-ai/Step-3.7-Flash",
     "google/gemma-4-31B-it",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
@@ -62,7 +63,7 @@ def _build_question(model: Model, context: int, block: int, tensor_parallel: int
         "context": context,
         "bytes": CACHE_BYTES,
         "batch": 8192,
-        "block": block,
+        "block": max(block, model.cache_block),
     }
 
 
@@ -135,6 +136,15 @@ def test_vllms_planner_counts_the_same_tokens_with_a_draft_s_layers(draft: str, 
         if not isinstance(theirs, int) or abs(ours - theirs) > 1
     ]
     assert differing == []
+
+
+@pytest.mark.engine
+def test_sparse_attention_that_picks_blocks_caches_what_vllm_s_own_layers_ask_for(engine_probe: EngineProbe) -> None:
+    model = models.find("MiniMaxAI/MiniMax-M3")
+    assert engine_probe("minimax", [128, 64]) == [
+        {"result": {"blocks": [model.cache_block, model.cache_block], "index": model.index_bytes}},
+        {"result": {"blocks": [model.cache_block, model.cache_block], "index": model.index_bytes / 2}},
+    ]
 
 
 @pytest.mark.engine

@@ -175,7 +175,10 @@ class Architecture(PlainData):
     """Of a token in the KV cache of a layer with an indexer of sparse attention."""
 
     indexed_layers: int = 0
-    """Layers with an indexer; the others look where the last of these did."""
+    """Layers with an indexer; the others look where the last of these did, or at everything."""
+
+    cache_block: int = 0
+    """Tokens of a block of the KV cache that sparse attention picks by; 0 where it picks tokens, or nothing."""
 
     window: int | None = None
     """Tokens that a sliding layer looks back over."""
@@ -390,7 +393,8 @@ class _Reader:
             window=numbers["window"] or None,
             chunked=bool(numbers.get("chunked")),
             rotary_numbers=self._count_rotary_numbers(),
-            index_bytes=_compute_index_bytes(numbers.get("index_head_dim", 0)),
+            index_bytes=numbers.get("index_bytes", _compute_index_bytes(numbers.get("index_head_dim", 0))),
+            cache_block=numbers.get("cache_block", 0),
             latent=self._read_latent(),
             state=self._read_state(),
             tensors=families.build_shapes(self.family.tensors, numbers),
@@ -460,7 +464,7 @@ class _Reader:
             if kinds
             else self.numbers["layers"]
         )
-        self.numbers["indexed_layers"] = len(self._indexed_layers) if self.numbers.get("index_head_dim") else 0
+        self.numbers["indexed_layers"] = len(self._indexed_layers)
         self.numbers["linear_layers"] = sum(kinds.count(name) for name in ("linear_attention", "mamba")) if kinds else 0
         self._counted = {"sliding_layers", "linear_layers"} if kinds else set()
         if not has_window and "window" not in self.family.sizes:
@@ -540,10 +544,14 @@ class _Reader:
 
     @property
     def _indexed_layers(self) -> Sequence[int]:
-        """Layers with an indexer of sparse attention: the first ones, and every so many behind them.
+        """Layers with an indexer of sparse attention: those listed, or the first ones and every so many behind them.
 
         Source: vLLM 0.32.0, model_executor/models/deepseek_v2.py, `_skip_topk`.
         """
+        if listed := (self.config.get("sparse_attention_config") or {}).get("sparse_attention_freq"):
+            return [layer for layer, is_sparse in enumerate(listed) if is_sparse]
+        if not self.config.get("index_head_dim"):
+            return ()
         offset, step = self.config.get("index_skip_topk_offset", 2), self.config.get("index_topk_freq") or 1
         return [layer for layer in range(self.numbers["layers"]) if max(layer - offset + 1, 0) % step == 0]
 

@@ -235,7 +235,8 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
             return rank + rank // 128 * 4 + 2 * rope + model.index_bytes
         return (rank + rope) * number_bytes + model.index_bytes
     heads, width = (model.kv_heads, model.head_dim) if has_window else model.full_heads
-    return divide_up(heads, tensor_parallel) * (width + (model.value_dim or width)) * number_bytes
+    index_bytes = 0 if has_window else model.index_bytes
+    return divide_up(heads, tensor_parallel) * (width + (model.value_dim or width)) * number_bytes + index_bytes
 
 
 def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:

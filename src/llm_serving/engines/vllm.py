@@ -100,6 +100,7 @@ def count_cache_tokens(
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
     draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
     draft_layers = draft.layers if draft else 0
+    block = max(block, model.cache_block)
     block = max(block, _compute_state_block(model, block * token_bytes, block, tensor_parallel))
     if model.full_layers == model.layers:  # one block has a token's part of each layer
         model_bytes = compute_kv_bytes_per_token(model, tensor_parallel, dtype)
