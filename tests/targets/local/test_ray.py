@@ -103,7 +103,8 @@ def test_each_model_answers_by_its_name(plan: DeploymentPlan) -> None:
 
 
 def test_a_model_whose_replica_is_full_refuses_more_while_the_other_answers(plan: DeploymentPlan) -> None:
-    serving.assert_bounded(plan, retry_after="1")
+    [replica] = _list_replicas(plan, "other")
+    serving.assert_bounded(plan, psutil.Process(replica), retry_after="1")
 
 
 def test_a_prompt_goes_where_its_beginning_was_seen(plan: DeploymentPlan) -> None:
