@@ -573,7 +573,7 @@ class _Reader:
         return counted
 
     def _count_spared(self, shape: TensorShape, modules: NamedModules) -> TensorShape:
-        if shape.form == "plain":
+        if shape.form not in ("linear", "expert"):  # stored as it was in any case
             return shape
         layers, dense = range(self.numbers["layers"]), self.numbers["dense_layers"]
         known: dict[str, Sequence[int]] = {"indexed": self._indexed_layers}
