@@ -89,16 +89,16 @@ def validate(folder: Path) -> dict[str, Any]:
     return report
 
 
-def load_deployment(folder: Path) -> StreamingDeployment:
-    """Read what is deployed."""
-    deployment = DeploymentDir("shop", folder.parent).load_deployment()
+def load_local() -> StreamingDeployment:
+    """What runs here, whose Kafka has neither TLS nor logins."""
+    deployment = DeploymentDir("shop", Path.cwd()).load_deployment()
     assert isinstance(deployment, StreamingDeployment)
     return deployment
 
 
 def send_patiently(folder: Path) -> EventCounts:
     """Send the sample, and wait for what becomes of it as long as a busy machine takes to start programs again."""
-    deployment = load_deployment(folder)
+    deployment = load_local()
     validation.wait_running(deployment.url)
     with run_folder.lock_work(DeploymentDir("shop", folder.parent).logs, "shop") as work:
         validation.send(deployment, deployment.sample.events, work, drain_s=240)
@@ -148,7 +148,7 @@ def test_a_killed_task_manager_and_a_killed_broker_lose_and_double_nothing(folde
         killer.join()
     assert killed == ["taskmanager", "kafka"]
     # All may be answered before the broker was killed: the next test needs it again.
-    [kafka] = [service for service in load_deployment(folder).environment.services if service.name == "kafka"]
+    [kafka] = [service for service in load_local().environment.services if service.name == "kafka"]
     processes.wait_until(lambda: readiness.is_listening(kafka), "the broker", 240)
     assert (events.answered, events.lost, events.duplicated) == (200, 0, 0)
 
@@ -211,7 +211,7 @@ def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
 
 def read_checkpoints(folder: Path) -> dict[str, int]:
     """Counts of the job's checkpoints."""
-    url = DeploymentDir("shop", folder.parent).load_deployment().url
+    url = load_local().url
     with urllib.request.urlopen(f"{url}/jobs/overview", timeout=60) as answer:
         [job] = json.load(answer)["jobs"]
     with urllib.request.urlopen(f"{url}/jobs/{job['jid']}/checkpoints", timeout=60) as answer:
@@ -220,7 +220,7 @@ def read_checkpoints(folder: Path) -> dict[str, int]:
 
 
 def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder: Path) -> None:
-    deployment = DeploymentDir("shop", folder.parent).load_deployment()
+    deployment = load_local()
     store = Path(deployment.environment.data_folder, "checkpoints")
     away = store.with_name("away")
     validation.wait_running(deployment.url)
@@ -248,8 +248,7 @@ def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder
 
 def read_files(folder: Path) -> list[dict[str, Any]]:
     """Rows of all Parquet files of the answers."""
-    deployment = DeploymentDir("shop", folder.parent).load_deployment()
-    assert isinstance(deployment, StreamingDeployment)
+    deployment = load_local()
     environment = deployment.environment
     bucket, _, prefix = deployment.answer_files.removeprefix("s3://").partition("/")
     s3 = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
@@ -280,8 +279,7 @@ def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(fol
 
 
 def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    deployment = DeploymentDir("shop", folder.parent).load_deployment()
-    assert isinstance(deployment, StreamingDeployment)
+    assert load_local()
     assert main.run(["status", "shop", "--json"]) == 0
     processes = json.loads(capsys.readouterr().out)["processes"]
     assert {row["name"] for row in processes} == {"aws", "kafka", "cache", "endpoint", "taskmanager", "jobmanager"}
@@ -336,13 +334,6 @@ def build_options(plan: DeploymentPlan, folder: Path) -> ValidationOptions:
     """Options by which the events come from the task."""
     source = load_drivers.build_program_source(plan, lambda urls, _: run_task(plan, folder, urls))
     return ValidationOptions(logs=folder / "logs", runs=folder / "runs", load_source=source)
-
-
-def load_local() -> StreamingDeployment:
-    """What runs here, whose Kafka has neither TLS nor logins."""
-    deployment = DeploymentDir("shop", Path.cwd()).load_deployment()
-    assert isinstance(deployment, StreamingDeployment)
-    return deployment
 
 
 def list_left(aws: AwsSession, plan: DeploymentPlan) -> dict[str, list[Any]]:
@@ -415,8 +406,7 @@ def read_failures(url: str) -> str:
 
 def test_a_deleted_topic_of_events_fails_the_job_with_the_reason(folder: Path) -> None:
     """The last test: the topic that the job makes when it starts again lacks the other tests' events."""
-    deployment = DeploymentDir("shop", folder.parent).load_deployment()
-    assert isinstance(deployment, StreamingDeployment)
+    deployment = load_local()
     assert "UnknownTopicOrPartitionException" not in read_failures(deployment.url)
     delete = [*programs.build_java(heap_mb=64), str(Path(__file__).with_name("DeleteTopic.java"))]
     subprocess.run([*delete, deployment.brokers, deployment.topics.events], timeout=120, check=True)
