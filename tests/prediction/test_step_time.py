@@ -102,6 +102,16 @@ def compute_floor_s(step: StepTime, tokens: int, sequences: int, context: float)
     return max(moved_bytes / step._bandwidth, tokens * step._token_operations / step._operations)
 
 
+def test_values_narrower_than_keys_take_fewer_operations() -> None:
+    device, model = instances.find("p5.48xlarge").accelerators, models.find("Qwen/Qwen3-8B")
+    assert device and (model.head_dim, model.value_dim) == (128, 0)
+    attention_s = [
+        StepTime(model.model_copy(update={"value_dim": width}), device, Split(1)).compute_attention_s(8192, 0)
+        for width in (0, 128, 64)
+    ]
+    assert [seconds / attention_s[0] for seconds in attention_s] == pytest.approx([1, 1, 0.75])
+
+
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"])
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "fp4"])

@@ -132,9 +132,10 @@ class StepTime:
         self._window_bytes = model.sliding_layers * compute_kv_layer_bytes(model, ways, kv_type, has_window=True)
         self._state_bytes = 2 * model.linear_layers * compute_state_bytes(model, ways)  # read and written
         width = model.latent.kv_rank if model.latent else model.full_heads[1]
-        pair_operations = 2 * _OPERATIONS * model.heads / ways
-        self._pair_operations = model.full_layers * pair_operations * width
-        self._window_pair_operations = model.sliding_layers * pair_operations * model.head_dim
+        operations = _OPERATIONS * model.heads / ways  # for each number of a key, and of a value
+        self._pair_operations = model.full_layers * operations * (width + (model.value_dim or width))
+        window_width = model.head_dim + (model.value_dim or model.head_dim)
+        self._window_pair_operations = model.sliding_layers * operations * window_width
 
     def use(self, times: StepTimes) -> None:
         """Take other coefficients."""
