@@ -16,6 +16,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `algorithms` are those of the modules with `names` in Qwen3.5, by the `settings` of a checkpoint of mixed precision: None
   is as it was.
 - `kimi` counts the tokens of a picture of a width and height as Kimi K2.5's processor in vLLM.
+- `media` counts the tokens of the largest picture and video of a `context` as the code of a `kind` of models in vLLM,
+  with the limits of `picture` and `video` in pixels.
 - `run` runs `vllm`, or a program in Python, with `words` and `environment` in a fork, which need not import the engine,
   with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork, and
   what it starts by `python3 -m` is a fork too.
@@ -51,6 +53,8 @@ import transformers
 from PIL import Image
 from transformers.models.kimi_k25.image_processing_kimi_k25 import Kimi_K25ImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from vllm import plugins
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey
@@ -58,9 +62,13 @@ from vllm.distributed.mooncake_store import MooncakeStoreConfig
 from vllm.entrypoints.cli import main as vllm_main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
+from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLProcessingInfo
+from vllm.model_executor.models.qwen3_vl import Qwen3VLProcessingInfo
 from vllm.models.minimax_m3.common.indexer import MiniMaxM3IndexerBackend, MiniMaxM3IndexerCache
+from vllm.models.minimax_m3.common.mm_preprocess import MiniMaxM3VLProcessingInfo
 from vllm.models.minimax_m3.common.sparse_attention import MiniMaxM3SparseBackend
 from vllm.transformers_utils.processors.kimi_k25_vision_fused import navit_resize_image
+from vllm.transformers_utils.processors.minimax_m3 import MiniMaxM3VLImageProcessor, MiniMaxM3VLVideoProcessor
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core import kv_cache_utils
@@ -194,6 +202,18 @@ def count_parameters(config: dict[str, Any]) -> int:
     return sum(tensor.numel() for tensor in stored.values())
 
 
+def count_media_tokens(request: dict[str, Any]) -> dict[str, int]:
+    """The numbers that the files of Qwen's models have are those of the request; MiniMax-M3's are in its classes."""
+    images, videos = MiniMaxM3VLImageProcessor(), MiniMaxM3VLVideoProcessor()
+    if request["kind"] != "minimax_m3_vl":
+        images, videos = Qwen2VLImageProcessor(size=request["picture"]), Qwen3VLVideoProcessor(size=request["video"])
+    info = object.__new__(MEDIA_MODELS[request["kind"]])
+    info.get_hf_processor = lambda: SimpleNamespace(image_processor=images, video_processor=videos)
+    info.get_hf_config = lambda: transformers.AutoConfig.for_model(request["kind"])
+    info._merge_and_resolve_mm_processor_kwargs = lambda _: {}
+    return dict(info.get_mm_max_tokens_per_item(request["context"], {"image": 1, "video": 1}))
+
+
 def count_kimi_tokens(size: list[int]) -> int:
     """Tokens of a picture of that width and height, with the limits of Kimi's processor in transformers."""
     processor = Kimi_K25ImageProcessor
@@ -316,6 +336,12 @@ def record_options(_: None) -> dict[str, Any]:
     return {**script["record"](), "read_on": ""}
 
 
+MEDIA_MODELS = {
+    "minimax_m3_vl": MiniMaxM3VLProcessingInfo,
+    "qwen2_5_vl": Qwen2_5_VLProcessingInfo,
+    "qwen3_vl": Qwen3VLProcessingInfo,
+}
+
 HANDLERS = {
     "options": record_options,
     "vllm": parse_engine_port,
@@ -326,6 +352,7 @@ HANDLERS = {
     "algorithms": resolve_algorithms,
     "picture": describe_picture,
     "kimi": count_kimi_tokens,
+    "media": count_media_tokens,
     "run": run_program,
     "mooncake": load_mooncake_settings,
     "processes": count_frozen_objects,

@@ -784,3 +784,23 @@ def test_pictures_of_many_patches_need_memory_that_text_does_not() -> None:
     pictures = 65_536 * 2 * (2 * 4304 + 4 * 1152) + 16_384 * 4096 * 4 * 2
     assert more == pictures - max(8192 * 2 * (3 * 12_288 + 4 * 4096), 256 * 151_936 * 16)
     assert not vllm.compute_fit(model, instances.find("p5.48xlarge"), ReplicaSetup(1, context=8192)).calibrated
+
+
+def test_a_video_of_the_whole_context_needs_memory_until_it_is_refused() -> None:
+    model, p5 = models.find("Qwen/Qwen2.5-VL-7B-Instruct"), instances.find("p5.48xlarge")
+    fits = [vllm.compute_fit(model, p5, ReplicaSetup(1, context=context)) for context in (16_384, 32_768, 128_000)]
+    # Each of the pictures has 65,536 patches of 3 x 3,420 and 4 x 1,280 numbers, and 16,384 tokens of 3,584.
+    picture = 65_536 * 2 * (3 * 3420 + 4 * 1280) + 16_384 * 2 * 3584
+    sampler = 1024 * 152_064 * 16  # more than one of them takes
+    assert [fit.video_bytes for fit in fits] == [0, 2 * picture - sampler, 7 * picture - sampler]
+    refused = vllm.compute_fit(model, p5, ReplicaSetup(1, context=128_000, videos=False))
+    assert refused.cache_bytes == fits[-1].cache_bytes + fits[-1].video_bytes
+    text = vllm.compute_fit(models.find("Qwen/Qwen3-8B"), p5, ReplicaSetup(1, context=32_768))
+    assert text.video_bytes == 0
+
+
+def test_patches_of_minimax_m3_have_the_decoder_s_width_before_they_become_tokens() -> None:
+    model, batch = models.find("MiniMaxAI/MiniMax-M3"), memory.Batch(tokens=8192, sequences=1)
+    videos = [vllm.compute_reserve_bytes(model, batch, 8, video_tokens=count * 768) for count in (50, 250)]
+    patch_bytes = 2 * (2 * 6144 // 8 + 1280 + 2 * 6144)
+    assert videos[1] - videos[0] == 200 * 768 * (4 * patch_bytes + 2 * 6144)

@@ -262,3 +262,29 @@ def test_a_picture_for_kimi_has_at_most_the_tokens_that_are_counted(engine_probe
     counted = [answer["result"] for answer in engine_probe("kimi", [list(size) for size in sizes])]
     assert [tokens for size, tokens in zip(sizes, counted, strict=True) if tokens > vision.count_tokens(*size)] == []
     assert counted[-1] == vision.image_tokens
+
+
+MEDIA = {
+    "MiniMaxAI/MiniMax-M3": {"kind": "minimax_m3_vl"},
+    "Qwen/Qwen2.5-VL-7B-Instruct": {
+        "kind": "qwen2_5_vl", "picture": {"shortest_edge": 3136, "longest_edge": 12_845_056}, "video": None,
+    },
+    "Qwen/Qwen3-VL-8B-Instruct": {
+        "kind": "qwen3_vl", "picture": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+        "video": {"shortest_edge": 4096, "longest_edge": 25_165_824},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.engine
+def test_the_largest_pictures_and_videos_have_the_tokens_that_vllm_keeps_memory_for(engine_probe: EngineProbe) -> None:
+    contexts = (500, 32_768, 131_072, 1_000_000)
+    answers = iter(engine_probe("media", [{**limits, "context": c} for limits in MEDIA.values() for c in contexts]))
+    for name in MEDIA:
+        vision = models.find(name).vision
+        assert vision
+        for context in contexts:
+            tokens = next(answers)["result"]
+            assert tokens["image"] == vision.image_tokens
+            assert max(tokens.values()) == max(vision.image_tokens, vision.count_video_tokens(context))
+            assert (tokens["video"] < tokens["image"]) == (vision.video_pictures == 0), (name, context)

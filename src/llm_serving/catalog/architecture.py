@@ -88,9 +88,20 @@ class Vision(PlainData):
     """Of the tower, where config.json has them as `num_hidden_layers`; else 0."""
 
     hidden: int
-    intermediate: int
+    split_width: int
+    """Most numbers of a patch at once that accelerators split."""
+
+    whole_width: int
+    """Most numbers of a patch beside them."""
+
     outputs: int
     """Vectors of the decoder's width for each token of a picture."""
+
+    video_pictures: int
+    """Most pictures of a video; 0 where a video has no more tokens than a picture."""
+
+    video_picture_tokens: int
+    """Most tokens of one of them."""
 
     def count_tokens(self, width: int, height: int) -> int:
         """Return most tokens of a picture of that many pixels; one row and column fewer if the engine rounds down."""
@@ -99,6 +110,11 @@ class Vision(PlainData):
         scale = max(1.0, math.sqrt(self.min_image_tokens * self.token_side**2 / (width * height)))
         rows, columns = (math.ceil(pixels * scale / self.token_side) for pixels in (height, width))
         return min(self.image_tokens, rows * (columns + self.row_ends))
+
+    def count_video_tokens(self, context: int) -> int:
+        """Return tokens of the largest video of a context; 0 where no video has more than a picture."""
+        pictures = max(1, context // self.video_picture_tokens)
+        return min(self.video_pictures, pictures) * self.video_picture_tokens
 
 
 class ModelError(InputError):
@@ -521,8 +537,11 @@ class _Reader:
             patches=families.compute(row.patches, numbers),
             layers=numbers.get("num_hidden_layers", 0),
             hidden=numbers["hidden_size"],
-            intermediate=numbers["intermediate_size"],
+            split_width=families.compute(row.split_width, numbers),
+            whole_width=families.compute(row.whole_width, numbers),
             outputs=families.compute(row.outputs, numbers),
+            video_pictures=families.compute(row.video_pictures, numbers),
+            video_picture_tokens=families.compute(row.video_picture_tokens, numbers),
         )
 
     @property

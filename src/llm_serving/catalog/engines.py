@@ -422,6 +422,9 @@ class Engine(_NamedChoice):
     reckoned_arguments: Mapping[str, Literal["sequences", "batch_tokens", "utilization"]] = {}
     """Options in `engine_arguments` that the memory arithmetic takes, and as what."""
 
+    media_limits: str = ""
+    """Option in `engine_arguments` with the most pictures and videos of a request, by kind; empty where it has none."""
+
     argument_keys: Mapping[str, str] = {}
     """Keys of blueprint.yaml that stand for an option of the engine."""
 

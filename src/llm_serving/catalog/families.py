@@ -95,6 +95,18 @@ class VisionRow(PlainData):
     patches: Formula
     """Parts that the largest picture is cut into."""
 
+    split_width: Formula = "2 * intermediate_size"
+    """Most numbers of a patch at once that accelerators split: those of a feed-forward part."""
+
+    whole_width: Formula = "4 * hidden_size"
+    """Most numbers of a patch beside them."""
+
+    video_pictures: Formula = 0
+    """Most pictures of a video, as it is put into the context; 0 where a video has no more tokens than a picture."""
+
+    video_picture_tokens: Formula = 1
+    """Most tokens of one of them."""
+
     outputs: Formula = 1
     """Vectors of the decoder's width for each token of a picture."""
 

@@ -72,6 +72,9 @@ class ReplicaSetup:
     draft: Model | None = None
     """A model beside it that guesses its tokens."""
 
+    videos: bool = True
+    """Whether requests may have videos, where the model reads them."""
+
 
 class CpuLoad(NamedTuple):
     """What one rank on CPU is to hold of requests."""
@@ -115,6 +118,9 @@ class Fit(BaseModel):
     reserve_bytes: int
     """What the largest batch and the libraries take."""
 
+    video_bytes: int = 0
+    """Of the reserve, those that it would not take if requests had no videos."""
+
     cache_bytes: int
     """What remains for the KV cache; below 0 where the weights alone are too much."""
 
@@ -149,6 +155,9 @@ class Division(NamedTuple):
     draft: int = 0
     """Of the weights, those of the model that guesses tokens."""
 
+    video: int = 0
+    """Of the reserve, those that it would not take if requests had no videos."""
+
 
 def build_fit(
     instance: Instance, setup: ReplicaSetup, context: int, division: Division, reason: str, *, calibrated: bool = False
@@ -168,6 +177,7 @@ def build_fit(
         weight_bytes=division.weights,
         draft_bytes=division.draft,
         reserve_bytes=division.reserve,
+        video_bytes=division.video,
         cache_bytes=division.cache,
         cache_tokens=0 if reason else division.tokens,
         context=context,
@@ -187,8 +197,9 @@ def describe_shortage(model: Model, division: Division, context: int, owner: str
     budget, weights, reserve, tokens = division.budget, division.weights, division.reserve, division.tokens
     if weights + reserve > budget:
         draft = f", {format_bytes(division.draft)} of them the draft's," if division.draft else ""
+        video = f", {format_bytes(division.video)} of it for a video," if division.video else ""
         return (
-            f"weights {format_bytes(weights)}{draft} and reserve {format_bytes(reserve)} are "
+            f"weights {format_bytes(weights)}{draft} and reserve {format_bytes(reserve)}{video} are "
             f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
         )
     if not model.encoder and tokens < context:

@@ -205,20 +205,25 @@ def select_batch(device: Accelerators | None) -> Batch:
     return Batch(tokens=2048, sequences=256)
 
 
-def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0) -> int:
+def compute_reserve_bytes(
+    model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0, video_tokens: int = 0
+) -> int:
     """Return memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs.
 
     Args:
         expert_ranks: accelerators over which whole experts are spread. Where they are more than split a layer, each
             gathers the batches of all and sends as much back (vLLM 0.32.0, distributed/device_communicators/
             all2all.py, AgRsAll2AllManager): computed from the code, not measured.
+        video_tokens: of the largest video that requests may have; 0 where they have none.
     """
     libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if max(tensor_parallel, expert_ranks) > 1 else 0)
     graphs = 0 if model.encoder else _GRAPH_BYTES + _GRAPH_BYTES_PER_LAYER * model.layers
-    return _compute_step_bytes(model, batch, tensor_parallel, expert_ranks) + libraries + graphs
+    return _compute_step_bytes(model, batch, tensor_parallel, expert_ranks, video_tokens) + libraries + graphs
 
 
-def _compute_step_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0) -> int:
+def _compute_step_bytes(
+    model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0, video_tokens: int = 0
+) -> int:
     """Return memory of the largest batch on one accelerator."""
     activation_bytes = 2  # activations are in 16 bits
     feed_forward = model.intermediate if not model.experts else 0
@@ -229,12 +234,12 @@ def _compute_step_bytes(model: Architecture, batch: Batch, tensor_parallel: int 
     experts = visit_bytes * (3 * divide_up(model.expert_intermediate, tensor_parallel) + model.hidden)
     other_batches = max(0, expert_ranks // tensor_parallel - 1)
     experts += 2 * other_batches * batch.tokens * model.hidden * activation_bytes
-    pictures = _compute_picture_bytes(model, batch, tensor_parallel)
+    pictures = _compute_picture_bytes(model, batch, tensor_parallel, video_tokens)
     return max(layers, sampler, pictures) + experts
 
 
-def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: int) -> int:
-    """Return memory in which the largest step's pictures become tokens: as many as have room in it, or one.
+def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: int, video_tokens: int) -> int:
+    """Return memory in which the largest step's pictures become tokens: as many as have room in it, or one; or a video.
 
     Computed from the code (vLLM 0.32.0, v1/worker/gpu_model_runner.py, profile_run). In the starts that were measured,
     of Gemma 3 and Mistral Small 3.1, the sampler took more.
@@ -242,9 +247,10 @@ def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: i
     vision, activation_bytes = model.vision, 2
     if vision is None:
         return 0
-    patches = max(1, batch.tokens // vision.image_tokens) * vision.patches
-    tower = patches * activation_bytes * (2 * divide_up(vision.intermediate, tensor_parallel) + 4 * vision.hidden)
-    return tower + max(batch.tokens, vision.image_tokens) * model.hidden * vision.outputs * activation_bytes
+    tokens = max(vision.image_tokens, video_tokens)
+    patches = max(1, batch.tokens // tokens) * tokens * vision.patches // vision.image_tokens
+    tower = patches * activation_bytes * (divide_up(vision.split_width, tensor_parallel) + vision.whole_width)
+    return tower + max(batch.tokens, tokens) * model.hidden * vision.outputs * activation_bytes
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
@@ -279,7 +285,8 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
     budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * (setup.utilization or UTILIZATION))
     draft = int(platform.weight_copies * compute_draft_bytes(setup))
     weights = int(platform.weight_copies * compute_weight_bytes(model, ReplicaSetup())) + draft
-    reserve = platform.base_bytes + _compute_step_bytes(model, batch)
+    step = _compute_step_bytes(model, batch, video_tokens=_count_video_tokens(model, setup))
+    reserve = platform.base_bytes + step
     cache = budget - weights - reserve
     tokens = count_cache_tokens(
         model,
@@ -290,7 +297,7 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
         dtype=setup.dtype,
         draft=setup.draft,
     )
-    division = Division(budget, weights, reserve, cache, tokens, draft)
+    division = Division(budget, weights, reserve, cache, tokens, draft, step - _compute_step_bytes(model, batch))
     reason = describe_long_context(model, context) or describe_shortage(model, division, context, "of a replica")
     fit = build_fit(instance, setup, context, division, reason)
     if instance.memory_gb_s is None or model.encoder or model.pooled:
@@ -303,7 +310,7 @@ def _is_measured_engine(model: Model, batch: Batch, dtype: str) -> bool:
     """Return whether the reserve was measured with such a model and such settings."""
     is_plain = not (model.encoder or model.pooled or model.linear_layers)
     is_measured_model = is_plain and model.quantization in _MEASURED_QUANTIZATIONS
-    if model.vision and model.vision.image_tokens > batch.tokens:
+    if model.vision and (model.vision.image_tokens > batch.tokens or model.vision.video_pictures):
         return False
     return is_measured_model and batch == _MEASURED_BATCH and dtype == "auto"
 
@@ -314,12 +321,17 @@ def _require_accelerators(instance: Instance) -> Accelerators:
     return instance.accelerators
 
 
+def _count_video_tokens(model: Model, setup: ReplicaSetup) -> int:
+    return model.vision.count_video_tokens(setup.context or model.max_context) if model.vision and setup.videos else 0
+
+
 def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
     draft = compute_draft_bytes(setup)
     weights = compute_weight_bytes(model, setup) + draft
     largest_stage = select_stage(model, setup.pipeline)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
-    reserve = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
+    video_tokens = _count_video_tokens(model, setup)
+    reserve = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks, video_tokens)
     cache = budget - weights - reserve
     if device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
@@ -332,7 +344,8 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         dtype=setup.dtype,
         draft=setup.draft,
     )
-    return Division(budget, weights, reserve, cache, tokens, draft)
+    without_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
+    return Division(budget, weights, reserve, cache, tokens, draft, reserve - without_video)
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:

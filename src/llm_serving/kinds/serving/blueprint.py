@@ -383,6 +383,16 @@ class Blueprint(BaseBlueprint, ModelSettings):
         values = [arguments.get(name) for name, meaning in row.reckoned_arguments.items() if meaning == setting]
         return next((value for value in values if isinstance(value, int | float)), None)
 
+    def find_media_limit(self, role: EngineRole, medium: str) -> int | None:
+        """Return most pictures or videos of a request that the engine is told to take; None where it is not told.
+
+        Args:
+            medium: `image` or `video`.
+        """
+        limits = self.merge_arguments(role).get(self.engine_row.media_limits)
+        limit = limits.get(medium) if isinstance(limits, dict) else None
+        return limit if isinstance(limit, int) else None
+
     def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
         """Return what holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
         return role if isinstance(role, ModelRole) else self

@@ -287,6 +287,10 @@ class PlacementSearch:
         )
 
     @property
+    def _takes_videos(self) -> bool:
+        return self.settings.find_media_limit(self.role, "video") != 0
+
+    @property
     def _others(self) -> list[str]:
         """The roles whose models sleep on its accelerators while its own is awake."""
         return self.settings.roles.list_others(self.key_path[-1])
@@ -414,6 +418,7 @@ class PlacementSearch:
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
             draft=find_draft(tuning),
+            videos=self._takes_videos,
         )
         return self._memory_model.compute_fit(apply_quantization(self.model, tuning), instance, setup)
 
@@ -432,7 +437,11 @@ class PlacementSearch:
         capacity = "a node" if self._takes_cpus else f"{self.role.accelerators} {unit}"
         reason = f"it does not fit into {capacity} of the pool {self.role.pool}{self._describe_kept()}: {misfits}"
         key_path = self.settings.find_model_key_path(self.key_path, self.role, "model")
-        raise PlacementError(Conflict(key_path, reason, self._describe_alternatives(), self.model.name))
+        fix = self._describe_alternatives()
+        if any(fit.video_bytes for fit in fits.values()):
+            option = self.settings.engine_row.media_limits
+            fix = f"set {option}: {{video: 0}} in engine_arguments where requests have no videos, or {fix}"
+        raise PlacementError(Conflict(key_path, reason, fix, self.model.name))
 
     def _describe_kept(self) -> str:
         """Return what models that sleep leave of an accelerator; empty where there are none."""
@@ -464,6 +473,7 @@ class PlacementSearch:
                     draft=find_draft(self.settings.tuning),
                     utilization=self._memory_model.UTILIZATION
                     - self._compute_kept_share(instance.accelerators, degree),
+                    videos=self._takes_videos,
                 ),
             ).fits
         ]

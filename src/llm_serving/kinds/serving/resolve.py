@@ -442,7 +442,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     for placed in placed_roles:
         role = placed.role
         if placed.model.vision:
-            yield pictures.describe(context.blueprint, role, placed.model)
+            yield from pictures.describe(context.blueprint, placed)
         if get_shared(role):
             continue
         if settings.roles.takes_turns(placed.name) and context.conventions.is_local:

@@ -19,12 +19,21 @@ from tests.kinds.serving.checks.test_engine_arguments import FLEET
 VISION = "Qwen/Qwen2.5-VL-7B-Instruct"
 
 
-def _resolve(folder: Path, images: str, model: str = VISION, extra: str = "", traffic: str = "") -> ServingDeployment:
+def _resolve(
+    folder: Path,
+    images: str,
+    extra: str = "",
+    *,
+    model: str = VISION,
+    context: str = "2k",
+    traffic: str = "",
+    types: str = "g6e.2xlarge",
+) -> ServingDeployment:
     blueprint = (
-        f"name: mine\npattern: aggregated\nmodel: {model}\ncontext: 2k\nroles: {{worker: {{pool: small}}}}\n"
+        f"name: mine\npattern: aggregated\nmodel: {model}\ncontext: {context}\nroles: {{worker: {{pool: small}}}}\n"
         f"traffic: {{users: 2, input_tokens: 32, output_tokens: 8, images: {images}{traffic}}}\nslo: {{}}\n{extra}"
     )
-    return resolving.resolve_files(folder, blueprint, FLEET, "eks")
+    return resolving.resolve_files(folder, blueprint, FLEET.replace("g6e.2xlarge", types), "eks")
 
 
 REFUSALS = {
@@ -88,6 +97,16 @@ def test_pictures_that_fit_are_counted_in_the_note_and_in_the_estimate(tmp_path:
     text = deployment.model_copy(update={"traffic": deployment.traffic.model_copy(update={"images": None})})
     estimates = [predicted_load.predict_requests_per_s(each) for each in (deployment, text)]
     assert estimates[0] and estimates[1] and estimates[0] < estimates[1] / 2
+
+
+def test_videos_take_memory_until_the_engine_is_told_to_refuse_them(tmp_path: Path) -> None:
+    images, refused = "{width: 640, height: 480}", "engine_arguments: {limit_mm_per_prompt: {video: 0}}\n"
+    [note] = [note for note in _resolve(tmp_path, images, context="32900").notes if "video" in note]
+    assert note.endswith("{limit_mm_per_prompt: {video: 0}} refuses videos and gives this memory to the KV cache.")
+    with pytest.raises(InputError, match=r"GB of it for a video.* Fix: set limit_mm_per_prompt: \{video: 0\} in eng"):
+        _resolve(tmp_path, images, context="32900", types="g6.2xlarge")
+    fitting = _resolve(tmp_path, images, refused, context="32900", types="g6.2xlarge")
+    assert not [note for note in fitting.notes if "video" in note]
 
 
 def test_the_tokens_of_a_picture_follow_from_its_size_where_the_model_says_so() -> None:

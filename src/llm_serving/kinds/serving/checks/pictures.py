@@ -9,27 +9,27 @@ from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.traffic import Images
 from llm_serving.settings.document import Conflict
+from llm_serving.settings.units import format_bytes
 
 MARK_TOKENS = 4
 """Most tokens that say where a picture begins and ends: two of Qwen's, four of Gemma's with its line feeds."""
 
-_LIMIT = "limit_mm_per_prompt"
 _KEY_PATH = ("traffic", "images")
 
 
 def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
     images = settings.traffic.images
+    limits_name = settings.engine_row.media_limits
     # Several roles serve one model, and each mistake is one.
     by_model = {placed.model.name: placed for placed in placed_roles if placed.model.is_known}
     for name, placed in by_model.items():
         for path, limits in settings.list_arguments(placed.key_path, placed.role):
-            if path[-1] == _LIMIT and placed.model.vision is None and limits is not None:
+            if path[-1] == limits_name and placed.model.vision is None and limits is not None:
                 reason = f"{name} reads text alone"
-                yield Conflict(path, reason, f"remove {_LIMIT}, or use a model that sees", limits)
+                yield Conflict(path, reason, f"remove {limits_name}, or use a model that sees", limits)
     for name, placed in by_model.items() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
@@ -39,10 +39,10 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
             yield Conflict(_KEY_PATH, reason, fix, shown)
             continue
         yield from _check_context(settings, placed, images)
-        limit, count = find_limit(settings, placed.role), settings.traffic.max_images
+        limit, count = settings.find_media_limit(placed.role, "image"), settings.traffic.max_images
         if limit is not None and count > limit:
-            reason = f"a request of this traffic has up to {count} pictures, and {_LIMIT} allows {limit}"
-            fix = f"set {_LIMIT}: {{image: {count}}} in engine_arguments, or use fewer pictures"
+            reason = f"a request of this traffic has up to {count} pictures, and {limits_name} allows {limit}"
+            fix = f"set {limits_name}: {{image: {count}}} in engine_arguments, or use fewer pictures"
             yield Conflict((*_KEY_PATH, "count"), reason, fix, str(images.count))
 
 
@@ -66,13 +66,6 @@ def count_tokens(model: Model, images: Images) -> int:
     return model.vision.count_tokens(images.width, images.height) + MARK_TOKENS if model.vision else 0
 
 
-def find_limit(settings: Blueprint, role: EngineRole) -> int | None:
-    """Return most pictures of a request that the engine is told to take; None where it is not told."""
-    limits = settings.merge_arguments(role).get(_LIMIT)
-    limit = limits.get("image") if isinstance(limits, dict) else None
-    return limit if isinstance(limit, int) else None
-
-
 def reads_pictures(settings: Blueprint) -> bool:
     """Return whether one of the roles' models takes pictures, as far as is known."""
     names = {settings.select_model_settings(role).model for role in settings.roles.engine_roles.values()}
@@ -85,14 +78,21 @@ def reads_pictures(settings: Blueprint) -> bool:
     return False
 
 
-def describe(settings: Blueprint, role: EngineRole, model: Model) -> str:
-    """Return how much of the context a picture takes, in a sentence."""
-    assert model.vision
-    context, images = settings.select_model_settings(role).context, settings.traffic.images
+def describe(settings: Blueprint, placed: PlacedRole) -> Iterator[str]:
+    """Yield how much of the context a picture takes, and of the memory a video, in sentences."""
+    assert placed.model.vision
+    model, images, option = placed.model, settings.traffic.images, settings.engine_row.media_limits
+    context = settings.select_model_settings(placed.role).context
     if images:
         size = f"{images.width} x {images.height}"
-        return f"A picture of {size} takes up to {count_tokens(model, images)} of {context} tokens with {model.name}."
-    return (
-        f"A picture takes up to {model.vision.image_tokens} of a request's {context} tokens with {model.name}; "
-        f"engine_arguments: {{{_LIMIT}: {{image: 1}}}} limits how many a request may have."
-    )
+        yield f"A picture of {size} takes up to {count_tokens(model, images)} of {context} tokens with {model.name}."
+    else:
+        limit = f"; engine_arguments: {{{option}: {{image: 1}}}} limits how many a request may have" if option else ""
+        tokens = model.vision.image_tokens
+        yield f"A picture takes up to {tokens} of a request's {context} tokens with {model.name}{limit}."
+    if placed.fit and placed.fit.video_bytes:
+        yield (
+            f"{format_bytes(placed.fit.video_bytes)} of each accelerator are kept for a video of up to "
+            f"{model.vision.count_video_tokens(context)} tokens, which {model.name} reads too; engine_arguments: "
+            f"{{{option}: {{video: 0}}}} refuses videos and gives this memory to the KV cache."
+        )
