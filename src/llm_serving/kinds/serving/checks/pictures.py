@@ -80,9 +80,9 @@ def reads_pictures(settings: Blueprint) -> bool:
 
 def describe(settings: Blueprint, placed: PlacedRole) -> Iterator[str]:
     """Yield how much of the context a picture takes, and of the memory a video, in sentences."""
-    assert placed.model.vision
     model, images, option = placed.model, settings.traffic.images, settings.engine_row.media_limits
     context = settings.select_model_settings(placed.role).context
+    assert model.vision
     if images:
         size = f"{images.width} x {images.height}"
         yield f"A picture of {size} takes up to {count_tokens(model, images)} of {context} tokens with {model.name}."
