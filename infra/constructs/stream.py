@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,29 +190,7 @@ def add_job(
         name=f"job/flink/{stream.name}",
         log_group_name=context.log_group.name,
     )
-    purpose = names.format_deployment_purpose(context.name, "job")
-    role = add_role(
-        context.stack,
-        purpose,
-        description=f"The job of {context.name}",
-        trust=policy.build_trust_policy(
-            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
-        ),
-        statements=(
-            *build_job_statements(context),
-            *secrets.build_statements(
-                stream.secrets, secrets.find_arns(context.stack, stream.secrets), context.stack.fleet.region
-            ),
-        ),
-    )
-    place = {"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)}
-    properties = {
-        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
-        PLACE_GROUP: place,
-    }
-    bucket_arn = context.stack.account.build_bucket_arn(stream.bucket)
-    code, flink, run = "ApplicationCodeConfiguration", "FlinkApplicationConfiguration", "RunConfiguration"
-    content = _configure(f"{code}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive.key)
+    role = _add_job_role(context)
     return k.Kinesisanalyticsv2Application(
         context.stack,
         "job",
@@ -224,55 +202,97 @@ def add_job(
         cloudwatch_logging_options=k.Kinesisanalyticsv2ApplicationCloudwatchLoggingOptions(
             log_stream_arn=log_stream.arn
         ),
-        application_configuration=_configure(
-            application_code_configuration=_configure(
-                code,
-                code_content_type="ZIPFILE",
-                code_content=_configure(f"{code}CodeContent", s3_content_location=content),
+        application_configuration=_build_job_configuration(
+            context,
+            archive_key=archive.key,
+            place={"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)},
+            security_groups=[groups.clients.id, add_job_group(context).id],
+        ),
+        depends_on=list_policies(context.stack, _format_job_purpose(context)),
+    )
+
+
+def _format_job_purpose(context: StreamContext) -> str:
+    return names.format_deployment_purpose(context.name, "job")
+
+
+def _add_job_role(context: StreamContext) -> aws.iam_role.IamRole:
+    stream, stack = context.stream, context.stack
+    return add_role(
+        stack,
+        _format_job_purpose(context),
+        description=f"The job of {context.name}",
+        trust=policy.build_trust_policy(
+            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
+        ),
+        statements=(
+            *build_job_statements(context),
+            *secrets.build_statements(stream.secrets, secrets.find_arns(stack, stream.secrets), stack.fleet.region),
+        ),
+    )
+
+
+def _build_job_configuration(
+    context: StreamContext, *, archive_key: str, place: Mapping[str, str], security_groups: Sequence[str]
+) -> Any:
+    """Build what runs and how: the code and its settings, checkpoints and parallelism, and the network.
+
+    Args:
+        place: addresses that the job is told apart from its settings.
+    """
+    stream = context.stream
+    code, flink, run = "ApplicationCodeConfiguration", "FlinkApplicationConfiguration", "RunConfiguration"
+    bucket_arn = context.stack.account.build_bucket_arn(stream.bucket)
+    content = _configure(f"{code}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive_key)
+    properties = {
+        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
+        PLACE_GROUP: place,
+    }
+    return _configure(
+        application_code_configuration=_configure(
+            code,
+            code_content_type="ZIPFILE",
+            code_content=_configure(f"{code}CodeContent", s3_content_location=content),
+        ),
+        application_snapshot_configuration=_configure("ApplicationSnapshotConfiguration", snapshots_enabled=True),
+        environment_properties=_configure(
+            "EnvironmentProperties",
+            property_group=[
+                _configure("EnvironmentPropertiesPropertyGroup", property_group_id=group, property_map=values)
+                for group, values in properties.items()
+            ],
+        ),
+        flink_application_configuration=_configure(
+            flink,
+            checkpoint_configuration=_configure(
+                f"{flink}CheckpointConfiguration",
+                configuration_type="CUSTOM",
+                checkpointing_enabled=True,
+                checkpoint_interval=stream.checkpoint_ms,
+                min_pause_between_checkpoints=0,
             ),
-            application_snapshot_configuration=_configure("ApplicationSnapshotConfiguration", snapshots_enabled=True),
-            environment_properties=_configure(
-                "EnvironmentProperties",
-                property_group=[
-                    _configure("EnvironmentPropertiesPropertyGroup", property_group_id=group, property_map=values)
-                    for group, values in properties.items()
-                ],
+            monitoring_configuration=_configure(
+                f"{flink}MonitoringConfiguration",
+                configuration_type="CUSTOM",
+                log_level="WARN",
+                metrics_level="APPLICATION",
             ),
-            flink_application_configuration=_configure(
-                flink,
-                checkpoint_configuration=_configure(
-                    f"{flink}CheckpointConfiguration",
-                    configuration_type="CUSTOM",
-                    checkpointing_enabled=True,
-                    checkpoint_interval=stream.checkpoint_ms,
-                    min_pause_between_checkpoints=0,
-                ),
-                monitoring_configuration=_configure(
-                    f"{flink}MonitoringConfiguration",
-                    configuration_type="CUSTOM",
-                    log_level="WARN",
-                    metrics_level="APPLICATION",
-                ),
-                parallelism_configuration=_configure(
-                    f"{flink}ParallelismConfiguration",
-                    configuration_type="CUSTOM",
-                    auto_scaling_enabled=False,
-                    parallelism=stream.parallelism,
-                    parallelism_per_kpu=1,
-                ),
-            ),
-            run_configuration=_configure(
-                run,
-                # Answers that no longer go to files have state there.
-                flink_run_configuration=_configure(f"{run}FlinkRunConfiguration", allow_non_restored_state=True),
-            ),
-            vpc_configuration=_configure(
-                "VpcConfiguration",
-                security_group_ids=[groups.clients.id, add_job_group(context).id],
-                subnet_ids=context.subnets,
+            parallelism_configuration=_configure(
+                f"{flink}ParallelismConfiguration",
+                configuration_type="CUSTOM",
+                auto_scaling_enabled=False,
+                parallelism=stream.parallelism,
+                parallelism_per_kpu=1,
             ),
         ),
-        depends_on=list_policies(context.stack, purpose),
+        run_configuration=_configure(
+            run,
+            # Answers that no longer go to files have state there.
+            flink_run_configuration=_configure(f"{run}FlinkRunConfiguration", allow_non_restored_state=True),
+        ),
+        vpc_configuration=_configure(
+            "VpcConfiguration", security_group_ids=security_groups, subnet_ids=context.subnets
+        ),
     )
 
 
