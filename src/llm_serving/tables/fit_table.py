@@ -25,13 +25,22 @@ Fits = Mapping[str, Sequence[Fit]]
 """By instance type, one for each degree of tensor parallelism; empty without accelerators."""
 
 
-def compute(model: Model, instances: Iterable[Instance], context: int, dtype: str, draft: Model | None = None) -> Fits:
+def compute(
+    model: Model,
+    instances: Iterable[Instance],
+    context: int,
+    dtype: str,
+    draft: Model | None = None,
+    *,
+    videos: bool = True,
+) -> Fits:
     """Compute the fit of each instance type at each useful degree of tensor parallelism.
 
     Args:
         draft: a model beside it that guesses its tokens.
+        videos: whether requests may have videos, where the model reads them.
     """
-    setup = ReplicaSetup(context=context, dtype=dtype, draft=draft)
+    setup = ReplicaSetup(context=context, dtype=dtype, draft=draft, videos=videos)
     return {
         instance.name: [
             _compute_fit(model, instance, replace(setup, tensor=degree)) for degree in _list_degrees(model, instance)
@@ -97,7 +106,7 @@ def build_payload(
 
 def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str) -> RenderableType:
     """Render the model's numbers, a table for GPUs and one for Neuron devices, and a legend."""
-    parts: list[RenderableType] = [*_render_header(model, context, dtype), Text()]
+    parts: list[RenderableType] = [*_render_header(model, fits, context, dtype), Text()]
     for kind, title in (("gpu", "GPUs"), ("neuron", "NeuronCores")):
         kind_instances = [
             instance for instance in instances.values() if instance.accelerators and instance.accelerators.kind == kind
@@ -151,7 +160,7 @@ def _format_fit(fit: Fit) -> str:
     return f"{used}, {cache} on each: {capacity}{speed}" if fit.cache_tokens else f"{used}, {cache} free on each"
 
 
-def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
+def _render_header(model: Model, fits: Fits, context: int, dtype: str) -> Iterator[Text]:
     if not model.is_known:
         yield Text.assemble((model.name, "bold"), f"  of the kind {model.kind}")
         yield Text(f"weights   {format_bytes(model.weight_bytes)}, by its index or its files")
@@ -173,6 +182,9 @@ def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
         yield Text(f"context   {context:,} tokens per request, max {model.max_context:,}")
     if model.vision:
         yield Text(f"pictures  up to {model.vision.image_tokens:,} tokens each, of the context")
+        if any(fit.video_bytes for type_fits in fits.values() for fit in type_fits):
+            tokens = model.vision.count_video_tokens(context)
+            yield Text(f"videos    up to {tokens:,} tokens, with room for one; --no-videos leaves it out")
     if model.random:
         yield Text(models.RANDOM_NOTICE, style="yellow")
 

@@ -90,6 +90,17 @@ def test_fit_explains_one_instance_type_in_sentences(capsys: pytest.CaptureFixtu
     assert "p5.4xlarge, whole: does not fit: the cache holds 31344 tokens, 656 short of one request of 32000" in text
 
 
+def test_fit_without_videos_gives_their_memory_to_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("fit", "Qwen/Qwen2.5-VL-7B-Instruct", "--type", "g6.xlarge", "--context", "32900")
+    assert _run_cli(*command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "videos up to 32,768 tokens, with room for one; --no-videos leaves it out" in text
+    assert "g6.xlarge, whole: does not fit" in text and "GB of it for a video" in text
+    assert _run_cli(*command, "--no-videos") == 0
+    text = capsys.readouterr().out
+    assert "for a video" not in text and "requests of 32,900" in text
+
+
 def test_fit_warns_of_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "tiny", "--type", "g6e.xlarge") == 0
     assert models.RANDOM_NOTICE in capsys.readouterr().out

@@ -123,6 +123,13 @@ def fit(
             autocompletion=completions.complete_models,
         ),
     ] = None,
+    videos: Annotated[
+        bool,
+        typer.Option(
+            "--videos/--no-videos",
+            help="Keep memory for a video, where the model reads them and the engine is not told to refuse them.",
+        ),
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Show which instance types a model fits on, and the tokens of KV cache."""
@@ -133,7 +140,7 @@ def fit(
     draft_row = _find_draft(draft, model_row) if draft else None
     context_tokens = min(quantities.parse("--context", context, Tokens), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
-    fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype, draft_row)
+    fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype, draft_row, videos=videos)
     if as_json:
         console.print_json(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype))
         return
