@@ -127,14 +127,13 @@ def test_preferred_groups_weigh_more_and_each_is_bounded(fleet: Fleet) -> None:
     assert all(int(manifest["spec"]["limits"]["nodes"]) > 0 for manifest in pools)
 
 
-def test_reserved_capacity_is_selected_by_id_and_never_expires(fleet: Fleet) -> None:
+def test_reserved_capacity_is_selected_by_id(fleet: Fleet) -> None:
     node_class, node_pool = get_manifests(fleet, "block")
     assert node_class["spec"]["capacityReservationSelectorTerms"] == [{"id": "cr-0123456789abcdef0"}]
     template = node_pool["spec"]["template"]["spec"]
     requirements = {requirement["key"]: requirement["values"] for requirement in template["requirements"]}
     assert requirements["karpenter.sh/capacity-type"] == ["reserved"]
     assert requirements["topology.kubernetes.io/zone"] == ["us-west-2c"]
-    assert template["expireAfter"] == "Never"
 
 
 def test_the_fleets_own_reservation_is_selected_by_tags_and_limits_its_pool(fleet: Fleet) -> None:
@@ -144,7 +143,15 @@ def test_the_fleets_own_reservation_is_selected_by_tags_and_limits_its_pool(flee
     ]
     assert node_class["spec"]["placementGroupSelector"] == {"name": "demo-held-a"}
     assert node_pool["spec"]["limits"] == {"nodes": "2", "nvidia.com/gpu": "16"}
-    assert node_pool["spec"]["template"]["spec"]["expireAfter"] == "Never"
+
+
+def test_no_node_ends_by_its_age_since_all_of_one_age_would_end_at_once(fleet: Fleet) -> None:
+    pools = [manifest["spec"] for manifest in karpenter_manifests.build(fleet) if manifest["kind"] == "NodePool"]
+    # Left out, the schema's default is 720h.
+    assert {pool["template"]["spec"].get("expireAfter") for pool in pools} == {"Never"}
+    # What replaces nodes has a budget.
+    drifted = [budget["nodes"] for pool in pools for budget in pool["disruption"]["budgets"] if "Drifted" in budget["reasons"]]
+    assert drifted == ["1"] * len(pools)
 
 
 def test_efa_nodes_request_the_catalogs_interfaces_and_efas_security_group(fleet: Fleet) -> None:

@@ -25,9 +25,6 @@ _CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "res
 _MAX_WEIGHT = 100
 """Largest weight of a NodePool: the first choice of a pool has it, and each further one less."""
 
-_EXPIRE_AFTER = "720h"
-"""A node is replaced at the latest then, with whatever was patched since."""
-
 _NODE_POOL = Path(__file__).with_name("node_pool.yaml")
 
 
@@ -87,8 +84,6 @@ def build_node_pool(group: Group) -> Manifest:
         "labels": dict(group.labels),
         "requirements": list(_build_requirements(group)),
         "taints": [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints],
-        # What is paid for until its own end is given back only then.
-        "expire_after": "Never" if group.purchase_option in RESERVED_OPTIONS else _EXPIRE_AFTER,
     }
     manifest: Manifest = own_yaml.fill_values(own_yaml.read(_NODE_POOL), values)
     return manifest
