@@ -201,7 +201,7 @@ def _add_service(parts: _Parts, service: Service) -> AddedService:
     )
     ecs_services = task_service.add_services(
         parts.services,
-        service,
+        adapted,
         definition=definition,
         security_group=parts.security_groups.router if service.is_entry else parts.security_groups.engine,
         registry=task_network.add_discovery_service(

@@ -150,7 +150,9 @@ def test_no_node_ends_by_its_age_since_all_of_one_age_would_end_at_once(fleet: F
     # Left out, the schema's default is 720h.
     assert {pool["template"]["spec"].get("expireAfter") for pool in pools} == {"Never"}
     # What replaces nodes has a budget.
-    drifted = [budget["nodes"] for pool in pools for budget in pool["disruption"]["budgets"] if "Drifted" in budget["reasons"]]
+    drifted = [
+        budget["nodes"] for pool in pools for budget in pool["disruption"]["budgets"] if "Drifted" in budget["reasons"]
+    ]
     assert drifted == ["1"] * len(pools)
 
 

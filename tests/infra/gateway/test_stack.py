@@ -163,6 +163,12 @@ def test_the_load_balancer_asks_for_a_path_that_needs_no_key(stacks: Stacks) -> 
     assert "aws_lb" not in stacks["pods"]["resource"], "on EKS the chart's Ingress has it"
 
 
+def test_a_gateway_that_prepares_its_database_is_not_stopped_for_the_load_balancers_checks(stacks: Stacks) -> None:
+    services = stacks["edge"]["resource"]["aws_ecs_service"]
+    grace = {name: service.get("health_check_grace_period_seconds") for name, service in services.items()}
+    assert grace == {"gateway-0": 600, "meter-0": None}, "the load balancer calls no meter"
+
+
 def test_clients_reach_nginx_and_litellm_listens_to_its_own_task_alone(manifests: dict[str, Path]) -> None:
     for file in manifests.values():
         [gateway] = [row for row in yaml.safe_load(file.read_text())["services"] if row["is_entry"]]

@@ -332,6 +332,7 @@ def test_a_load_balancer_with_tls_calls_the_routers(stacks: Stacks) -> None:
     targets = {name: service["load_balancer"] for name, service in services.items() if "load_balancer" in service}
     assert list(targets) == ["router-0"]
     assert (targets["router-0"][0]["container_name"], targets["router-0"][0]["container_port"]) == ("router", 8080)
+    assert services["router-0"]["health_check_grace_period_seconds"] == 60, "as long as a router may start"
     assert "aws_lb_listener.balancer-https" in services["router-0"]["depends_on"]
     assert "aws_lb" not in stacks["single"]["resource"], "a deployment that asks for none has none"
 
