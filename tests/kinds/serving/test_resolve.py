@@ -302,6 +302,18 @@ REFUSED = [
         "one accelerator. Fix: set accelerators: 1 on p6-b300.48xlarge, or use a smaller model.",
     ),
     (
+        {"model": "nvidia/Qwen3-235B-A22B-NVFP4"},
+        'blueprint.yaml:2:8: model: "nvidia/Qwen3-235B-A22B-NVFP4": it does not fit into 1 accelerator of the pool '
+        "small: on g6e.2xlarge and g6e.4xlarge weights 134 GB and reserve 3.54 GB are 93.9 GB more than the 43.7 GB of "
+        "one accelerator. Fix: set accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or use a smaller model.",
+    ),
+    (
+        {"model": "Qwen/Qwen3-32B", "worker": "{pool: large, accelerators: 1}"},
+        'blueprint.yaml:2:8: model: "Qwen/Qwen3-32B": it does not fit into 1 accelerator of the pool large: on '
+        "g6e.2xlarge and g6e.48xlarge weights 65.5 GB and reserve 2.61 GB are 24.4 GB more than the 43.7 GB of one "
+        "accelerator. Fix: set accelerators: 2 on g6e.48xlarge, or use a smaller model.",
+    ),
+    (
         {"worker": "{pool: small, replicas: 9}"},
         "blueprint.yaml:6:35: roles.worker.replicas: 9: the pool small grows to 8 nodes, which fit 8. "
         "Fix: set replicas: 8 or less, or size: 0..9 in the pool.",
@@ -315,6 +327,22 @@ def test_an_impossible_blueprint_is_refused_at_its_line(tmp_path: Path, changed:
         _resolve(tmp_path, **changed)
     folder = f"{tmp_path}/mine"
     assert str(error.value) == f"{folder}/{message}".replace("FOLDER", folder)
+
+
+def test_a_model_that_does_not_fit_is_pointed_at_types_that_the_region_offers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixes = []
+    for region in ("us-west-2", "eu-central-1"):
+        monkeypatch.setitem(globals(), "FLEET", FLEET.replace("us-west-2", region))
+        with pytest.raises(InputError) as error:
+            _resolve(tmp_path, _build_environment(region=region), model="Qwen/Qwen3-235B-A22B-FP8")
+        fixes.append(error.value.mistakes[0].fix)
+        monkeypatch.undo()
+    assert fixes == [
+        "set accelerators: 1 on p6-b300.48xlarge, or use a smaller model",
+        "set accelerators: 4 on p4de.24xlarge, or use a smaller model",
+    ]
 
 
 def test_all_mistakes_of_a_blueprint_are_reported_together(tmp_path: Path) -> None:

@@ -451,7 +451,7 @@ class PlacementSearch:
         return f", of whose memory {models} there keep{'s' * (len(self._others) == 1)} {self._kept_share:.1%}"
 
     def _describe_alternatives(self) -> str:
-        """Return the smallest way to hold the model: more accelerators, or types with more memory."""
+        """Return the smallest way to hold the model: more accelerators of the pool, else types of the region."""
         if self._takes_cpus:
             return self._describe_larger_nodes()
         if not self.model.is_known:
@@ -461,7 +461,7 @@ class PlacementSearch:
         candidates = [
             (degree * memory.compute_rank_bytes(instance.accelerators), degree, instance.name)
             for instance in instances.load().values()
-            if instance.accelerators and instance.accelerators.kind == "gpu"
+            if instance.accelerators and instance.accelerators.kind == "gpu" and self._is_offered(instance)
             for degree in memory.list_tensor_sizes(model, instance)
             if self._memory_model.compute_fit(
                 model,
@@ -480,14 +480,19 @@ class PlacementSearch:
         if not candidates:
             return (
                 f"use a smaller or more strongly quantized model{self._describe_several_nodes()}: "
-                "no single instance type of the catalog holds this one"
+                f"no single instance type that {self.fleet.region} offers holds this one"
             )
-        same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
-        suggestions = [
-            f"accelerators: {degree} on {name}" for _, degree, name in dict.fromkeys([*same_count, min(candidates)])
-        ]
+        own_types, count = self.fleet.pools[self.role.pool].types, self.role.accelerators
+        own = sorted(candidate for candidate in candidates if candidate[2] in own_types and candidate[1] > count)[:1]
+        same_count = sorted(candidate for candidate in candidates if candidate[1] == count)[:1]
+        suggested = own or dict.fromkeys([*same_count, min(candidates)])
+        suggestions = [f"accelerators: {degree} on {name}" for _, degree, name in suggested]
         own_place = "set pool in place of shares for one of them, or " if self._others else ""
         return f"{own_place}set {' or '.join(suggestions)}, or use a smaller model"
+
+    def _is_offered(self, instance: Instance) -> bool:
+        """Return whether the fleet's region offers the type, or the catalog does not know what the region offers."""
+        return self.fleet.region in instance.zones or not instances.has_region(self.fleet.region)
 
     def _describe_several_nodes(self) -> str:
         """Return how a replica gets several nodes, as part of a fix; empty where no pattern of its roles has them."""

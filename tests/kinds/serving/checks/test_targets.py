@@ -334,13 +334,13 @@ def test_settings_that_need_an_accelerator_are_refused_on_local_alone(tmp_path: 
             "Qwen/Qwen3-235B-A22B-FP8",
             "p5en",
             "on p5en.48xlarge weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator. "
-            "Fix: set accelerators: 1 on p6-b300.48xlarge, or use a smaller model.",
+            "Fix: set accelerators: 2 on p5en.48xlarge, or use a smaller model.",
         ),
         (
             "nvidia/Qwen3-235B-A22B-NVFP4",
             "p5en",
             "on p5en.48xlarge weights 134 GB and reserve 6.26 GB are 2.49 GB more than the 138 GB of one accelerator. "
-            "Fix: set accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or use a smaller model.",
+            "Fix: set accelerators: 2 on p5en.48xlarge, or use a smaller model.",
         ),
     ],
 )
@@ -350,6 +350,8 @@ def test_prefill_on_a_single_gpu_fits_a_235b_model_on_b300_and_not_on_h200(
     text = format_disaggregated({"pool": pool, "replicas": 12}, {"pool": pool, "accelerators": 4}, model)
     if message:
         assert get_error(tmp_path, text).endswith(message)
+        mended = {"pool": pool, "replicas": 12, "accelerators": 2}
+        resolve_blueprint(tmp_path, format_disaggregated(mended, {"pool": pool, "accelerators": 4}, model))
         return
     prefill, decode, _ = resolve_blueprint(tmp_path, text).roles
     assert (prefill.replicas.max, prefill.resources.efa, decode.resources.efa) == (12, 2, 8)

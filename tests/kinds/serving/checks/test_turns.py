@@ -160,7 +160,7 @@ def test_a_model_that_would_fit_alone_is_refused_with_what_the_others_keep(tmp_p
     text = format_blueprint("pool: h100", first=LARGE, second=LARGE).replace("pool: h100", "pool: h100, context: 30k")
     errors = list_errors(tmp_path, text)
     assert "of whose memory a model that sleeps there keeps 3.2%" in errors[0]
-    assert "Fix: set pool in place of shares for one of them, or set accelerators: 1 on" in errors[0]
+    assert "Fix: set pool in place of shares for one of them, or set accelerators: 2 on p5.48xlarge" in errors[0]
     resolve_text(tmp_path, text.replace("shares: chat", "pool: h100, context: 30k"))
 
 
