@@ -18,6 +18,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `kimi` counts the tokens of a picture of a width and height as Kimi K2.5's processor in vLLM.
 - `media` counts the tokens of the largest picture and video of a `context` as the code of a `kind` of models in vLLM,
   with the limits of `picture` and `video` in pixels.
+- `adapters` counts the numbers that vLLM keeps for `count` LoRA adapters of a `rank` of a model with a config.json, whose
+  `modules` they change; None is all.
 - `run` runs `vllm`, or a program in Python, with `words` and `environment` in a fork, which need not import the engine,
   with its output in a file, `log`: the exit status. A program that becomes another in Python does so in the fork, and
   what it starts by `python3 -m` is a fork too.
@@ -37,11 +39,14 @@ import importlib
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,11 +62,20 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from vllm import plugins
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import KeyMetadata, PoolKey
 from vllm.distributed.mooncake_store import MooncakeStoreConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli import main as vllm_main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.lora.layers import FusedMoEWithLoRA
+from vllm.lora.model_manager import LoRAModelManager
 from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
+from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLProcessingInfo
 from vllm.model_executor.models.qwen3_vl import Qwen3VLProcessingInfo
 from vllm.models.minimax_m3.common.indexer import MiniMaxM3IndexerBackend, MiniMaxM3IndexerCache
@@ -214,6 +228,43 @@ def count_media_tokens(request: dict[str, Any]) -> dict[str, int]:
     return dict(info.get_mm_max_tokens_per_item(request["context"], {"image": 1, "video": 1}))
 
 
+def count_adapter_numbers(request: dict[str, Any]) -> int:
+    """All of them are in the modules that vLLM puts in the place of the model's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(request["config"]))
+        arguments = EngineArgs(
+            model=folder, skip_tokenizer_init=True, enable_lora=True, max_loras=request["count"],
+            max_lora_rank=request["rank"], lora_target_modules=request["modules"],
+        )  # fmt: skip
+        config = arguments.create_engine_config()
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, "tcp://127.0.0.1:0", 0, "gloo")
+        destroy_model_parallel()  # of a model before, which may have no experts
+        initialize_model_parallel()
+        model = initialize_model(config)
+        # No kernel of a CPU runs experts with adapters: the checks of kernels are left out, the tensors are vLLM's own.
+        kernels = {"__init__": _describe_experts, "set_mapping": lambda *_: None}
+        with unittest.mock.patch.multiple(FusedMoEWithLoRA, **kernels):
+            manager = LoRAModelManager(model, 1, 1, 512, config.lora_config, torch.device("cpu"), config)
+    tensors = {
+        tensor.data_ptr(): tensor.numel()
+        for module in manager.modules.values()
+        for name, kept in vars(module).items()
+        if re.fullmatch(r"(w13_|w2_)?lora_[ab]_stacked", name)
+        for tensor in (kept if isinstance(kept, tuple) else [kept])
+        if isinstance(tensor, torch.Tensor)
+    }
+    return sum(tensors.values())
+
+
+def _describe_experts(layer: FusedMoEWithLoRA, base_layer: Any) -> None:
+    """Set what the sizes of an expert's adapters follow from."""
+    torch.nn.Module.__init__(layer)
+    layer.base_layer, layer.moe_config = base_layer, base_layer.moe_config
+    layer.tp_size, layer.device, layer._w13_slices = 1, torch.device("cpu"), 2
+    layer.fully_sharded = layer.enable_moe_shared_loras = False
+
+
 def count_kimi_tokens(size: list[int]) -> int:
     """Tokens of a picture of that width and height, with the limits of Kimi's processor in transformers."""
     processor = Kimi_K25ImageProcessor
@@ -351,6 +402,7 @@ HANDLERS = {
     "parameters": count_parameters,
     "algorithms": resolve_algorithms,
     "picture": describe_picture,
+    "adapters": count_adapter_numbers,
     "kimi": count_kimi_tokens,
     "media": count_media_tokens,
     "run": run_program,

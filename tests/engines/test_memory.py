@@ -804,3 +804,29 @@ def test_patches_of_minimax_m3_have_the_decoder_s_width_before_they_become_token
     videos = [vllm.compute_reserve_bytes(model, batch, 8, video_tokens=count * 768) for count in (50, 250)]
     patch_bytes = 2 * (2 * 6144 // 8 + 1280 + 2 * 6144)
     assert videos[1] - videos[0] == 200 * 768 * (4 * patch_bytes + 2 * 6144)
+
+
+def test_adapters_take_memory_for_each_matrix_of_the_largest_rank() -> None:
+    model, p5 = models.find("Qwen/Qwen3-8B"), instances.find("p5.48xlarge")
+    fits = [vllm.compute_fit(model, p5, ReplicaSetup(ways, context=8192, adapters=2)) for ways in (1, 4)]
+    hidden, heads, keys, wide, vocabulary = 4096, 4096, 1024, 12_288, 151_936
+    for fit, ways in zip(fits, (1, 4), strict=True):
+        sides = 3 * hidden + (heads + 2 * keys) // ways + hidden + heads // ways + 3 * (hidden + wide // ways)
+        assert fit.adapter_bytes == 2 * 64 * 2 * (36 * sides + 2 * (vocabulary + hidden))
+    without = vllm.compute_fit(model, p5, ReplicaSetup(1, context=8192))
+    assert without.adapter_bytes == 0
+    assert without.cache_bytes == fits[0].cache_bytes + fits[0].adapter_bytes
+
+
+def test_adapters_of_attention_alone_leave_the_memory_of_those_of_experts() -> None:
+    model, p5 = models.find("Qwen/Qwen3-30B-A3B"), instances.find("p5.48xlarge")
+
+    def compute(*modules: str, **ways: int) -> int:
+        setup = ReplicaSetup(context=8192, adapters=1, adapter_modules=modules, **ways)
+        return vllm.compute_fit(model, p5, setup).adapter_bytes
+
+    experts, attention = 48 * 128 * 3 * (2048 + 768), 48 * (3 * 2048 + 4096 + 2 * 512)
+    assert compute("experts") == 2 * 64 * experts
+    assert compute("q_proj") == compute("qkv_proj") == 2 * 64 * attention
+    assert compute() > compute("experts", "qkv_proj") == 2 * 64 * (experts + attention)
+    assert compute("experts", tensor=4, expert_ranks=4) == 2 * 64 * experts // 4

@@ -288,3 +288,33 @@ def test_the_largest_pictures_and_videos_have_the_tokens_that_vllm_keeps_memory_
             assert tokens["image"] == vision.image_tokens
             assert max(tokens.values()) == max(vision.image_tokens, vision.count_video_tokens(context))
             assert (tokens["video"] < tokens["image"]) == (vision.video_pictures == 0), (name, context)
+
+
+SMALL = {
+    "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+ADAPTED = (
+    ("LlamaForCausalLM", "llama", {}, None),
+    ("Qwen3ForCausalLM", "qwen3", {}, None),
+    ("Qwen3ForCausalLM", "qwen3", {}, ["v_proj", "down_proj"]),
+    ("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, None),
+    ("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, ["qkv_proj"]),
+    ("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, ["experts", "lm_head"]),
+)
+
+
+@pytest.mark.engine
+def test_adapters_have_the_numbers_that_vllm_keeps_for_them(engine_probe: EngineProbe) -> None:
+    count, requests, computed = 2, [], []
+    for name, kind, own, modules in ADAPTED:
+        config = {**SMALL, "architectures": [name], "model_type": kind, **own}
+        requests.append({"config": config, "count": count, "rank": memory.ADAPTER_RANK, "modules": modules})
+        setup = memory.ReplicaSetup(adapters=count, adapter_modules=tuple(modules or ()))
+        computed.append(vllm.compute_adapter_bytes(architecture.parse(config, "made up"), setup) // 2)
+    answers = [answer.get("result", answer) for answer in engine_probe("adapters", requests)]
+    # The routers of experts, whose adapters are small, are left out.
+    answers[3] -= count * memory.ADAPTER_RANK * 3 * (128 + 8)
+    assert answers == computed

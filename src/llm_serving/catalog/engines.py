@@ -422,6 +422,9 @@ class Engine(_NamedChoice):
     reckoned_arguments: Mapping[str, Literal["sequences", "batch_tokens", "utilization"]] = {}
     """Options in `engine_arguments` that the memory arithmetic takes, and as what."""
 
+    adapter_modules: str = ""
+    """Option in `engine_arguments` with the modules that LoRA adapters may change; empty where it has none."""
+
     media_limits: str = ""
     """Option in `engine_arguments` with the most pictures and videos of a request, by kind; empty where it has none."""
 

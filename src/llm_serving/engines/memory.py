@@ -19,6 +19,9 @@ VISIBLE_SHARE = 0.9899
 """Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100, in the starts that `engines/vllm.py`
 names. L40S, H200 and B200 show 0.991 to 0.996."""
 
+ADAPTER_RANK = 64
+"""Rank up to which a LoRA adapter has room: --max-lora-rank in the engines' catalog."""
+
 NODE_SHARE = 0.85
 """Share of a node's CPUs and memory that replicas may request; the rest is for the system and its agents."""
 
@@ -75,6 +78,12 @@ class ReplicaSetup:
     videos: bool = True
     """Whether requests may have videos, where the model reads them."""
 
+    adapters: int = 0
+    """LoRA adapters loaded at once, each of up to `ADAPTER_RANK`."""
+
+    adapter_modules: tuple[str, ...] = ()
+    """Modules that they may change, by the engine's names; empty for all."""
+
 
 class CpuLoad(NamedTuple):
     """What one rank on CPU is to hold of requests."""
@@ -121,6 +130,9 @@ class Fit(BaseModel):
     video_bytes: int = 0
     """Of the reserve, those that it would not take if requests had no videos."""
 
+    adapter_bytes: int = 0
+    """Of the reserve, those of LoRA adapters."""
+
     cache_bytes: int
     """What remains for the KV cache; below 0 where the weights alone are too much."""
 
@@ -158,6 +170,9 @@ class Division(NamedTuple):
     video: int = 0
     """Of the reserve, those that it would not take if requests had no videos."""
 
+    adapters: int = 0
+    """Of the reserve, those of LoRA adapters."""
+
 
 def build_fit(
     instance: Instance, setup: ReplicaSetup, context: int, division: Division, reason: str, *, calibrated: bool = False
@@ -178,6 +193,7 @@ def build_fit(
         draft_bytes=division.draft,
         reserve_bytes=division.reserve,
         video_bytes=division.video,
+        adapter_bytes=division.adapters,
         cache_bytes=division.cache,
         cache_tokens=0 if reason else division.tokens,
         context=context,
@@ -197,14 +213,20 @@ def describe_shortage(model: Model, division: Division, context: int, owner: str
     budget, weights, reserve, tokens = division.budget, division.weights, division.reserve, division.tokens
     if weights + reserve > budget:
         draft = f", {format_bytes(division.draft)} of them the draft's," if division.draft else ""
-        video = f", {format_bytes(division.video)} of it for a video," if division.video else ""
+        parts = describe_reserve(division.video, division.adapters)
         return (
-            f"weights {format_bytes(weights)}{draft} and reserve {format_bytes(reserve)}{video} are "
+            f"weights {format_bytes(weights)}{draft} and reserve {format_bytes(reserve)}{parts and parts + ','} are "
             f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
         )
     if not model.encoder and tokens < context:
         return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
     return ""
+
+
+def describe_reserve(video_bytes: int, adapter_bytes: int) -> str:
+    """Return what of the reserve is not for every request, as a part of a sentence; empty where all of it is."""
+    parts = {"a video": video_bytes, "adapters": adapter_bytes}
+    return "".join(f", {format_bytes(count)} of it for {name}" for name, count in parts.items() if count)
 
 
 def compute_unknown_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
+from llm_serving.catalog.families import TensorShape, TensorSplit
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import MXFP4
 from llm_serving.engines.memory import (
+    ADAPTER_RANK,
     GIB,
     NODE_SHARE,
     VISIBLE_SHARE,
@@ -64,6 +66,12 @@ _MEASURED_BATCH, _MEASURED_QUANTIZATIONS = Batch(tokens=8192, sequences=1024), (
 
 _STATE_BLOCKS = 2
 """Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
+
+_ADAPTER_NUMBER_BYTES = 2
+"""LoRA adapters are kept in the model's own type: 16 bits."""
+
+_MERGED = ({"q_proj", "k_proj", "v_proj", "qkv_proj"}, {"gate_proj", "up_proj", "gate_up_proj"})
+"""Modules that are one in vLLM, where adapters for one of them are kept for all."""
 
 _MIN_CPU_CACHE_BYTES = 64 * 2**20
 
@@ -253,6 +261,35 @@ def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: i
     return tower + max(batch.tokens, tokens) * model.hidden * vision.outputs * activation_bytes
 
 
+def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
+    """Return memory of one accelerator that LoRA adapters of the largest rank take, loaded or not.
+
+    Of a matrix of `rows` and `columns`, an adapter has one of the rank and the columns, and one of the rows and the
+    rank. Accelerators split the side that is not the decoder's width, and neither of the ends (vLLM 0.32.0,
+    lora/layers). The routers of experts, which are small, are left out.
+    """
+    numbers = 0
+    for shape in model.tensors:
+        is_end = shape.name in ("embedding", "output layer")
+        is_matrix = is_end or shape.form in ("linear", "expert")
+        if not (is_matrix and _is_adapted(shape, setup.adapter_modules)):
+            continue
+        ways = 1 if is_end else _count_parts(model, shape.split, setup.tensor)
+        count = shape.times * model.count_layers(shape.layer_kind)
+        if shape.routed and setup.expert_ranks:
+            ways, count = 1, count * divide_up(model.experts, setup.expert_ranks) // model.experts
+        split, whole = (shape.columns, shape.rows) if shape.rows == model.hidden else (shape.rows, shape.columns)
+        numbers += count * (divide_up(split, ways) + whole)
+    return setup.adapters * ADAPTER_RANK * numbers * _ADAPTER_NUMBER_BYTES
+
+
+def _is_adapted(shape: TensorShape, modules: Sequence[str]) -> bool:
+    """Return whether adapters have room for a matrix; engines keep those of a layer's first step in one (`_MERGED`)."""
+    own = "experts" if shape.form == "expert" else shape.module.rpartition(".")[2]
+    names = next((merged for merged in _MERGED if own in merged), {own})
+    return not modules or not names.isdisjoint(modules)
+
+
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Compute whether a replica of `model` on `instance` serves requests of its context.
 
@@ -286,7 +323,8 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
     draft = int(platform.weight_copies * compute_draft_bytes(setup))
     weights = int(platform.weight_copies * compute_weight_bytes(model, ReplicaSetup())) + draft
     step = _compute_step_bytes(model, batch, video_tokens=_count_video_tokens(model, setup))
-    reserve = platform.base_bytes + step
+    adapters = compute_adapter_bytes(model, setup)
+    reserve = platform.base_bytes + step + adapters
     cache = budget - weights - reserve
     tokens = count_cache_tokens(
         model,
@@ -297,7 +335,8 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
         dtype=setup.dtype,
         draft=setup.draft,
     )
-    division = Division(budget, weights, reserve, cache, tokens, draft, step - _compute_step_bytes(model, batch))
+    video = step - _compute_step_bytes(model, batch)
+    division = Division(budget, weights, reserve, cache, tokens, draft, video, adapters)
     reason = describe_long_context(model, context) or describe_shortage(model, division, context, "of a replica")
     fit = build_fit(instance, setup, context, division, reason)
     if instance.memory_gb_s is None or model.encoder or model.pooled:
@@ -331,7 +370,10 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
     largest_stage = select_stage(model, setup.pipeline)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     video_tokens = _count_video_tokens(model, setup)
-    reserve = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks, video_tokens)
+    without_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
+    with_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks, video_tokens)
+    adapters = compute_adapter_bytes(largest_stage, setup)
+    reserve = with_video + adapters
     cache = budget - weights - reserve
     if device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
@@ -344,8 +386,7 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         dtype=setup.dtype,
         draft=setup.draft,
     )
-    without_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
-    return Division(budget, weights, reserve, cache, tokens, draft, reserve - without_video)
+    return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters)
 
 
 def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
@@ -418,9 +459,10 @@ def _compute_group_bytes(model: Architecture, group: TensorGroup, setup: Replica
         hidden = divide_up(model.hidden, 256) * 256
         count = group.parameters // (model.expert_intermediate * model.hidden)
         return count * MXFP4.compute_bytes(hidden, width)
-    if group.split == "even":
-        return group.bytes / setup.tensor
-    if group.split in ("kv", "full-kv"):
-        heads = model.kv_heads if group.split == "kv" else model.full_heads[0]
-        return group.bytes / min(setup.tensor, heads)
-    return group.bytes
+    return group.bytes / _count_parts(model, group.split, setup.tensor)
+
+
+def _count_parts(model: Architecture, split: TensorSplit, tensor_parallel: int) -> int:
+    """Return into how many parts accelerators divide a tensor."""
+    parts = {"even": tensor_parallel, "kv": min(tensor_parallel, model.kv_heads), "none": 1}
+    return parts.get(split) or min(tensor_parallel, model.full_heads[0])

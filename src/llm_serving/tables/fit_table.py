@@ -33,14 +33,16 @@ def compute(
     draft: Model | None = None,
     *,
     videos: bool = True,
+    adapters: int = 0,
 ) -> Fits:
     """Compute the fit of each instance type at each useful degree of tensor parallelism.
 
     Args:
         draft: a model beside it that guesses its tokens.
         videos: whether requests may have videos, where the model reads them.
+        adapters: LoRA adapters loaded at once.
     """
-    setup = ReplicaSetup(context=context, dtype=dtype, draft=draft, videos=videos)
+    setup = ReplicaSetup(context=context, dtype=dtype, draft=draft, videos=videos, adapters=adapters)
     return {
         instance.name: [
             _compute_fit(model, instance, replace(setup, tensor=degree)) for degree in _list_degrees(model, instance)
@@ -152,8 +154,8 @@ def _format_fit(fit: Fit) -> str:
         weights = f"weights and a tenth {format_bytes(fit.weight_bytes)} of {format_bytes(fit.budget_bytes)} on each"
         return f"{weights}; the rest is {NOT_COMPUTED}"
     draft = f", {format_bytes(fit.draft_bytes)} of them the draft's" if fit.draft_bytes else ""
-    video = f", {format_bytes(fit.video_bytes)} of it for a video" if fit.video_bytes else ""
-    used = f"weights {format_bytes(fit.weight_bytes)}{draft}, reserve {format_bytes(fit.reserve_bytes)}{video}"
+    parts = memory.describe_reserve(fit.video_bytes, fit.adapter_bytes)
+    used = f"weights {format_bytes(fit.weight_bytes)}{draft}, reserve {format_bytes(fit.reserve_bytes)}{parts}"
     cache = f"cache {format_bytes(fit.cache_bytes)} of {format_bytes(fit.budget_bytes)}"
     capacity = f"{fit.cache_tokens:,} tokens, {fit.requests:,.1f} requests of {fit.context:,}"
     speed = f"; at most {fit.tokens_per_s:,.1f} tokens/s of one request, estimated" if fit.tokens_per_s else ""

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving.engines.memory import ADAPTER_RANK
 from llm_serving.hub import make_tiny
 from llm_serving.kinds.serving import adapters
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
 from llm_serving.targets.registry import load_target
 from tests.kinds.serving import resolving
 
@@ -57,6 +59,20 @@ def test_an_engine_takes_adapters_at_run_time_only_where_its_role_has_some(tmp_p
     workers = resolving.resolve_files(tmp_path, text, FLEET, target).workers
     switches = {worker.role: worker.env.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") for worker in workers}
     assert switches == {"one": "True", "two": None}
+
+
+def test_adapters_that_have_no_room_beside_the_model_are_told_to_change_less(tmp_path: Path) -> None:
+    names = ", ".join(f"{name}: s3://my-adapters/{name}" for name in ("sql", "tone", "tools"))
+    role = f"one: {{model: Qwen/Qwen3-30B-A3B, context: 8k, pool: eks, adapters: {{{names}}}}}"
+    fleet = FLEET.replace("eks: {types: g6e.2xlarge", "eks: {types: p5.4xlarge")
+    text = f"name: mine\npattern: multi-model\nroles: {{models: {{{role}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    with pytest.raises(
+        InputError, match=r"GB of it for adapters.* Fix: name the modules that adapters change as lora_target"
+    ):
+        resolving.resolve_files(tmp_path, text, fleet, "eks")
+    attention = "engine_arguments: {lora_target_modules: [qkv_proj, o_proj]}\n"
+    [worker] = resolving.resolve_files(tmp_path, text + attention, fleet, "eks").workers
+    assert worker.command[worker.command.index("--lora-target-modules") + 1 :][:2] == ("qkv_proj", "o_proj")
 
 
 def _find_errors(
@@ -120,7 +136,7 @@ def test_the_maximum_rank_matches_the_engines_command_line() -> None:
     from llm_serving.catalog import engines
 
     arguments = engines.load_engines()["vllm"].options["adapters"].arguments
-    assert arguments[arguments.index("--max-lora-rank") + 1] == str(adapters.MAX_RANK)
+    assert arguments[arguments.index("--max-lora-rank") + 1] == str(ADAPTER_RANK)
 
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def fit(
             help="Keep memory for a video, where the model reads them and the engine is not told to refuse them.",
         ),
     ] = True,
+    adapters: Annotated[int, typer.Option(min=0, help="LoRA adapters loaded at once.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show which instance types a model fits on, and the tokens of KV cache."""
@@ -140,7 +141,9 @@ def fit(
     draft_row = _find_draft(draft, model_row) if draft else None
     context_tokens = min(quantities.parse("--context", context, Tokens), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
-    fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype, draft_row, videos=videos)
+    fits = fit_table.compute(
+        model_row, rows.values(), context_tokens, kv_cache_dtype, draft_row, videos=videos, adapters=adapters
+    )
     if as_json:
         console.print_json(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype))
         return

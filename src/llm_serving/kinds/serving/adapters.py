@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
+from llm_serving.engines.memory import ADAPTER_RANK
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.environment import Conventions
 from llm_serving.services.kinds import ReadRemoteFiles
@@ -15,9 +16,6 @@ from llm_serving.settings.document import Conflict
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files that PEFT writes and engines read."""
-
-MAX_RANK = 64
-"""Engines reserve memory for adapters of this rank: --max-lora-rank in the engines' catalog."""
 
 _QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
 """Suffixes of quantized checkpoints; adapters are trained on the model without them."""
@@ -95,9 +93,9 @@ def find_error(file_names: Container[str], text: str, location: str, model: str)
     if _normalize_model(base) != _normalize_model(model):
         reason = f"it was trained on {base or 'a model that it does not name'}, and the role serves {model}"
         return reason, f"use an adapter of {model}, or a role of {base}" if base else f"use an adapter of {model}"
-    if not isinstance(rank, int) or not 0 < rank <= MAX_RANK:
-        reason = f"its rank is {rank}, and replicas reserve memory for {MAX_RANK}"
-        return reason, f"use an adapter of rank {MAX_RANK} or less"
+    if not isinstance(rank, int) or not 0 < rank <= ADAPTER_RANK:
+        reason = f"its rank is {rank}, and replicas reserve memory for {ADAPTER_RANK}"
+        return reason, f"use an adapter of rank {ADAPTER_RANK} or less"
     return None
 
 

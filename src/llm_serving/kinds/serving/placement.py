@@ -287,10 +287,6 @@ class PlacementSearch:
         )
 
     @property
-    def _takes_videos(self) -> bool:
-        return self.settings.find_media_limit(self.role, "video") != 0
-
-    @property
     def _others(self) -> list[str]:
         """The roles whose models sleep on its accelerators while its own is awake."""
         return self.settings.roles.list_others(self.key_path[-1])
@@ -404,23 +400,34 @@ class PlacementSearch:
     def _compute_fit(self, instance: Instance) -> memory.Fit | None:
         if instance.accelerators is None and not self._takes_cpus:
             return None
-        tuning = self.settings.tuning
-        setup = ReplicaSetup(
-            self.role.tensor, pipeline=self.role.pipeline, utilization=self._utilization, context=self.context
-        )
         if not self.model.is_known:
+            setup = ReplicaSetup(
+                self.role.tensor, pipeline=self.role.pipeline, utilization=self._utilization, context=self.context
+            )
             return memory.compute_unknown_fit(self.model, instance, setup)
         setup = dataclasses.replace(
-            setup,
+            self._build_setup(instance),
+            tensor=self.role.tensor,
+            pipeline=self.role.pipeline,
+            utilization=self._utilization,
             expert_ranks=self._expert_ranks,
             spare_experts=self._spare_experts,
+        )
+        return self._memory_model.compute_fit(apply_quantization(self.model, self.settings.tuning), instance, setup)
+
+    def _build_setup(self, instance: Instance) -> ReplicaSetup:
+        """Build how a replica runs on a type, however it is split."""
+        settings, tuning = self.settings, self.settings.tuning
+        modules = settings.merge_arguments(self.role).get(settings.engine_row.adapter_modules)
+        return ReplicaSetup(
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
             draft=find_draft(tuning),
-            videos=self._takes_videos,
+            videos=settings.find_media_limit(self.role, "video") != 0,
+            adapters=len(self.role.adapters),
+            adapter_modules=tuple(map(str, modules)) if isinstance(modules, list) else (),
         )
-        return self._memory_model.compute_fit(apply_quantization(self.model, tuning), instance, setup)
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
         fits = (fit for instance in types if (fit := self._compute_fit(instance)))
@@ -437,10 +444,11 @@ class PlacementSearch:
         capacity = "a node" if self._takes_cpus else f"{self.role.accelerators} {unit}"
         reason = f"it does not fit into {capacity} of the pool {self.role.pool}{self._describe_kept()}: {misfits}"
         key_path = self.settings.find_model_key_path(self.key_path, self.role, "model")
-        fix = self._describe_alternatives()
+        row, fix = self.settings.engine_row, self._describe_alternatives()
         if any(fit.video_bytes for fit in fits.values()):
-            option = self.settings.engine_row.media_limits
-            fix = f"set {option}: {{video: 0}} in engine_arguments where requests have no videos, or {fix}"
+            fix = f"set {row.media_limits}: {{video: 0}} in engine_arguments where requests have no videos, or {fix}"
+        if any(fit.adapter_bytes for fit in fits.values()):
+            fix = f"name the modules that adapters change as {row.adapter_modules} in engine_arguments, or {fix}"
         raise PlacementError(Conflict(key_path, reason, fix, self.model.name))
 
     def _describe_kept(self) -> str:
@@ -457,7 +465,6 @@ class PlacementSearch:
         if not self.model.is_known:
             return "use more accelerators, types with more memory, or a smaller model"
         model = apply_quantization(self.model, self.settings.tuning)
-        context = min(self.context, model.max_context)
         candidates = [
             (degree * memory.compute_rank_bytes(instance.accelerators), degree, instance.name)
             for instance in instances.load().values()
@@ -466,14 +473,11 @@ class PlacementSearch:
             if self._memory_model.compute_fit(
                 model,
                 instance,
-                ReplicaSetup(
-                    degree,
-                    context=context,
-                    dtype=self.settings.tuning.kv_cache,
-                    draft=find_draft(self.settings.tuning),
+                dataclasses.replace(
+                    self._build_setup(instance),
+                    tensor=degree,
                     utilization=self._memory_model.UTILIZATION
                     - self._compute_kept_share(instance.accelerators, degree),
-                    videos=self._takes_videos,
                 ),
             ).fits
         ]
