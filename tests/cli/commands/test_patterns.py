@@ -99,14 +99,14 @@ FP8, FP4 = "Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"
             "us-west-2a",
             FP8,
             "weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator. "
-            "Fix: set accelerators: 1 on p6-b300.48xlarge, or use a smaller model.",
+            "Fix: set accelerators: 2 on p5en.48xlarge, or use a smaller model.",
         ),
         (
             "p5en.48xlarge",
             "us-west-2a",
             FP4,
             "weights 134 GB and reserve 6.26 GB are 2.49 GB more than the 138 GB of one accelerator. "
-            "Fix: set accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or use a smaller model.",
+            "Fix: set accelerators: 2 on p5en.48xlarge, or use a smaller model.",
         ),
         ("p6-b300.48xlarge", "us-west-2b", FP8, None),
         ("p6-b300.48xlarge", "us-west-2b", FP4, None),
