@@ -233,10 +233,18 @@ def _adapt_router(parts: _Parts, service: Service) -> Service:
     Discovery reads Cloud Map's region, and what an engine must answer before it counts.
     """
     assert service.probe
-    engine_probe = {"path": service.probe.path, "body": service.probe.body}
+    asked = _select_engine_probe(parts.serving.services, service.probe)
+    engine_probe = {"path": asked.path, "body": asked.body}
     env = {"CLOUD_MAP_REGION": parts.stack.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
     probe = service.probe.model_copy(update={"health": _ROUTER_HEALTH, "deadline_s": _ROUTER_START_S})
     return service.model_copy(update={"env": {**service.env, **env}, "probe": probe})
+
+
+def _select_engine_probe(services: Sequence[Service], router_probe: Probe) -> Probe:
+    """Return the engines' own probe, with their system prompt; the router's where models have different ones."""
+    probes = [service.probe for service in services if service.probe and not service.is_entry]
+    bodies = [{**probe.body, "model": None} for probe in probes]  # discovery asks each engine for its own
+    return probes[0] if probes and bodies.count(bodies[0]) == len(bodies) else router_probe
 
 
 def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefinition]:

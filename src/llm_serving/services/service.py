@@ -5,10 +5,11 @@ A kind resolves its blueprint into services once; templates lay their fields out
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from llm_serving.catalog.instances import DEVICES
 from llm_serving.settings.plain import PlainData
@@ -32,6 +33,7 @@ class Probe(ResolvedData):
 
     path: str
     body: dict[str, Any]
+    """A stack's rendered file has it as JSON: settings have no line breaks, and a system prompt does."""
 
     health: str = ""
     """Path that tells whether the process is alive, however many requests wait; empty where it has none."""
@@ -44,6 +46,8 @@ class Probe(ResolvedData):
 
     period_s: int = 10
     """Seconds between two attempts during the start."""
+
+    _parse = field_validator("body", mode="before")(lambda body: json.loads(body) if isinstance(body, str) else body)
 
     @property
     def attempts(self) -> int:

@@ -18,8 +18,8 @@ from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
 from llm_serving.targets import probe
-from tests.infra import aws_calls, dashboards, started_tasks
-from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL
+from tests.infra import aws_calls, dashboards, deployments, started_tasks
+from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL, write_blueprint
 
 Stack = dict[str, Any]
 Stacks = dict[str, Stack]
@@ -335,6 +335,22 @@ def test_a_load_balancer_with_tls_calls_the_routers(stacks: Stacks) -> None:
     assert services["router-0"]["health_check_grace_period_seconds"] == 60, "as long as a router may start"
     assert "aws_lb_listener.balancer-https" in services["router-0"]["depends_on"]
     assert "aws_lb" not in stacks["single"]["resource"], "a deployment that asks for none has none"
+
+
+def test_a_system_prompt_of_several_lines_reaches_the_routers_probe_of_engines(fleet: Path, tmp_path: Path) -> None:
+    text = (
+        "pattern: real-time\nmodel: Qwen/Qwen3-0.6B\nwarm_prompt: system-prompt.txt\nroles: {worker: {pool: general}}\n"
+    )
+    folder = write_blueprint(tmp_path, "page", text)
+    file = deployments.render(tmp_path, folder, fleet, "ecs")
+    out = deployments.synthesize(tmp_path / "out", fleet, {"serving-page": file})
+    stack = deployments.read_stack(out, "serving-page")
+    prompt = (folder / "system-prompt.txt").read_text()
+    assert prompt.count("\n") > 1, "the pattern's own"
+    environment = {row["name"]: row["value"] for row in parse_containers(stack, "router")["router"]["environment"]}
+    asked = json.loads(environment["ENGINE_PROBE"])
+    assert asked["path"] == "/v1/chat/completions"
+    assert [message["content"] for message in asked["body"]["messages"]] == [prompt, "ready?"]
 
 
 def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
