@@ -89,7 +89,7 @@ TUNED = (
     "tuning: {kv_cache: fp8, prefix_cache: off, chunked_prefill: off, batch_tokens: 8k, sequences: 32, "
     "kv_offload: 8Gi, speculative: {method: SPECULATIVE}}\n"
 )
-SPECULATIVE = ("ngram", "mtp", f"eagle, model: {SMALL}", f"eagle3, model: {SMALL}", f"draft_model, model: {SMALL}")
+SPECULATIVE = ("ngram", f"eagle, model: {SMALL}", f"eagle3, model: {SMALL}", f"draft_model, model: {SMALL}")
 
 
 def _format_blueprint(model: str, worker: str, extra: str = "", pattern: str = "aggregated") -> str:
@@ -108,6 +108,7 @@ def _format_wide_halves() -> str:
 
 CASES = [
     *((_format_blueprint(SMALL, "pool: general", TUNED.replace("SPECULATIVE", method)), "eks") for method in SPECULATIVE),
+    (_format_blueprint(EXPERTS, "pool: p5en, accelerators: 8", TUNED.replace("SPECULATIVE", "mtp")), "eks"),
     (_format_blueprint(SMALL, "pool: general", "tuning: {quantization: fp8}\n"), "eks"),
     (_format_blueprint(SMALL, "pool: general, accelerators: 4, data: 2, adapters: {sql: 's3://demo-models-123456789012-us-west-2/sql'}"), "eks"),
     (_format_blueprint(SMALL, "pool: on-ecs"), "ecs"),

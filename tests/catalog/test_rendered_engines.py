@@ -29,7 +29,7 @@ pools:
   ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
   p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}
 """
-SMALL, EXPERTS = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B"
+SMALL, EXPERTS, PREDICTING = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-Next-80B-A3B-Instruct"
 SERVER = json.loads(Path(__file__).with_name("sglang.json").read_text(encoding="utf-8"))
 
 
@@ -218,8 +218,12 @@ SETTINGS = json.loads(Path(__file__).with_name("tensorrt-llm-settings.json").rea
 
 def _read_settings(folder: Path, extra: str, target: str = "eks", worker: str = "accelerators: 2") -> dict[str, Any]:
     """Return what the engine's command writes to its file before the engine starts."""
+    fleet = FLEET
     text = _format_blueprint("tensorrt-llm", f"pool: {target}, {worker}", extra)
-    [process] = _resolve(folder, text, target).workers
+    if "mtp" in extra:  # of a model that has layers for it
+        text = text.replace(SMALL, PREDICTING).replace("accelerators: 2", "accelerators: 8")
+        fleet = fleet.replace("g6e.12xlarge", "p5.48xlarge")
+    [process] = resolving.resolve_files(folder, text, fleet, target).workers
     file = process.command[process.command.index("--config") + 1]
     settings: dict[str, Any] = json.loads(process.command[process.command.index(file) + 1])
     return settings

@@ -830,3 +830,19 @@ def test_adapters_of_attention_alone_leave_the_memory_of_those_of_experts() -> N
     assert compute("q_proj") == compute("qkv_proj") == 2 * 64 * attention
     assert compute() > compute("experts", "qkv_proj") == 2 * 64 * (experts + attention)
     assert compute("experts", tensor=4, expert_ranks=4) == 2 * 64 * experts // 4
+
+
+def test_layers_that_predict_tokens_are_a_model_without_ends() -> None:
+    model, p5en = models.find("deepseek-ai/DeepSeek-V3"), instances.find("p5en.48xlarge")
+    draft = model.build_prediction()
+    assert draft
+    # A layer with experts, two projections into one and three norms: 671 billion parameters have 61, three without experts.
+    assert draft.parameters == 11_610_068_224
+    assert (draft.layers, draft.sparse_layers, draft.dense_layers) == (1, 1, 0)
+    with_draft, without = (
+        vllm.compute_fit(model, p5en, ReplicaSetup(8, context=8192, draft=each)) for each in (draft, None)
+    )
+    assert with_draft.draft_bytes == vllm.compute_weight_bytes(draft, ReplicaSetup(8)) > 1.6e9
+    cache_bytes = [fit.cache_bytes / fit.cache_tokens for fit in (with_draft, without)]
+    assert cache_bytes[0] / cache_bytes[1] == pytest.approx(62 / 61, rel=1e-3)
+    assert models.find("Qwen/Qwen3-8B").build_prediction() is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from llm_serving.catalog import families, quantizations
 from llm_serving.catalog.families import Family, LayerKind, TensorShape, TensorSplit
@@ -248,6 +248,12 @@ class Architecture(PlainData):
         return self.vision.tensors if self.vision else ()
 
     @property
+    def predicts(self) -> bool:
+        """Whether it has layers for multi-token prediction."""
+        family = families.load().get(self.kind)
+        return self.prediction_layers > 0 or (family is not None and family.uncounted_prediction)
+
+    @property
     def full_heads(self) -> tuple[int, int]:
         """Key and value heads of a layer that looks back over everything, and the numbers of each."""
         return self.full_kv_heads or self.kv_heads, self.full_head_dim or self.head_dim
@@ -278,6 +284,24 @@ class Architecture(PlainData):
             "sparse": self.sparse_layers,
         }
         return counts[kind]
+
+    def build_prediction(self) -> Self | None:
+        """Return its layers for multi-token prediction as a model that guesses its tokens; None where it has none.
+
+        Both ends are this model's, whatever a checkpoint stores (vLLM 0.32.0, v1/spec_decode/llm_base_proposer.py).
+        """
+        if not self.prediction_tensors:
+            return None
+        absent = ("dense_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "rotary_numbers")
+        own = {
+            "layers": self.prediction_layers,
+            "indexed_layers": min(self.indexed_layers, self.prediction_layers),
+            "tensors": tuple(shape for shape in self.prediction_tensors if shape.rows != self.vocabulary),
+            "prediction_layers": 0,
+            "prediction_tensors": (),
+            "vision": None,
+        }
+        return self.model_copy(update=own | dict.fromkeys(absent, 0))
 
     @property
     def parameters(self) -> int:

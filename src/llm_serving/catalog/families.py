@@ -135,6 +135,9 @@ class Family(PlainData):
     prediction: tuple[TensorRow, ...] = ()
     """Of one layer for multi-token prediction, stored behind the others."""
 
+    uncounted_prediction: bool = False
+    """Whether its models have such layers, of which this row does not say the tensors."""
+
     state: StateRow | None = None
     vision: VisionRow | None = None
 

@@ -423,7 +423,7 @@ class PlacementSearch:
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
-            draft=find_draft(tuning),
+            draft=find_draft(tuning, self.model),
             videos=settings.find_media_limit(self.role, "video") != 0,
             adapters=len(self.role.adapters),
             adapter_modules=tuple(map(str, modules)) if isinstance(modules, list) else (),

@@ -558,7 +558,7 @@ def _compute_kv_bytes(context: Context, placed: PlacedRole, served_model: Served
         context.select_platform(placed).kv_block,
         placed.role.tensor,
         placed.batch.sequences,
-        find_draft(settings.tuning),
+        find_draft(settings.tuning, placed.model),
     )
     return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(placed.model, load)
 

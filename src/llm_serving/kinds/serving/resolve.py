@@ -430,6 +430,12 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
             f"Memory of {speculative.model}, which guesses tokens: not computed, since no such model is known here. "
             "Its weights and its cache take a part of what is computed for the KV cache."
         )
+    for model in models_placed.values():
+        if checked_models.predicts_itself(settings.tuning) and not (model.is_known and model.prediction_tensors):
+            yield (
+                f"Memory of the layers of {model.name} that predict tokens: not computed. Their weights and their "
+                "cache take a part of what is computed for the KV cache."
+            )
     arguments = {
         name: value for placed in placed_roles for name, value in settings.merge_arguments(placed.role).items()
     }

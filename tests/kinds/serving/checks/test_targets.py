@@ -636,6 +636,25 @@ def test_here_a_draft_has_its_part_of_the_cache_and_its_weights(tmp_path: Path) 
     assert memory_with - memory == pytest.approx(cache + cpu.weight_copies * draft.weight_bytes, abs=1)
 
 
+def test_layers_that_predict_tokens_are_the_model_s_own(tmp_path: Path) -> None:
+    def resolve(model: str) -> ServingDeployment:
+        text = format_aggregated(
+            f"{model}\ncontext: 8k", pool="p5en", accelerators=8, extra="tuning: {speculative: {method: mtp}}\n"
+        )
+        return resolve_blueprint(tmp_path, text)
+
+    def list_notes(model: str) -> list[str]:
+        return [note for note in resolve(model).notes if "predict tokens" in note]
+
+    assert list_notes("deepseek-ai/DeepSeek-V3") == []
+    [note] = list_notes("MiniMaxAI/MiniMax-M3")
+    assert note.startswith("Memory of the layers of MiniMaxAI/MiniMax-M3 that predict tokens: not computed.")
+    with pytest.raises(
+        InputError, match=r'"mtp": Qwen/Qwen3-8B has no layers that predict tokens\. Fix: set method: ngr'
+    ):
+        resolve("Qwen/Qwen3-8B")
+
+
 def test_a_draft_that_generates_nothing_is_refused_at_its_line(tmp_path: Path) -> None:
     extra = "tuning: {speculative: {method: draft_model, model: BAAI/bge-reranker-v2-m3}}\n"
     assert get_error(tmp_path, format_aggregated("tiny", pool="general", extra=extra)) == (

@@ -33,13 +33,24 @@ def find_model(
     return model, [*conflicts, *_check_revision(settings, role_path, role, model)]
 
 
-def find_draft(tuning: Tuning) -> Model | None:
-    """Return the model that guesses tokens ahead; None without one, or where its architecture is one of its own."""
+def find_draft(tuning: Tuning, model: Model | None = None) -> Model | None:
+    """Return the model that guesses tokens ahead; None without one, or where its architecture is one of its own.
+
+    Args:
+        model: whose tokens they are, and whose layers for multi-token prediction may be the other one.
+    """
     speculative = tuning.speculative
+    if predicts_itself(tuning):
+        return model.build_prediction() if model and model.is_known else None
     try:
         return models.find(speculative.model) if speculative and speculative.model else None
     except ModelError:
         return None
+
+
+def predicts_itself(tuning: Tuning) -> bool:
+    """Return whether layers of the model itself guess tokens ahead."""
+    return tuning.speculative is not None and tuning.speculative.method == "mtp"
 
 
 def check_draft(settings: Blueprint) -> Iterator[Conflict]:
@@ -63,6 +74,11 @@ def _check_model(
     elif context > model.max_context:
         reason = f"{name} takes up to {model.max_context} tokens a request"
         yield Conflict((*key_path[:-1], "context"), reason, f"set context: {model.max_context} or less", context)
+    elif predicts_itself(settings.tuning) and model.is_known and not model.predicts:
+        reason = f"{name} has no layers that predict tokens"
+        yield Conflict(
+            ("tuning", "speculative", "method"), reason, "set method: ngram, or draft_model and a model", "mtp"
+        )
 
 
 def _check_revision(
