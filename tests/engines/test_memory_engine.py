@@ -139,6 +139,24 @@ def test_vllms_planner_counts_the_same_tokens_with_a_draft_s_layers(draft: str, 
 
 
 @pytest.mark.engine
+def test_vllms_planner_counts_the_same_tokens_with_layers_that_predict(engine_probe: EngineProbe) -> None:
+    """Each has as much of a token in the cache as a layer that looks back over everything."""
+    predicting = {name: model for name in NAMES if (model := models.find(name)).prediction_tensors}
+    assert len(predicting) >= 5
+    cases = list(product(predicting, CONTEXTS, (1, 4)))
+    questions, computed = [], []
+    for name, context, ways in cases:
+        model, draft = predicting[name], predicting[name].build_prediction()
+        assert draft
+        question = _build_question(model, context, 16, ways)
+        more = {key: question[key] + draft.layers for key in ("layers", *["indexed"] * bool(model.indexed_layers))}
+        questions.append(question | more)
+        computed.append(vllm.count_cache_tokens(model, CACHE_BYTES, context=context, tensor_parallel=ways, draft=draft))
+    reported = [answer["result"] for answer in engine_probe("planner", questions)]
+    assert [case for case, ours, theirs in zip(cases, computed, reported, strict=True) if abs(ours - theirs) > 1] == []
+
+
+@pytest.mark.engine
 def test_sparse_attention_that_picks_blocks_caches_what_vllm_s_own_layers_ask_for(engine_probe: EngineProbe) -> None:
     model = models.find("MiniMaxAI/MiniMax-M3")
     assert engine_probe("minimax", [128, 64]) == [
