@@ -60,7 +60,7 @@ def test_an_unknown_type_is_refused_with_the_nearest_names(tmp_path: Path) -> No
     text = f"{HEAD}pools:\n  general:\n    types: [g6e.xlarge, g6e.7xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:6:25: pools.general.types[1]: "g6e.7xlarge": the catalog has no such instance type. '
-        "Fix: g6e.xlarge or g6e.8xlarge or g6e.4xlarge."
+        "Fix: use g6e.xlarge or g6e.8xlarge or g6e.4xlarge."
     )
 
 

@@ -44,7 +44,7 @@ def _check_types_known(document: Document[Fleet], name: str) -> Mistakes:
         if type_name not in instances.load():
             key_path = ("pools", name, "types", index)
             reason = "the catalog has no such instance type"
-            yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name))
+            yield document.build_mistake(key_path, type_name, reason, f"use {instances.suggest_names(type_name)}")
 
 
 def _check_types_offered(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:

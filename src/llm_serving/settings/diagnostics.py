@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -16,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from llm_serving.settings import yaml_source
 from llm_serving.settings.errors import Mistake, quote_value
+from llm_serving.settings.units import Quantity
 from llm_serving.settings.yaml_source import KeyPath, Position, format_key_path
 
 
@@ -93,16 +95,32 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if error_type in _EXPECTED_TYPES:
         return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", f"use {_EXPECTED_TYPES[error_type]}"
     if "ge" in context or "gt" in context:
-        least = f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']:g}"
+        least = (
+            f"{_format_bound(model_type, detail['loc'], context['ge'])} or more"
+            if "ge" in context
+            else f"a number above {context['gt']:g}"
+        )
         return "it is too small", f"use {least}"
     if "le" in context or "lt" in context:
-        most = f"{context['le']} or less" if "le" in context else f"a number below {context['lt']}"
+        most = (
+            f"{_format_bound(model_type, detail['loc'], context['le'])} or less"
+            if "le" in context
+            else f"a number below {context['lt']}"
+        )
         return "it is too large", f"use {most}"
     if error_type == "too_short":
         return "it is empty", "name at least one"
     if error_type == "too_long":
         return "it is too long", f"keep at most {context['max_length']}"
     return detail["msg"].lower(), "use another value"
+
+
+def _format_bound(model_type: type[BaseModel], loc: KeyPath, bound: float) -> str:
+    """Return a bound as the file would have it: with a unit, where the field takes one."""
+    *_, (step, model) = walk_models(model_type, loc)
+    field = get_fields(model).get(str(step)) if model else None
+    quantities = [constraint for constraint in (field.metadata if field else ()) if isinstance(constraint, Quantity)]
+    return quantities[0].format_bound(Decimal(str(bound))) if quantities else str(bound)
 
 
 def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:

@@ -140,16 +140,16 @@ class Quantity:
         return int(number) if self.as_integer else float(number)
 
     def _format_range(self) -> str:
-        upper = f"up to {self._format_bound(self.max)}"
+        upper = f"up to {self.format_bound(self.max)}"
         return (
             upper
             if self.allow_zero
-            else f"from {self._format_bound(self.min)} {upper}"
+            else f"from {self.format_bound(self.min)} {upper}"
             if self.min
             else f"above 0 and {upper}"
         )
 
-    def _format_bound(self, number: Decimal) -> str:
+    def format_bound(self, number: Decimal) -> str:
         """Return a bound in the largest unit that gives a whole number."""
         exact_units = [(unit, size) for unit, size in self.units if number % size == 0] or self.units[:1]
         unit, size = max(exact_units, key=lambda item: item[1])

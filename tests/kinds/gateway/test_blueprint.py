@@ -344,6 +344,9 @@ REFUSALS = {
     MINIMAL.replace(
         "{mock: Hello.}}", "{mock: Hello.}, cache: {semantic: {embedding: {deployment: big}, similarity: 1.5}}}"
     ): "3:107: routes.chat.cache.semantic.similarity: 1.5: it is too large. Fix: use 1.0 or less.",
+    f"{MINIMAL}aws: {{database_storage: 1Gi}}\n": (
+        '4:25: aws.database_storage: "1Gi": it is too small. Fix: use 20Gi or more.'
+    ),
     f"{SEMANTIC}shared_counts: redis://127.0.0.1:1/2\n": (
         '4:16: shared_counts: "redis://127.0.0.1:1/2": search modules index database 0 alone. '
         "Fix: set shared_counts: redis://127.0.0.1:1/0."
