@@ -265,7 +265,8 @@ class Aws(Settings):
     """Storage of the database."""
 
     backup_days: Annotated[int, Field(ge=1, le=35)] = 7
-    """How long the database can be restored to any second, also after `destroy`."""
+    """How long the database can be restored to any second; after `destroy` once its key is taken back, within 30
+    days."""
 
     cache_type: Annotated[str, FORMATS["cache-type"]] = "cache.t4g.small"
     """Node type of the cache of counts, which has a node in each of two zones."""
