@@ -167,6 +167,7 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
             expert_ranks=split.expert_ranks if split.whole_experts else 0,
             context=context,
             dtype=tuning.kv_cache,
+            adapters=len(served.adapters),
         ),
     )
     batch = memory.select_batch(device)
