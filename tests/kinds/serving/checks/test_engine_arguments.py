@@ -49,6 +49,9 @@ REFUSALS = {
     "port: 80": 'port: "80": the deployment writes it by itself. Fix: remove port.',
     "block_size: 16": 'block_size: "16": it changes how the engine divides memory, and this program\'s arithmetic '
     "would not know. Fix: remove block_size.",
+    # It doubles the largest batch where no other is set: EngineArgs._set_default_max_num_seqs_and_batched_tokens_args.
+    "performance_mode: throughput": 'performance_mode: "throughput": it changes how the engine divides memory, and this '
+    "program's arithmetic would not know. Fix: remove performance_mode.",
     "all2all_backend: deepep_v2": 'all2all_backend: "deepep_v2": experts over several nodes exchange tokens by NCCL; '
     "DeepEP on EFA takes a fork of it, efa driver 3.3.0 and gdrdrv, which the image and the nodes do not have. "
     "Fix: remove all2all_backend.",
