@@ -155,8 +155,16 @@ def _answers(plan: DeploymentPlan, model: str) -> bool:
         return False
 
 
+def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
+    changed = serving.change_policy(plan, "round-robin")
+    hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
+    assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
+    assert serving.complete(changed.deployment.url, model="other")
+    assert len(_list_replicas(changed)) == 3
+
+
 def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
-    """Up to the start of its replicas, whose imports the next test does once more, and which it asks."""
+    """Up to the start of its replicas, which the next test ends in the middle; the one before waited for their answers."""
     [router] = plan.deployment.entries
     log = plan.directory.logs / f"{router.name}.log"
 
@@ -176,14 +184,6 @@ def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan)
         600,
         1,
     )
-
-
-def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
-    changed = serving.change_policy(plan, "round-robin")
-    hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
-    assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
-    assert serving.complete(changed.deployment.url, model="other")
-    assert len(_list_replicas(changed)) == 3
 
 
 def test_destroying_it_leaves_nothing(plan: DeploymentPlan) -> None:
