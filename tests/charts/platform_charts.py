@@ -38,6 +38,7 @@ FLEET = Fleet.model_validate(
             "routers": {"types": "m8g.2xlarge", "size": "1..2"},
         },
         "logs": {"to": "cloudwatch"},
+        "alarms_to": "arn:aws:sns:us-west-2:123456789012:on-call",
         "add_ons": {"observability": True, "gateway": True, "schedulers": True, "operators": True},
     }
 )

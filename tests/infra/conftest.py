@@ -64,6 +64,7 @@ FLEETS = {
         "  csi_drivers: [efs, fsx, s3]\n"
         "  private_from: [10.8.0.0/16, sg-0123456789abcdef0]\n"
         "network: {cidr: 172.20.0.0/16, endpoint_access: account}\n"
+        "add_ons: {observability: on}\n"
     ),
     "instances": (
         "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"

@@ -121,6 +121,7 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         "internet": not fleet.is_closed,
         "vpc_id": existing.vpc if existing else "",
         "vpc_tags": {} if existing else names.build_vpc_tags(fleet),
+        "alerts": _build_alert_routes(fleet),
         "gpu_counters": _list_gpu_counters(),
         "gpu_pools": select_pools(lambda group: group.variant == "nvidia"),
         "nvidia_pools": select_pools(lambda group: group.variant == "nvidia" and group.os == "al2023"),
@@ -128,6 +129,25 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         "efa_pools": select_pools(lambda group: group.efa > 0),
         **log_outputs.build_values(fleet),
         "priorities": _compute_priorities(group for group in eks_groups if group.kind == "node-group"),
+    }
+
+
+def _build_alert_routes(fleet: Fleet) -> dict[str, Any]:
+    """Return how Alertmanager tells the fleet's topic; empty leaves the chart's own, which tells nobody.
+
+    It signs with its role, which the stack `eks` has. SNS refuses a subject of 100 characters or more, and
+    Alertmanager's own holds every label (prometheus/alertmanager#2781).
+    """
+    if not fleet.alarms_to:
+        return {}
+    subject = "{{ .Status | toUpper }} {{ .GroupLabels.alertname }} {{ .GroupLabels.release }}"
+    topic = {"topic_arn": fleet.alarms_to, "sigv4": {"region": fleet.region}, "subject": subject}
+    return {
+        "route": {
+            "group_by": ["alertname", "release", "role"],
+            "routes": [{"receiver": "alarms-to", "matchers": ['severity =~ "warning|critical"']}],
+        },
+        "receivers": [{"name": "null"}, {"name": "alarms-to", "sns_configs": [topic]}],
     }
 
 

@@ -386,10 +386,10 @@ class Fleet(Settings):
     allocation tag, and then some hours late."""
 
     alarms_to: TopicArn | None = None
-    """ARN of the SNS topic for CloudWatch's alarms on quotas and on ECS, when they start and when they end, and for
-    Capacity Blocks that end, of which events.amazonaws.com tells: the topic's policy must let it publish. If your own
-    key encrypts it, the key's policy must let it and cloudwatch.amazonaws.com use kms:Decrypt and
-    kms:GenerateDataKey*."""
+    """ARN of the SNS topic for CloudWatch's alarms on quotas and on ECS and, with `add_ons.observability`, Prometheus'
+    alerts on EKS, when they start and when they end, and for Capacity Blocks that end, of which events.amazonaws.com
+    tells: the topic's policy must let it publish. If your own key encrypts it, the key's policy must let it and
+    cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
 
     permissions_boundary: PolicyArn | None = None
     """ARN of the IAM policy that every role of the fleet and of its deployments has as its permissions boundary. It

@@ -209,6 +209,18 @@ def test_the_topic_hears_of_certificates_that_end(stacks: Stacks, machines: Stac
     assert "certificate-ends" not in quiet, "the fleet names no topic"
 
 
+def test_alertmanager_may_tell_the_fleets_topic_and_nobody_else(stacks: Stacks, machines: Stack) -> None:
+    topic = "arn:aws:sns:us-west-2:123456789012:on-call"
+    association = machines["resource"]["aws_eks_pod_identity_association"]["alerts-identity"]
+    assert (association["namespace"], association["service_account"]) == ("monitoring", "alertmanager")
+    statements = json.loads(machines["resource"]["aws_iam_role_policy"]["alerts-role-policy"]["policy"])["Statement"]
+    publish, encrypt = sorted(statements, key=lambda statement: str(statement["Sid"]), reverse=True)
+    assert (publish["Action"], publish["Resource"]) == (["sns:Publish"], topic)
+    assert encrypt["Condition"]["StringEquals"]["kms:EncryptionContext:aws:sns:topicArn"] == topic
+    quiet = stacks["s3", "eks"]["resource"]["aws_eks_pod_identity_association"]
+    assert "alerts-identity" not in quiet, "the fleet has Prometheus, and names no topic"
+
+
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:
     longest = len("f" * 32) + len("ap-southeast-2") - len("demo") - len("us-west-2")
     for _, role in stack_rules.list_resources(stacks["eks", "eks"], "aws_iam_role"):
