@@ -11,6 +11,7 @@ from infra.constructs import controllers, karpenter
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import AddOns, Fleet
+from llm_serving.fleet.system_group import build_system_group
 from llm_serving.operations import add_ons as installer
 from llm_serving.settings.document import load
 from tests.charts import platform_charts
@@ -100,6 +101,15 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
     ]
     assert {"neuron", "karpenter", "node-pools"} <= set(list_rows("mixed"))
     assert "nvidia-device-plugin" not in list_rows("trn2")
+
+
+def test_prometheus_leaves_most_of_a_system_nodes_disk_to_others() -> None:
+    fleet = load_example("mixed")
+    values = {row.add_on.name: row.values for row in add_ons.select_add_ons(fleet)}
+    spec = values["kube-prometheus-stack"]["prometheus"]["prometheusSpec"]
+    assert "storageSpec" not in spec, "it writes to the node's disk"
+    disk_bytes = build_system_group(fleet).volume.size_gib * 2**30
+    assert int(spec["retentionSize"].removesuffix("GB")) * 1e9 < disk_bytes / 3
 
 
 def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
