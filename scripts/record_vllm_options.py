@@ -14,13 +14,14 @@ import contextlib
 import datetime
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import vllm
 from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.model_executor.models import registry
+from vllm.model_executor.models.interfaces import supports_lora
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -28,8 +29,12 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 HELP = "help"
 
 
-def record() -> dict[str, Any]:
-    """Return the parser's options by name, without dashes; parsers by kind; variables; and architectures it dropped."""
+def record(architectures: Iterable[str] = tuple(registry.ModelRegistry.models)) -> dict[str, Any]:
+    """Return the parser's options by name, without dashes; parsers by kind; variables; and what models it limits.
+
+    Args:
+        architectures: of which it is recorded whether they take LoRA adapters; the class of each is imported.
+    """
     parser = make_arg_parser(FlexibleArgumentParser())
     options = {
         name.removeprefix("--").replace("-", "_"): describe(action)
@@ -47,7 +52,16 @@ def record() -> dict[str, Any]:
         },
         "variables": sorted(envs.environment_variables),
         "dropped_architectures": dict(sorted(registry._PREVIOUSLY_SUPPORTED_MODELS.items())),
+        "architectures_without_adapters": sorted(list_without_adapters(architectures)),
     }
+
+
+def list_without_adapters(architectures: Iterable[str]) -> Iterator[str]:
+    """Yield the architectures whose classes refuse LoRA adapters; those that cannot be imported here are not known."""
+    for architecture in architectures:
+        model_class = registry.ModelRegistry._try_load_model_cls(architecture)
+        if model_class is not None and not supports_lora(model_class):
+            yield architecture
 
 
 def describe(action: argparse.Action) -> dict[str, Any]:

@@ -381,10 +381,10 @@ def load_mooncake_settings(file: str) -> tuple[dict[str, Any], str]:
     return dataclasses.asdict(MooncakeStoreConfig.load_from_config()), prefix
 
 
-def record_options(_: None) -> dict[str, Any]:
-    """The record, without the day on which it is made."""
+def record_options(architectures: list[str]) -> dict[str, Any]:
+    """The record, without the day on which it is made; of these architectures whether they take adapters."""
     script = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "record_vllm_options.py"))
-    return {**script["record"](), "read_on": ""}
+    return {**script["record"](architectures), "read_on": ""}
 
 
 MEDIA_MODELS = {

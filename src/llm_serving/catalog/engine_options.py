@@ -96,6 +96,9 @@ class EngineOptions(PlainData):
     dropped_architectures: Mapping[str, str] = {}
     """Architectures of a config.json that it ran before, and its last version that did."""
 
+    architectures_without_adapters: tuple[str, ...] = ()
+    """Those that it runs without LoRA adapters alone."""
+
     architectures: frozenset[str] = frozenset()
     """Those that it runs; empty where it hands the ones that it does not know to transformers' own code."""
 

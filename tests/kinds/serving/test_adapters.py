@@ -75,6 +75,15 @@ def test_adapters_that_have_no_room_beside_the_model_are_told_to_change_less(tmp
     assert worker.command[worker.command.index("--lora-target-modules") + 1 :][:2] == ("qkv_proj", "o_proj")
 
 
+def test_adapters_of_a_model_that_the_engine_runs_without_any_are_refused(tmp_path: Path) -> None:
+    role = "one: {model: MiniMaxAI/MiniMax-M3, context: 8k, pool: eks, accelerators: 8, adapters: {sql: s3://my-adapters/sql}}"
+    text = f"name: mine\npattern: multi-model\nroles: {{models: {{{role}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    with pytest.raises(
+        InputError, match=r'adapters: "sql": vLLM 0\.32\.0 runs MiniMaxAI/MiniMax-M3 without adapters\. Fix'
+    ):
+        resolving.resolve_files(tmp_path, text, FLEET.replace("g6e.2xlarge", "p6-b200.48xlarge"), "eks")
+
+
 def _find_errors(
     folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
 ) -> list[str]:

@@ -29,8 +29,11 @@ def find_model(
         return None, [Conflict(key_path, *problem, name)]
     except ModelError as error:
         return None, [Conflict(key_path, error.reason, error.fix, name)]
-    conflicts = _check_model(settings, key_path, name, model, model_settings.context)
-    return model, [*conflicts, *_check_revision(settings, role_path, role, model)]
+    return model, [
+        *_check_model(settings, key_path, name, model, model_settings.context),
+        *_check_adapters(settings, role_path, role, model),
+        *_check_revision(settings, role_path, role, model),
+    ]
 
 
 def find_draft(tuning: Tuning, model: Model | None = None) -> Model | None:
@@ -78,6 +81,18 @@ def _check_model(
         reason = f"{name} has no layers that predict tokens"
         yield Conflict(
             ("tuning", "speculative", "method"), reason, "set method: ngram, or draft_model and a model", "mtp"
+        )
+
+
+def _check_adapters(
+    settings: Blueprint, role_path: tuple[str, ...], role: EngineRole, model: Model
+) -> Iterator[Conflict]:
+    """Yield LoRA adapters of a model that the engine runs without any."""
+    recorded = engine_options.load(settings.engine)
+    if role.adapters and recorded and {*model.architectures} & {*recorded.architectures_without_adapters}:
+        reason = f"{recorded.source.partition(',')[0]} runs {model.name} without adapters"
+        yield Conflict(
+            (*role_path, "adapters"), reason, "remove adapters, or use another model", ", ".join(role.adapters)
         )
 
 
