@@ -275,9 +275,8 @@ def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
         if not (is_matrix and _is_adapted(shape, setup.adapter_modules)):
             continue
         ways = 1 if is_end else _count_parts(model, shape.split, setup.tensor)
-        count = shape.times * model.count_layers(shape.layer_kind)
-        if is_end and model.tied and not model.encoder:  # the same matrix is adapted for each end
-            count += 1
+        # Each end has its own adapter, also where one matrix is both.
+        count = shape.times * (1 if is_end else model.count_layers(shape.layer_kind))
         if shape.routed and setup.expert_ranks:
             ways, count = 1, count * divide_up(model.experts, setup.expert_ranks) // model.experts
         split, whole = (shape.columns, shape.rows) if shape.rows == model.hidden else (shape.rows, shape.columns)
