@@ -102,7 +102,14 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         ("# x\n", ["a.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
         (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml: {BINARY}"]),
         (b"a: \0", ["a.yaml: it is binary, not text. Fix: name a YAML file."]),
-        (b"a: \xff", [f"a.yaml: {BINARY}"]),
+        (
+            "# caf\u00e9\r\nb: na\u00efve\n".encode("latin-1"),
+            ["a.yaml:1:6: the byte E9 is not UTF-8: the text is in another encoding. Fix: save the file as UTF-8."],
+        ),
+        (
+            "\ufeffa: \u00e9\r\nb: ".encode() + b"\xff\n",
+            ["a.yaml:2:4: the byte FF is not UTF-8: the text is in another encoding. Fix: save the file as UTF-8."],
+        ),
         ("a: 1".encode("utf-16"), ["a.yaml: it is text in UTF-16, not UTF-8. Fix: save the file as UTF-8."]),
         (
             "a: 1\r\nb: x\x07\n",

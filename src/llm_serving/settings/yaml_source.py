@@ -6,6 +6,7 @@ What YAML 1.1 would turn into something else (yes, on, 010, 1:30, 2026-01-31) st
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import functools
 import os
@@ -102,10 +103,16 @@ def _read_text(path: Path) -> str:
     raw = _read_bytes(path)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise build_file_error(path, "it is text in UTF-16, not UTF-8", "save the file as UTF-8")
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise build_file_error(path, "it is binary, not text in UTF-8", "name a YAML file") from None
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        if re.search(rb"[\0-\x08\x0e-\x1f]", raw):
+            raise build_file_error(path, "it is binary, not text in UTF-8", "name a YAML file") from None
+        lines_before = re.split(r"\r\n|\r|\n", raw[: error.start].decode())
+        line, column = len(lines_before), len(lines_before[-1]) + 1
+        reason = f"the byte {raw[error.start]:02X} is not UTF-8: the text is in another encoding"
+        raise InputError([Mistake(path, line, column, "", "", reason, "save the file as UTF-8")]) from None
     if "\0" in text:
         raise build_file_error(path, "it is binary, not text", "name a YAML file")
     mistakes = []
