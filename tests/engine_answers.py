@@ -210,9 +210,8 @@ def count_parameters(config: dict[str, Any]) -> int:
     name = config["architectures"][0].replace("KimiK25", "Kimi_K25")
     with torch.device("meta"):
         model = getattr(transformers, name)(settings)
-    stored = dict(model.named_parameters()) | {
-        name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()
-    }
+    kept = model.state_dict().keys()
+    stored = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return sum(tensor.numel() for tensor in stored.values())
 
 
