@@ -69,6 +69,15 @@ def test_active_parameters_are_those_of_the_model_card(name: str, billions: floa
     assert models.find(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03)
 
 
+def test_a_model_is_built_when_it_is_asked_for_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    build = models._build_from_row
+    monkeypatch.setattr(models, "_build_from_row", lambda name, row: built.append(name) or build(name, row))
+    models._build.cache_clear()
+    assert models.find("tiny") is models.find("tiny")
+    assert built == ["tiny"]
+
+
 def test_each_row_names_its_source_and_date() -> None:
     for model in models.load().values():
         assert model.source
