@@ -9,6 +9,8 @@ Reads one JSON request a line from standard input: a handler and its argument. P
   `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
 - `minimax` is what sparse attention of MiniMax-M3, with an indexer of a `width`, caches: tokens of the `blocks` that its
   kernels take, and `index` bytes of a token.
+- `compressed` computes the tokens of a cache as `planner`, of DeepSeek V4's layers, with the cache that vLLM's own ask
+  for: `ratios` are how many tokens of each become one vector.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
 - `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
@@ -34,6 +36,7 @@ import base64
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import importlib
 import io
@@ -78,6 +81,9 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecis
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLProcessingInfo
 from vllm.model_executor.models.qwen3_vl import Qwen3VLProcessingInfo
+from vllm.models.deepseek_v4.attention import DeepseekV4Attention, DeepseekV4IndexerCache
+from vllm.models.deepseek_v4.compressor import CompressorStateCache
+from vllm.models.deepseek_v4.sparse_mla import DeepseekV4SparseMLABackend
 from vllm.models.minimax_m3.common.indexer import MiniMaxM3IndexerBackend, MiniMaxM3IndexerCache
 from vllm.models.minimax_m3.common.mm_preprocess import MiniMaxM3VLProcessingInfo
 from vllm.models.minimax_m3.common.sparse_attention import MiniMaxM3SparseBackend
@@ -85,6 +91,8 @@ from vllm.transformers_utils.processors.kimi_k25_vision_fused import navit_resiz
 from vllm.transformers_utils.processors.minimax_m3 import MiniMaxM3VLImageProcessor, MiniMaxM3VLVideoProcessor
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.mla.indexer import DeepseekV4IndexerBackend
+from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -197,6 +205,38 @@ def describe_minimax_cache(width: int) -> dict[str, Any]:
         "blocks": [block, *MiniMaxM3IndexerBackend.get_supported_kernel_block_sizes()],
         "index": spec.page_size_bytes / block,
     }
+
+
+def count_compressed_tokens(question: dict[str, Any]) -> int:
+    """Tokens of the cache, in the layout that the indexer asks for."""
+    settings, planned = VllmConfig(), build_config({**question, "block": 256})
+    (settings.cache_config.block_size,) = DeepseekV4SparseMLABackend.get_supported_kernel_block_sizes()
+    settings.cache_config.cache_dtype = "fp8_ds_mla"
+    planned.cache_config.get_resolved_kv_cache_layout = lambda: DeepseekV4IndexerBackend.supported_kv_cache_layouts()[0]
+    layers: dict[str, Any] = {}
+    with set_current_vllm_config(settings):
+        for number, ratio in enumerate(question["ratios"]):
+            layers[f"{number}.window"] = DeepseekV4SWACache(
+                512, question["window"], torch.uint8, f"{number}.window", settings.cache_config
+            )
+            if not ratio:
+                continue
+            layers[f"{number}.main"] = attention = SimpleNamespace(
+                compress_ratio=ratio, kv_cache_dtype="fp8_ds_mla", head_dim=512
+            )
+            attention.get_kv_cache_spec = functools.partial(DeepseekV4Attention.get_kv_cache_spec, attention)
+            sizes = {"state": 512, "index state": 128} if ratio == 4 else {"state": 512}
+            for name, size in sizes.items():
+                width = (4 if ratio == 4 else 2) * size
+                name = f"{number}.{name}"
+                layers[name] = CompressorStateCache(width, torch.float32, ratio, name)
+            if ratio == 4:
+                name = f"{number}.index"
+                layers[name] = DeepseekV4IndexerCache(132, torch.uint8, name, settings.cache_config, ratio)
+        specs = {name: layer.get_kv_cache_spec(settings) for name, layer in layers.items()}
+    groups = kv_cache_utils.get_kv_cache_groups(planned, specs)
+    plan = kv_cache_utils.get_kv_cache_config_from_groups(planned, groups, question["bytes"])
+    return int(kv_cache_utils.get_kv_cache_capacity(planned, plan)[0])
 
 
 def count_parameters(config: dict[str, Any]) -> int:
@@ -398,6 +438,7 @@ HANDLERS = {
     "vllm-router": parse_router_port,
     "planner": count_cache_tokens,
     "minimax": describe_minimax_cache,
+    "compressed": count_compressed_tokens,
     "parameters": count_parameters,
     "algorithms": resolve_algorithms,
     "picture": describe_picture,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llm_serving.catalog import architecture, engines, families, instances, models, quantizations
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
-from llm_serving.engines import memory, vllm
+from llm_serving.engines import memory, sglang, vllm
 from llm_serving.engines.memory import ReplicaSetup
 
 CATALOG = sorted(models.load())
@@ -148,6 +148,7 @@ measured = pytest.mark.parametrize(
         ("google/gemma-4-31B-it", (50 * 16 * 256 + 10 * 4 * 512) * 2 * 2),  # layers with a window, and without
         ("XiaomiMiMo/MiMo-V2-Flash", (39 * 8 + 9 * 4) * (192 + 128) * 2),  # narrower values than keys
         ("MiniMaxAI/MiniMax-M3", 60 * 4 * 128 * 2 * 2 + 57 * 128 * 2),  # all but three layers have an indexer
+        ("deepseek-ai/DeepSeek-V4-Flash", 21 * (584 + 132) // 4 + 92),  # 20 * 584 / 128
         ("zai-org/GLM-5", 78 * ((512 + 64) * 2 + 132)),
         ("zai-org/GLM-5.2", 78 * (512 + 64) * 2 + 21 * 132),  # a quarter of the layers have an indexer
         ("tiny", 2048),
@@ -181,6 +182,81 @@ def test_a_request_takes_whole_blocks_of_those_that_sparse_attention_picks_by() 
     block_bytes = 128 * memory.compute_kv_bytes_per_token(model)
     assert vllm.count_cache_tokens(model, 10 * block_bytes, context=129) == 5 * 129
     assert vllm.count_cache_tokens(model, 10 * block_bytes, context=128) == 10 * 128
+
+
+def test_experts_of_deepseek_v4_are_in_4_bits_unless_its_config_says_8() -> None:
+    config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
+    numbers = 43 * 256 * 3 * 2048 * 4096
+    for kind, expected in (("fp4", numbers / 2 + numbers / 32), ("fp8", numbers + numbers / 128**2 * 4)):
+        model = architecture.parse({**config, "expert_dtype": kind}, "made up")
+        assert sum(group.bytes for group in model.list_tensors() if group.name == "experts") == expected
+    plain = architecture.parse({**config, "quantization_config": None}, "made up")
+    assert sum(group.bytes for group in plain.list_tensors() if group.name == "experts") == 2 * numbers
+
+
+def test_deepseek_v4_runs_on_gpus_for_which_its_attention_has_kernels() -> None:
+    model, regions = models.find("deepseek-ai/DeepSeek-V4-Flash"), instances.load()
+    reasons = {
+        name: vllm.compute_fit(model, regions[name], ReplicaSetup(8, context=8192)).why
+        for name in (
+            "p5.48xlarge",
+            "p5en.48xlarge",
+            "p6-b200.48xlarge",
+            "g7e.48xlarge",
+            "p4de.24xlarge",
+            "g6e.48xlarge",
+        )
+    }
+    missing = "no kernel of DeepSeek V4's attention runs on {}, only on Hopper and Blackwell GPUs"
+    assert list(reasons.values()) == ["", "", "", "", missing.format("A100"), missing.format("L40S")]
+
+
+def test_deepseek_v4_beside_a_draft_is_refused() -> None:
+    model, p5 = models.find("deepseek-ai/DeepSeek-V4-Flash"), instances.load()["p5.48xlarge"]
+    fit = vllm.compute_fit(model, p5, ReplicaSetup(8, context=8192, draft=models.find("tiny")))
+    assert fit.why == "the cache of a model that guesses tokens, tiny, is not known beside DeepSeek V4's"
+
+
+def test_sglang_counts_windows_for_a_tenth_of_deepseek_v4_s_tokens() -> None:
+    """7,705.45 bytes a token are what its DSV4PoolConfigurator computes for Flash by default."""
+    model, p5 = models.find("deepseek-ai/DeepSeek-V4-Flash"), instances.load()["p5.48xlarge"]
+    fits = [
+        sglang.compute_fit(model, p5, ReplicaSetup(8, context=8192, batch=memory.Batch(tokens=8192, sequences=count)))
+        for count in (256, sglang.SEQUENCES, 512)
+    ]
+    states = [rows * 2 * 512 * 4 * 20 for rows in (259 * 128, 259 * 128, 515 * 128)]
+    for fit, state in zip(fits, states, strict=True):
+        assert fit.cache_tokens == pytest.approx((fit.cache_bytes - state) / 7705.45, rel=2e-4)
+    assert fits[0].cache_tokens > fits[2].cache_tokens
+    a100 = sglang.compute_fit(model, instances.load()["p4de.24xlarge"], ReplicaSetup(8, context=8192))
+    assert a100.why.startswith("no kernel of DeepSeek V4's attention runs on A100")
+
+
+@pytest.mark.parametrize("other", [{"compress_ratios": [2] * 44}, {"vision_n_layers": 24}])
+def test_a_deepseek_v4_of_another_kind_is_refused(other: dict[str, Any]) -> None:
+    config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
+    with pytest.raises(architecture.ModelError):
+        architecture.parse({**config, **other}, "made up")
+
+
+def test_layers_of_deepseek_v4_may_be_told_by_names() -> None:
+    config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
+    kinds = ["sliding_attention"] * 2 + ["compressed_sparse_attention", "heavily_compressed_attention"] * 20
+    named = {**config, "compress_ratios": None, "layer_types": [*kinds, "compressed_sparse_attention"]}
+    model = architecture.parse(named, "made up")
+    assert (model.sliding_layers, model.indexed_layers, model.full_layers) == (2, 21, 41)
+
+
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+def test_a_model_of_one_kind_of_compression_has_tokens(ratio: int) -> None:
+    config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
+    model = architecture.parse({**config, "compress_ratios": [ratio] * 44}, "made up")
+    assert vllm.count_cache_tokens(model, 20 * memory.GIB, context=8192) > 8192
+
+
+def test_a_stage_of_deepseek_v4_has_its_share_of_each_kind_of_layers() -> None:
+    stage = memory.select_stage(models.find("deepseek-ai/DeepSeek-V4-Flash"), 2)
+    assert (stage.layers, stage.sliding_layers, stage.indexed_layers) == (22, 1, 11)
 
 
 def test_heads_are_split_until_each_accelerator_has_one() -> None:

@@ -157,6 +157,27 @@ def test_vllms_planner_counts_the_same_tokens_with_layers_that_predict(engine_pr
 
 
 @pytest.mark.engine
+def test_vllms_planner_counts_the_same_tokens_for_caches_of_deepseek_v4(engine_probe: EngineProbe) -> None:
+    """With its own classes of the five caches, so also their pages."""
+    names = ("deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro")
+    cases = list(product(names, (*CONTEXTS, 1_048_576), (2048, 8192, 16_384)))
+    questions, computed = [], []
+    for name, context, batch in cases:
+        config, model = models.read_config(name), models.find(name)
+        ratios = config["compress_ratios"][: model.layers]
+        numbers = {"context": context, "bytes": CACHE_BYTES, "batch": batch, "window": model.window}
+        questions.append({**numbers, "ratios": ratios})
+        computed.append(vllm.count_cache_tokens(model, CACHE_BYTES, context=context, batch_tokens=batch))
+    reported = [answer.get("result", answer) for answer in engine_probe("compressed", questions)]
+    differing = [
+        (case, ours, theirs)
+        for case, ours, theirs in zip(cases, computed, reported, strict=True)
+        if not isinstance(theirs, int) or abs(ours - theirs) > 1
+    ]
+    assert differing == []
+
+
+@pytest.mark.engine
 def test_sparse_attention_that_picks_blocks_caches_what_vllm_s_own_layers_ask_for(engine_probe: EngineProbe) -> None:
     model = models.find("MiniMaxAI/MiniMax-M3")
     assert engine_probe("minimax", [128, 64]) == [

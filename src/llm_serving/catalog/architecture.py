@@ -196,6 +196,10 @@ class Architecture(PlainData):
     cache_block: int = 0
     """Tokens of a block of the KV cache that sparse attention picks by; 0 where it picks tokens, or nothing."""
 
+    compressed: bool = False
+    """Whether layers that look back over everything keep a vector for each 4 tokens if they have an indexer, else for
+    each 128, and every layer those of a window."""
+
     window: int | None = None
     """Tokens that a sliding layer looks back over."""
 
@@ -280,6 +284,7 @@ class Architecture(PlainData):
             "full": self.full_layers,
             "linear": self.linear_layers,
             "indexed": self.indexed_layers,
+            "unindexed": self.full_layers - self.indexed_layers,
             "dense": (self.feed_forward_layers or self.layers) - self.sparse_layers,
             "sparse": self.sparse_layers,
         }
@@ -435,6 +440,7 @@ class _Reader:
             rotary_numbers=self._count_rotary_numbers(),
             index_bytes=numbers.get("index_bytes", _compute_index_bytes(numbers.get("index_head_dim", 0))),
             cache_block=numbers.get("cache_block", 0),
+            compressed=bool(numbers.get("compressed")),
             latent=self._read_latent(),
             state=self._read_state(),
             tensors=families.build_shapes(self.family.tensors, numbers),
@@ -576,7 +582,9 @@ class _Reader:
 
     @property
     def _reaches(self) -> Sequence[str]:
-        """How far each layer looks back, where config.json has 1 for those with a window."""
+        """How far each layer looks back, where config.json has 1 for those with a window, or the tokens of a vector."""
+        if ratios := self.config.get("compress_ratios"):
+            return [_COMPRESSIONS[ratio] for ratio in ratios]
         return [
             "sliding_attention" if row else "full_attention" for row in self.config.get("hybrid_layer_pattern") or ()
         ]
@@ -593,6 +601,9 @@ class _Reader:
         """
         if listed := (self.config.get("sparse_attention_config") or {}).get("sparse_attention_freq"):
             return [layer for layer, is_sparse in enumerate(listed) if is_sparse]
+        compressions = (self.config.get("layer_types") or self._reaches)[: self.numbers["layers"]]
+        if _COMPRESSIONS[4] in compressions:
+            return [layer for layer, kind in enumerate(compressions) if kind == _COMPRESSIONS[4]]
         if not self.config.get("index_head_dim"):
             return ()
         offset, step = self.config.get("index_skip_topk_offset", 2), self.config.get("index_topk_freq") or 1
@@ -623,7 +634,11 @@ class _Reader:
         if dense and self.numbers["sparse_step"] == 1:
             known |= {"dense": layers[:dense], "sparse": layers[dense:]}
         spared = modules.count_spared(shape.module, known.get(shape.layer_kind, layers))
-        return shape.model_copy(update={"named": ((None, spared),)}) if spared else shape
+        named: list[tuple[Scheme | None, int]] = [(None, spared)] if spared else []
+        is_fp8 = self.settings and self.settings.get("quant_method") == "fp8"
+        if shape.form == "expert" and is_fp8 and self.config.get("expert_dtype") == "fp4":  # as in DeepSeek V4
+            named.append((quantizations.MXFP4, len(layers)))
+        return shape.model_copy(update={"named": tuple(named)}) if named else shape
 
 
 def _count_schemes(shape: TensorShape, modules: NamedModules, layers: Sequence[int], count: int) -> TensorShape:
@@ -637,6 +652,9 @@ def _count_schemes(shape: TensorShape, modules: NamedModules, layers: Sequence[i
 
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
+
+_COMPRESSIONS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+"""What a layer with that number in `compress_ratios` is in `layer_types` (transformers 5.19.0, DeepseekV4Config)."""
 
 _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 """What a letter of `hybrid_override_pattern` stands for."""

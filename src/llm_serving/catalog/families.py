@@ -28,9 +28,11 @@ TensorForm = Literal["plain", "linear", "expert"]
 """What quantization makes smaller: matrices and experts, and nothing else."""
 
 LayerKind = Literal[
-    "model", "embedding", "output", "layers", "attention", "sliding", "full", "linear", "indexed", "dense", "sparse"
-]
-"""How often a tensor is there: once in the model, or in each layer of a kind."""
+    "model", "embedding", "output", "layers", "attention", "sliding", "full", "linear", "indexed", "unindexed", "dense",
+    "sparse",
+]  # fmt: skip
+"""How often a tensor is there: once in the model, or in each layer of a kind; those `unindexed` look back over
+everything and have no indexer."""
 
 
 class _Tensor(PlainData):

@@ -15,6 +15,9 @@ from llm_serving.settings.units import format_bytes
 
 GIB = 2**30
 
+INDEX_NUMBERS = 128
+"""Of a key of DeepSeek V4's indexer."""
+
 VISIBLE_SHARE = 0.9899
 """Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100, in the starts that `engines/vllm.py`
 names. L40S, H200 and B200 show 0.991 to 0.996."""
@@ -27,6 +30,9 @@ NODE_SHARE = 0.85
 
 UNKNOWN_SHARE = 1.1
 """Memory of a model whose arithmetic is not known, for each byte of its weights: they and a tenth."""
+
+VECTOR_BYTES = 584
+"""Of a vector that DeepSeek V4 caches: 448 numbers in 8 bits, 64 in 16, 8 bytes of scales (vLLM 0.32.0, fp8_ds_mla)."""
 
 CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes of a number in the KV cache, by its type; `auto` is the model's own: 16 bits."""
@@ -247,8 +253,12 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     """Return bytes that one token takes in the KV cache of one accelerator, all layers counted.
 
     Heads are split over accelerators until each holds one; multi-head latent attention has one vector for all heads,
-    which every accelerator keeps whole. An engine's own arithmetic counts what layers with a sliding window drop.
+    which every accelerator keeps whole. An engine's own arithmetic counts what layers with a sliding window drop, and
+    the windows of DeepSeek V4.
     """
+    if model.compressed:
+        vectors = divide_up((model.full_layers - model.indexed_layers) * VECTOR_BYTES, 128)
+        return model.indexed_layers * compute_kv_layer_bytes(model, tensor_parallel, dtype) + vectors
     layer_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
     missing_index_bytes = (model.layers - model.indexed_layers) * model.index_bytes
@@ -259,6 +269,8 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
     """Return bytes that one token takes in one layer of one accelerator's KV cache, the largest."""
     if model.encoder:
         return 0
+    if model.compressed:
+        return VECTOR_BYTES if has_window else (VECTOR_BYTES + model.index_bytes) // 4
     number_bytes = CACHE_BYTES[model.cache_type if dtype == "auto" else dtype]
     if model.latent:
         rank, rope = model.latent.kv_rank, model.latent.rope_dim
@@ -304,7 +316,9 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
         "sliding_layers": min(layers, divide_up(model.sliding_layers, pipeline)),
         "linear_layers": layers * model.linear_layers // model.layers,
         "feed_forward_layers": divide_up(model.feed_forward_layers, pipeline),
-        "indexed_layers": min(layers, model.indexed_layers),
+        "indexed_layers": divide_up(model.indexed_layers, pipeline)
+        if model.compressed
+        else min(layers, model.indexed_layers),
         "dense_layers": layers - divide_up(layers, model.sparse_step) if model.experts else 0,
         "prediction_layers": 0,
         "tied": True,

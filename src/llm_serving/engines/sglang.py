@@ -15,6 +15,8 @@ from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
 from llm_serving.engines.memory import (
     GIB,
+    INDEX_NUMBERS,
+    VECTOR_BYTES,
     VISIBLE_SHARE,
     Batch,
     Division,
@@ -38,6 +40,10 @@ BLOCK_TOKENS = 1
 
 SEQUENCES = 2048
 """Least of the requests that a step may have by default (model_executor/model_runner_kv_cache_mixin.py)."""
+
+_COMPRESSED_SEQUENCES, _WINDOW_SHARE = 256, 0.1
+"""DeepSeek V4's: most requests of a step by default, and of all tokens, those whose part of the windows has room
+(arg_groups/deepseek_v4_hook.py; `--swa-full-tokens-ratio`)."""
 
 _MIB = 2**20
 
@@ -151,6 +157,8 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
     beginnings of prompts and with `tuning.sequences`, SGLang keeps one state for each of these instead.
     """
     token_bytes, free_bytes = compute_kv_bytes_per_token(model, setup.tensor, setup.dtype), max(0, cache_bytes)
+    if model.compressed:
+        return _count_compressed_tokens(model, token_bytes, free_bytes, setup.batch)
     if model.state is None:
         return free_bytes // token_bytes if token_bytes else 0
     numbers_bytes = 2 * model.state.convolution + _STATE_NUMBER_BYTES * model.state.heads
@@ -160,12 +168,27 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
     return min((free_bytes - states * state_bytes) // token_bytes, requests * context)
 
 
+def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: int, batch: Batch | None) -> int:
+    """Return tokens of a cache of DeepSeek V4: vectors of all, windows of some, and what becomes vectors.
+
+    Source: model_executor/pool_configurator.py at 003fca8, DSV4PoolConfigurator.
+    """
+    # What becomes vectors of 4 tokens has rings of 8 for each 128 of a window, of 128 tokens one ring for each request.
+    ring_bytes = model.indexed_layers * 8 / 128 * 16 * (model.head_dim + INDEX_NUMBERS)
+    sequences = batch.sequences if batch and batch.sequences != SEQUENCES else _COMPRESSED_SEQUENCES
+    request_bytes = (sequences + 3) * 128 * 8 * model.head_dim * (model.full_layers - model.indexed_layers)
+    windows = _WINDOW_SHARE * (model.layers * VECTOR_BYTES + ring_bytes)
+    return max(0, int((free_bytes - request_bytes) / (token_bytes + windows)))
+
+
 def _describe_misfit(
     model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
 ) -> str:
     """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
-    return describe_long_context(model, context) or describe_indivisible(
-        model, tensor_parallel, whole_experts=whole_experts
+    return (
+        describe_long_context(model, context)
+        or vllm.describe_missing_kernels(model, device.name)
+        or describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
     )

@@ -19,7 +19,9 @@ from llm_serving.catalog.quantizations import MXFP4
 from llm_serving.engines.memory import (
     ADAPTER_RANK,
     GIB,
+    INDEX_NUMBERS,
     NODE_SHARE,
+    VECTOR_BYTES,
     VISIBLE_SHARE,
     Batch,
     CpuLoad,
@@ -67,6 +69,10 @@ _MEASURED_BATCH, _MEASURED_QUANTIZATIONS = Batch(tokens=8192, sequences=1024), (
 _STATE_BLOCKS = 2
 """Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
 
+_COMPRESSING_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
+"""GPUs for which vLLM has kernels of DeepSeek V4's attention, by the beginning of their names: compute capability 9, 10
+and 12 (vLLM 0.32.0, models/deepseek_v4/sparse_mla.py and nvidia/flashinfer_sparse.py)."""
+
 _ADAPTER_NUMBER_BYTES = 2
 """LoRA adapters are kept in the model's own type: 16 bits."""
 
@@ -104,6 +110,8 @@ def count_cache_tokens(
     """
     if model.encoder:
         return 0
+    if model.compressed:
+        return _count_compressed_tokens(model, cache_bytes, context, batch_tokens)
     token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
     draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
@@ -129,6 +137,39 @@ def count_cache_tokens(
     group = _compute_group_size([layers for layers, _ in kinds if layers])
     request_blocks = sum(divide_up(layers, group) * blocks for layers, blocks in kinds)
     return max(0, cache_bytes) // (block * group * page_bytes) * context // request_blocks
+
+
+def _count_compressed_tokens(model: Architecture, cache_bytes: int, context: int, batch_tokens: int) -> int:
+    """Return tokens of a cache of DeepSeek V4, whose pages of several kinds and sizes lie in blocks of one size.
+
+    On every GPU on which vLLM has kernels for it; with a backend chosen by hand, vectors may be in 16 bits.
+    Source: vLLM 0.32.0, v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups; models/deepseek_v4/attention.py and
+    compressor.py, v1/attention/backends/mla/sparse_swa.py, get_kv_cache_spec.
+    """
+    indexed, others = model.indexed_layers, model.full_layers - model.indexed_layers
+    # Of each kind that recent tokens are in: layers, bytes of a page, tokens in it, tokens that are kept.
+    all_kinds = (
+        (model.layers, _pad(64 * VECTOR_BYTES), 64, model.window or 0),
+        (indexed, _pad(4 * 16 * model.head_dim) + _pad(4 * 16 * INDEX_NUMBERS), 4, 8),  # what becomes vectors and keys
+        (others, _pad(8 * 8 * model.head_dim), 8, 128),
+    )
+    kinds = [kind for kind in all_kinds if kind[0]]
+    # Layers in one group: so many that the last groups lack the fewest.
+    group = min(
+        range(max(1, indexed), model.layers + 1), key=lambda size: (sum(-kind[0] % size for kind in kinds), -size)
+    )
+    groups = [divide_up(layers, group) for layers, *_ in kinds]
+    full_bytes = indexed * (_pad(64 * VECTOR_BYTES) + _pad(64 * model.index_bytes)) + others * _pad(2 * VECTOR_BYTES)
+    widths = (divide_up(layers, count) * page for (layers, page, *_), count in zip(kinds, groups, strict=True))
+    request_blocks = divide_up(context, model.cache_block) + sum(
+        count * (divide_up(min(kept - 1 + 2 * batch_tokens, context), tokens) + 1)
+        for (*_, tokens, kept), count in zip(kinds, groups, strict=True)
+    )
+    return max(0, cache_bytes) // max(full_bytes, *widths) * context // request_blocks
+
+
+def _pad(page_bytes: int) -> int:
+    return divide_up(page_bytes, 576) * 576
 
 
 def _have_same_cache(model: Architecture, draft: Architecture, tensor_parallel: int) -> bool:
@@ -306,7 +347,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     whole_experts = bool(setup.expert_ranks)
     reason = (
         _describe_misfit(model, device, setup.tensor, context, whole_experts=whole_experts)
-        or _describe_broken_draft(setup)
+        or _describe_broken_draft(model, setup)
         or describe_shortage(model, division, context)
         or _describe_cache_shortage(model, device, division.cache)
     )
@@ -338,7 +379,11 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
     )
     video = step - _compute_step_bytes(model, batch)
     division = Division(budget, weights, reserve, cache, tokens, draft, video, adapters)
-    reason = describe_long_context(model, context) or describe_shortage(model, division, context, "of a replica")
+    reason = (
+        describe_long_context(model, context)
+        or describe_missing_kernels(model, "CPUs")
+        or describe_shortage(model, division, context, "of a replica")
+    )
     fit = build_fit(instance, setup, context, division, reason)
     if instance.memory_gb_s is None or model.encoder or model.pooled:
         return fit
@@ -431,15 +476,26 @@ def _describe_misfit(
     """Return what has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
-    return describe_long_context(model, context) or describe_indivisible(
-        model, tensor_parallel, whole_experts=whole_experts
+    return (
+        describe_long_context(model, context)
+        or describe_missing_kernels(model, device.name)
+        or describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
     )
 
 
-def _describe_broken_draft(setup: ReplicaSetup) -> str:
-    """Return why the draft cannot be split as the model is, as a sentence; empty where it can."""
+def describe_missing_kernels(model: Model, device: str) -> str:
+    """Return why the model's attention does not run on such processors, as a sentence; empty where it does."""
+    if not model.compressed or device.startswith(_COMPRESSING_DEVICES):
+        return ""
+    return f"no kernel of DeepSeek V4's attention runs on {device}, only on Hopper and Blackwell GPUs"
+
+
+def _describe_broken_draft(model: Model, setup: ReplicaSetup) -> str:
+    """Return why the draft cannot be beside the model, or be split as it is, as a sentence; empty where it can."""
     if setup.draft is None:
         return ""
+    if model.compressed:
+        return f"the cache of a model that guesses tokens, {setup.draft.name}, is not known beside DeepSeek V4's"
     reason = describe_indivisible(setup.draft, setup.tensor, whole_experts=bool(setup.expert_ranks))
     return f"of {setup.draft.name}, which guesses tokens, {reason}" if reason else ""
 
