@@ -56,7 +56,8 @@ def test_it_listens_on_loopback_addresses_alone(plan: DeploymentPlan) -> None:
 
 
 def test_no_process_imports_the_engine_for_nothing(plan: DeploymentPlan) -> None:
-    assert len(_find_processes(plan, "VLLM::EngineCore")) == 3
+    # A start has ended once one replica of the first model answers; the engines of others may be on their way.
+    processes.wait_until(lambda: len(_find_processes(plan, "VLLM::EngineCore")) == 3, "each replica's engine", 300, 1)
     parents = {process.ppid() for process in _find_processes(plan, "VLLM::EngineCore")}
     assert {server.pid for server in _find_processes(plan, "VLLM::ForkServer")} == parents
     assert {server.ppid() for server in _find_processes(plan, "VLLM::ForkServer")} == _list_replicas(plan)
