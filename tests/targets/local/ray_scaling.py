@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-LIMIT_S, STILL_S = 240, 10
-"""Longest wait for a count; how long it must stay."""
+LIMIT_S, STILL_S = 240, 6
+"""Longest wait for a count; how long it must stay: longer than what Serve looks back on, and then waits, by FAST."""
 
 FAST = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 3, "metrics_interval_s": 1}
 
