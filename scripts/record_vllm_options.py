@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -57,10 +58,15 @@ def record(architectures: Iterable[str] = tuple(registry.ModelRegistry.models)) 
 
 
 def list_without_adapters(architectures: Iterable[str]) -> Iterator[str]:
-    """Yield the architectures whose classes refuse LoRA adapters; those that cannot be imported here are not known."""
+    """Yield the architectures whose classes refuse LoRA adapters.
+
+    Those that cannot be imported here are not known, and those that have one for CPUs say nothing of GPUs.
+    """
     for architecture in architectures:
         model_class = registry.ModelRegistry._try_load_model_cls(architecture)
-        if model_class is not None and not supports_lora(model_class):
+        if model_class is None or re.search(r"\.cpu\.|_stub$", model_class.__module__):
+            continue
+        if not supports_lora(model_class):
             yield architecture
 
 
