@@ -106,6 +106,7 @@ def _add_service(
     e = aws.ecs_service
     min_percent, max_percent = _compute_healthy_percent(service)
     strategy = _build_strategy(context, service, choice)
+    target = _build_target(context, service)
     return e.EcsService(
         context.stack,
         f"{service.name}-{choice.number}",
@@ -133,23 +134,16 @@ def _add_service(
         if choice.providers
         else None,
         service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
-        load_balancer=_build_target(context, service),
-        health_check_grace_period_seconds=_compute_grace(context, service),
+        load_balancer=target,
+        # Else ECS stops a task that starts after three failed checks, a gateway while it prepares its database. Source:
+        # ECS API reference, CreateService, healthCheckGracePeriodSeconds, whose default is 0, 2026-11.
+        health_check_grace_period_seconds=math.ceil(service.probe.deadline_s) if target and service.probe else None,
         service_connect_configuration=_build_service_connect(context, service)
         if service.is_entry and context.connect_timeout_s
         else None,
         # ECS takes a target group only once a listener forwards to it.
         depends_on=[*dependencies, *([context.load_balancer.listener] if context.load_balancer else [])],
     )
-
-
-def _compute_grace(context: ServiceContext, service: Service) -> int | None:
-    """Return how long ECS leaves a task that starts, although the load balancer finds it unhealthy; None without one.
-
-    It would stop a task after three failed checks, a gateway while it prepares its database. Source: ECS API reference,
-    CreateService, healthCheckGracePeriodSeconds, whose default is 0, 2026-11.
-    """
-    return math.ceil(service.probe.deadline_s) if _build_target(context, service) and service.probe else None
 
 
 def _build_target(context: ServiceContext, service: Service) -> list[aws.ecs_service.EcsServiceLoadBalancer] | None:
