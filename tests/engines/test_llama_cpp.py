@@ -105,7 +105,7 @@ def test_tokens_a_second_are_the_bandwidth_over_what_a_token_reads() -> None:
 def test_fit_shows_types_without_accelerators_with_their_speed_and_no_others() -> None:
     rows = {name: instances.find(name) for name in ("g6e.2xlarge", "m8g.large", "m8g.4xlarge")}
     model = models.find("bartowski/Qwen_Qwen3-8B-GGUF:Q8_0")
-    fits = fit_table.compute(model, rows.values(), 8000, "auto")
+    fits = fit_table.compute(model, rows.values(), ReplicaSetup(context=8000))
     assert fits["g6e.2xlarge"] == [], "the engine has no build for GPUs here"
     console = Console(width=100, no_color=True)
     with console.capture() as capture:
@@ -116,7 +116,7 @@ def test_fit_shows_types_without_accelerators_with_their_speed_and_no_others() -
         ["m8g.4xlarge", "89", "42", "10.4"],
     ]
     assert any("at most, of one request: memory bandwidth / (weights that a token reads" in line for line in lines)
-    safetensors = fit_table.compute(models.find("Qwen/Qwen3-8B"), rows.values(), 8000, "auto")
+    safetensors = fit_table.compute(models.find("Qwen/Qwen3-8B"), rows.values(), ReplicaSetup(context=8000))
     assert {name: [fit.fits for fit in found] for name, found in safetensors.items()} == {
         "g6e.2xlarge": [True], "m8g.large": [False], "m8g.4xlarge": [True],
     }, "vLLM's"  # fmt: skip

@@ -97,7 +97,7 @@ class EngineOptions(PlainData):
     """Architectures of a config.json that it ran before, and its last version that did."""
 
     architectures_without_adapters: tuple[str, ...] = ()
-    """Those that it runs without LoRA adapters alone."""
+    """Those that it runs, but not with LoRA adapters."""
 
     architectures: frozenset[str] = frozenset()
     """Those that it runs; empty where it hands the ones that it does not know to transformers' own code."""

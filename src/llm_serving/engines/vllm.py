@@ -309,6 +309,8 @@ def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
     rank. Accelerators split the side that is not the decoder's width, and neither of the ends (vLLM 0.32.0,
     lora/layers). The routers of experts, which are small, are left out.
     """
+    if not setup.adapters:
+        return 0
     numbers = 0
     for shape in model.tensors:
         is_end = shape.name in ("embedding", "output layer")
@@ -326,7 +328,7 @@ def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
 
 
 def _is_adapted(shape: TensorShape, modules: Sequence[str]) -> bool:
-    """Return whether adapters have room for a matrix; engines keep those of a layer's first step in one (`_MERGED`)."""
+    """Return whether adapters that change these modules have room for a matrix; no modules are all of them."""
     own = "experts" if shape.form == "expert" else shape.module.rpartition(".")[2]
     names = next((merged for merged in _MERGED if own in merged), {own})
     return not modules or not names.isdisjoint(modules)

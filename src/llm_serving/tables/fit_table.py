@@ -25,24 +25,12 @@ Fits = Mapping[str, Sequence[Fit]]
 """By instance type, one for each degree of tensor parallelism; empty without accelerators."""
 
 
-def compute(
-    model: Model,
-    instances: Iterable[Instance],
-    context: int,
-    dtype: str,
-    draft: Model | None = None,
-    *,
-    videos: bool = True,
-    adapters: int = 0,
-) -> Fits:
+def compute(model: Model, instances: Iterable[Instance], setup: ReplicaSetup) -> Fits:
     """Compute the fit of each instance type at each useful degree of tensor parallelism.
 
     Args:
-        draft: a model beside it that guesses its tokens.
-        videos: whether requests may have videos, where the model reads them.
-        adapters: LoRA adapters loaded at once.
+        setup: of a replica, whatever its degree.
     """
-    setup = ReplicaSetup(context=context, dtype=dtype, draft=draft, videos=videos, adapters=adapters)
     return {
         instance.name: [
             _compute_fit(model, instance, replace(setup, tensor=degree)) for degree in _list_degrees(model, instance)

@@ -141,9 +141,10 @@ def fit(
     draft_row = _find_draft(draft, model_row) if draft else None
     context_tokens = min(quantities.parse("--context", context, Tokens), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
-    fits = fit_table.compute(
-        model_row, rows.values(), context_tokens, kv_cache_dtype, draft_row, videos=videos, adapters=adapters
+    setup = memory.ReplicaSetup(
+        context=context_tokens, dtype=kv_cache_dtype, draft=draft_row, videos=videos, adapters=adapters
     )
+    fits = fit_table.compute(model_row, rows.values(), setup)
     if as_json:
         console.print_json(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype))
         return
