@@ -891,6 +891,7 @@ def test_adapters_take_memory_for_each_matrix_of_the_largest_rank() -> None:
         assert fit.adapter_bytes == 2 * 64 * 2 * (36 * sides + 2 * (vocabulary + hidden))
     without = vllm.compute_fit(model, p5, ReplicaSetup(1, context=8192))
     assert without.adapter_bytes == 0
+    assert without.calibrated and not fits[0].calibrated, "no start with adapters was measured"
     assert without.cache_bytes == fits[0].cache_bytes + fits[0].adapter_bytes
 
 

@@ -354,7 +354,8 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         or _describe_cache_shortage(model, device, division.cache)
     )
     is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not whole_experts
-    is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype) and setup.draft is None
+    has_more = setup.draft is not None or setup.adapters > 0
+    is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype) and not has_more
     calibrated = device.name == _MEASURED_DEVICE and is_measured
     return build_fit(instance, setup, context, division, reason, calibrated=calibrated)
 
