@@ -123,7 +123,7 @@ def check_wildcards(stack: Stack) -> Violations:
             reason = "a wildcard allows every action of a service. Fix: list the actions that its program calls"
             yield f"{address}: Action {actions}: {reason}."
         if principal in ("*", {"AWS": "*"}):
-            yield f"{address}: Principal {principal}: it allows every AWS account. Fix: name the caller alone."
+            yield f"{address}: Principal {principal}: it allows every AWS account. Fix: name only the caller."
 
 
 def check_broad_statements(stack: Stack) -> Violations:

@@ -28,7 +28,7 @@ STACK_KEYS = ("role", "secrets", "in_network", "path", "body")
 
 _FIXED = ("ports", "unavailable", "device", "accelerators", "efa", "shared_memory_bytes", "pool", "instance_types",
           "zones", "gives_way", "pre_stop_s", "is_root")  # fmt: skip
-"""Keys that every rendered service has, whatever its kind: charts/batch takes their defaults alone."""
+"""Keys that every rendered service has, whatever its kind: charts/batch takes their defaults only."""
 
 _DESCRIPTIONS = {
     "kind": "The blueprint's kind.",
@@ -70,7 +70,7 @@ def _remove_unread(node: dict[str, Any], templates: str) -> None:
 
 
 def _fix(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what leaves a property its default alone."""
+    """Return what leaves a property its default only."""
     limits = {"array": {"maxItems": 0}, "object": {"maxProperties": 0}}
     return limits[node["type"]] if node["type"] in limits else {"const": node["default"]}
 

@@ -1,6 +1,6 @@
 """Measures cold starts in four quadrants: the image pulled or by SOCI, the weights from the disk or streamed from S3.
 
-    .venv/bin/python -m scripts.cold_start mine                                            # here: weights alone
+    .venv/bin/python -m scripts.cold_start mine                                            # here: weights only
     .venv/bin/python -m scripts.cold_start mine --target eks --pool pulled --pool soci --yes --json
 
 Deploys a copy of the blueprint with one replica for each pool and each way of loading weights, one after the other,

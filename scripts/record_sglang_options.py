@@ -1,6 +1,6 @@
 """Record the options that SGLang's own parser takes, as catalog/engines/sglang.options.json holds them.
 
-Needs SGLang's wheel alone, unpacked, and the engine's Python, whose torch the parser imports; its GPU libraries are
+Needs SGLang's wheel only, unpacked, and the engine's Python, whose torch the parser imports; its GPU libraries are
 stand-ins that the parser never calls:
 
     pip download --no-deps sglang==0.5.23 && unzip -q sglang-*.whl -d /tmp/sglang
@@ -8,7 +8,7 @@ stand-ins that the parser never calls:
         src/llm_serving/catalog/engines/sglang.options.json tests/catalog/sglang.json
 
 The second file has names of metrics and paths of its server, read from its source; tests compare the row with them. Of
-another version, which a framework pins, one file has the names of its options alone: sglang-VERSION.arguments.json.
+another version, which a framework pins, one file has the names of its options only: sglang-VERSION.arguments.json.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Debian's keys sign InRelease, InRelease has the hash of each architecture's Packages.xz, and that has the size and hash
 of each package: so packages.json names what Debian built, whatever served it here. Needs gpgv and
-debian-archive-keyring. A mirror's index lists the newest version of a package alone: one that is not in it any more is
+debian-archive-keyring. A mirror's index lists the newest version of a package only: one that is not in it any more is
 named, and is no mistake.
 """
 

@@ -2,7 +2,7 @@
 
     diffusion-server --model FOLDER --served-model-name NAME --device cuda --dtype bfloat16 [--max-waiting N] ...
 
-POST /v1/images/generations draws, as the openai client asks. Of `response_format` there is b64_json alone, since this
+POST /v1/images/generations draws, as the openai client asks. Of `response_format` there is b64_json only, since this
 server keeps no files; `seed`, `num_inference_steps`, `guidance_scale` and `negative_prompt` are named as vLLM-Omni
 names them. GET /v1/models, /health and /metrics are those of other engines.
 

@@ -5,7 +5,7 @@ next writes to them, half a minute later, and other requests wait for ever (b116
 signal in its place, waits until the server's own counters know of no request, at most DRAIN_S seconds, and ends it
 then. New requests are still answered meanwhile: whoever stops a replica first takes it out of the router's list.
 
-Standard library alone: the image has nothing else.
+Standard library only: the image has nothing else.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The image and the local target run the same files. packages.json pins each packa
 only serve it or fail. Mirrors are asked in this order: $DEBIAN_MIRROR, else those of the system's apt sources; Debian's
 own; Debian's archive of all versions, for packages that a mirror has no longer.
 
-Standard library alone: the image's build has nothing else.
+Standard library only: the image's build has nothing else.
 """
 
 from __future__ import annotations

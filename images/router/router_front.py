@@ -152,7 +152,7 @@ def parse_limit(text: str) -> tuple[str, int]:
     """Parse TEAM=N."""
     team, _, number = text.partition("=")
     if not team_keys.is_team(team):
-        raise ValueError(f"{team}: no name of a team")
+        raise ValueError(f"{team}: not the name of a team")
     return team, int(number)
 
 
@@ -176,7 +176,7 @@ def render(
         folder: for nginx's own files.
         usage: HOST:PORT of what teams used; empty where no key is asked for.
         log: one of LOG_FORMATS.
-        health_only: whether the router has /health alone.
+        health_only: whether the router has /health only.
         repeat_500: whether a request that it answers with 500 is sent again.
     """
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -191,7 +191,7 @@ def render(
         "LOG": "access_log /dev/stdout json if=$is_logged;" if log == "json" else "",
         "FOLDER": str(folder),
         "LISTEN": listen,
-        # nginx repeats a request at another server alone: here the same, of which it remembers no failure.
+        # nginx repeats a request at another server only: here the same, of which it remembers no failure.
         "SERVERS": f"server {router} max_fails=0; server {router} max_fails=0;" if repeat_500 else f"server {router};",
         "REPEATED": "http_500 non_idempotent" if repeat_500 else "off",
         "REQUEST_BUFFERING": "on" if repeat_500 else "off",

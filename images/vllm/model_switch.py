@@ -93,7 +93,7 @@ HOP_HEADERS = frozenset(
         "upgrade",
     )
 )
-"""Of one connection alone. Source: RFC 9110, section 7.6.1."""
+"""Of one connection only. Source: RFC 9110, section 7.6.1."""
 
 ARRIVAL = "x-arrived-at"
 """Header by which an engine counts a request from its arrival here (sleep_pages.py)."""
@@ -612,7 +612,7 @@ class Switch:
             # null and "" name none, as for vLLM (entrypoints/serve/engine/serving.py of 0.32.0, _is_model_supported).
             model = json.loads(body).get("model") or self._turns.awake
         except (ValueError, AttributeError, RecursionError) as error:
-            raise Refusal(400, "the body is no JSON object. Fix: name a model of /v1/models in one.") from error
+            raise Refusal(400, "the body is not a JSON object. Fix: name a model of /v1/models in one.") from error
         if not isinstance(model, str) or model not in self._by_model:
             known = ", ".join(sorted(self._by_model))
             raise Refusal(404, f"model: {str(model)[:200]}: it is not served here. Fix: set one of {known}.")

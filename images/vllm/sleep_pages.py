@@ -2,7 +2,7 @@
 
 For `vllm serve --uds SOCKET --middleware sleep_pages.SleepPages`, on the PYTHONPATH. vLLM's own pages come only with
 VLLM_SERVER_DEV_MODE, and with it /collective_rpc, which calls any method (0.32.0, entrypoints/serve/dev). These three
-are answered on a Unix socket alone, which the folder's permissions guard; on any other they are the engine's 404, and
+are answered on a Unix socket only, which the folder's permissions guard; on any other they are the engine's 404, and
 the header counts for nothing.
 
 POST /sleep frees the accelerator: the weights go to the host's memory, the KV cache is dropped. Requests that run end
@@ -88,7 +88,7 @@ def _is_unix_socket(scope: Scope) -> bool:
 async def _sleep(client: Any, query: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
     mode = query.get("mode", MODES)[0]
     if mode not in MODES:
-        return 400, {"error": {"message": f"mode: {mode}: it is none of {', '.join(MODES)}"}}
+        return 400, {"error": {"message": f"mode: {mode}: it is not one of {', '.join(MODES)}"}}
     await client.sleep(LEVEL, mode)
     return await _tell(client, query)
 

@@ -1,4 +1,4 @@
-"""A private bucket: versioned, encrypted with the fleet's key, reached over TLS alone, and cleaned up by itself.
+"""A private bucket: versioned, encrypted with the fleet's key, reached over TLS only, and cleaned up by itself.
 
 Server access logs are left off on purpose: their target cannot be encrypted with a KMS key, and CloudTrail data events,
 which the account's owner switches on for all buckets at once, record the same with the caller's identity.

@@ -12,7 +12,7 @@ from infra.constructs.role import add_role
 def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInstanceProfile:
     """Add the instances' role and the instance profile that holds it.
 
-    It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
+    Only the agent has it: images are pulled, logs shipped and weights read with roles of the tasks' own.
     """
     instance_role = add_role(
         stack,

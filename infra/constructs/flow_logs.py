@@ -49,7 +49,7 @@ def add_flow_logs(stack: FleetStack, *, vpc_id: str, retention_s: float) -> None
 
 
 def _build_source_condition(account: Account) -> dict[str, dict[str, str]]:
-    """Deliveries for this account and region alone: another account's could borrow the bucket and the key."""
+    """Deliveries for this account and region only: another account's could borrow the bucket and the key."""
     return {
         "StringEquals": {"aws:SourceAccount": account.id},
         "ArnLike": {"aws:SourceArn": account.build_arn("logs", "*")},

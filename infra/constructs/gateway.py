@@ -121,7 +121,7 @@ def add_servers(context: GatewayContext, groups: ServerGroups) -> Servers:
 
 
 def _add_database(context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
-    """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS alone."""
+    """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS only."""
     gateway = context.gateway
     subnets = aws.db_subnet_group.DbSubnetGroup(
         context.stack, "database-subnets", name=gateway.name, subnet_ids=context.subnets

@@ -28,7 +28,7 @@ def add_role(
 
 
 def build_trust_policy(stack: FleetStack) -> str:
-    """Trust policy of a role that EKS hands to pods of the fleet's cluster alone.
+    """Trust policy of a role that EKS hands to pods of the fleet's cluster only.
 
     Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
     """

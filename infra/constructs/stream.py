@@ -112,7 +112,7 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
 
 
 def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
-    """Add the cluster: clients log in with their role, over TLS alone."""
+    """Add the cluster: clients log in with their role, over TLS only."""
     stream, m = context.stream, aws.msk_cluster
     configuration = aws.msk_configuration.MskConfiguration(
         context.stack,

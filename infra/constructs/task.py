@@ -142,7 +142,7 @@ def build_containers(
 
 
 def build_companion(service: Service, logs: LogDestination) -> ContainerDefinition:
-    """Return a container beside another one, which both end the task; it is reached in the task alone."""
+    """Return a container beside another one, which both end the task; it is reached in the task only."""
     container = _build_main_container(service, logs, ())
     container.pop("portMappings", None)
     return container

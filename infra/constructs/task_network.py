@@ -31,7 +31,7 @@ class TaskSecurityGroups:
 def add_groups(
     stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id: str
 ) -> dict[str, aws.security_group.SecurityGroup]:
-    """Add a security group for each part of a deployment, which lets out HTTPS alone."""
+    """Add a security group for each part of a deployment, which lets out HTTPS only."""
     groups = {}
     for part in parts:
         groups[part] = add_security_group(

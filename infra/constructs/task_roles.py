@@ -16,7 +16,7 @@ from llm_serving.fleet.model import Fleet
 
 
 def build_trust_policy(account: Account) -> str:
-    """Return the trust policy for ECS tasks of this account alone."""
+    """Return the trust policy for ECS tasks of this account only."""
     return policy.build_trust_policy(
         "ecs-tasks.amazonaws.com",
         ArnLike={"aws:SourceArn": account.build_arn("ecs", "*")},

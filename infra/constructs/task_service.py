@@ -21,7 +21,7 @@ FORCE_VARIABLE = "force_new_deployment"
 
 Without it the AWS provider replaces a service whose strategy changes, which is an outage: deleted, then made again.
 With it every change replaces all tasks, a change of their number too. `blueprint deploy` sets it for a changed strategy
-alone.
+only.
 Source: terraform-provider-aws 5.100, internal/service/ecs/service.go (capacityProviderStrategyCustomizeDiff,
 resourceServiceUpdate) and its documentation of capacity_provider_strategy; hashicorp/terraform-provider-aws#37848.
 """

@@ -25,7 +25,7 @@ def add_cache(
     snapshot_days: int | None = None,
     reserve_percent: int | None = None,
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add a cache whose second node, in another zone, takes over; it is reached over TLS alone.
+    """Add a cache whose second node, in another zone, takes over; it is reached over TLS only.
 
     Args:
         reserve_percent: share of the memory that is set aside; ElastiCache's own where left out.

@@ -180,11 +180,11 @@ def _add_postconditions(subnet: aws.data_aws_subnet.DataAwsSubnet, zone: str, su
             "postcondition": [
                 {
                     "condition": format_expression(f'self.availability_zone == "{zone}"'),
-                    "error_message": f"{subnet_id} is not in {zone}. Fix: private_subnets in the order of zones.",
+                    "error_message": f"{subnet_id} is not in {zone}. Fix: list private_subnets in the order of zones.",
                 },
                 {
                     "condition": format_expression("self.vpc_id == data.aws_vpc.vpc.id"),
-                    "error_message": f"{subnet_id} is not in the fleet's VPC. Fix: private subnets of that VPC.",
+                    "error_message": f"{subnet_id} is not in the fleet's VPC. Fix: use private subnets of that VPC.",
                 },
                 {
                     "condition": format_expression("!self.map_public_ip_on_launch"),

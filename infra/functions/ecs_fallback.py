@@ -9,7 +9,7 @@ the desired count. Each further one gets the tasks that the one before it finds 
 back only once the one before serves in its place. No task that serves is ever stopped for want of another.
 
 What a service must carry: the tags `fallback`, a name that the services of one role share, and `choice`, its place in
-the order from 0. Whoever scales a role scales choice 0 alone, and whoever makes the services leaves their counts be.
+the order from 0. Whoever scales a role scales choice 0 only, and whoever makes the services leaves their counts be.
 
 ECS lets 500 tasks of a cluster wait for an instance (PROVISIONING), and starts no other task beyond that. So a choice
 that finds no instance has MAX_WAITING tasks waiting at the most, and passes the rest on. The first choice has as many

@@ -1,4 +1,4 @@
-"""Replaces instances of an ECS cluster whose GPUs fail, which ECS does for its Managed Instances alone.
+"""Replaces instances of an ECS cluster whose GPUs fail, which ECS does for its Managed Instances only.
 
 The watcher on each instance is ECS's own agent: on the AMIs with NVIDIA's driver it reads DCGM, and ECS then reports
 the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. XIDS and CONDITIONS say what a fault

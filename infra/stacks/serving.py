@@ -51,7 +51,7 @@ ALARM_METRICS = {False: {"queue"}, True: {"requests", "errors"}}
 """Metrics that alarms use, by whether a service is the entry."""
 
 _ROUTER_HEALTH, _ROUTER_START_S = "/liveness", 60
-"""How ECS and the load balancer check the router: the process alone, for they replace tasks that fail this. Its /health
+"""How ECS and the load balancer check the router: the process only, for they replace tasks that fail this. Its /health
 will not do: before prefill and decode, vllm-router answers it with 503 until it knows both."""
 
 _ROUTER_READY = "/readiness"

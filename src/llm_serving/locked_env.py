@@ -88,7 +88,7 @@ class LockedEnv(ABC):
             on_poll=lambda: on_progress(describe_download(self.log.read_text(errors="replace"))),
         )
 
-    def _complete(self, on_progress: Callable[[str], None]) -> None:  # noqa: B027 - some have packages alone
+    def _complete(self, on_progress: Callable[[str], None]) -> None:  # noqa: B027 - some have packages only
         """Add what is no package."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How every program of ours ends: with an exit code, and an error as its message alone, without a traceback."""
+"""How every program of ours ends: with an exit code, and an error as its message only, without a traceback."""
 
 from __future__ import annotations
 

@@ -114,5 +114,5 @@ def test_a_command_line_is_read_back_as_the_options_that_it_was_written_from() -
     options = _load("vllm").options
     words = [word for name, value in values.items() for word in options[name].format_words(name, value)]
     assert engine_options.parse_command("vllm", ["vllm", "serve", "folder", *words]) == values
-    with pytest.raises(ValueError, match=r"^--colour is no option of vllm$"):
+    with pytest.raises(ValueError, match=r"^--colour is not an option of vllm$"):
         engine_options.parse_command("vllm", ["vllm", "serve", "folder", "--colour", "red"])

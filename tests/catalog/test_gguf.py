@@ -96,7 +96,7 @@ def test_what_is_no_gguf_file_and_several_files_are_refused(tmp_path: Path) -> N
     ):
         models.find(str(tmp_path))
     (tmp_path / "m.gguf").write_bytes(b"PK\3\4 an archive")
-    with pytest.raises(ModelError, match="it is no GGUF file that can be read: it does not begin with GGUF"):
+    with pytest.raises(ModelError, match="it is not a readable GGUF file: it does not begin with GGUF"):
         models.find(str(tmp_path))
 
 

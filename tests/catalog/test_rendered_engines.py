@@ -195,7 +195,7 @@ def test_what_the_engine_lacks_here_is_refused_by_name(
             "",
             "Qwen/Qwen3-VL-8B-Instruct",
             'model: "Qwen/Qwen3-VL-8B-Instruct": trtllm-serve fetches pictures from any host that a request names, and '
-            "has no list of allowed ones. Fix: use a model that reads text alone.",
+            "has no list of allowed ones. Fix: use a model that reads text only.",
         ),
         (
             "pool: eks",
@@ -416,7 +416,7 @@ def test_a_team_needs_its_key_before_the_orchestrator_too(tmp_path: Path) -> Non
         (
             "eks", "", "{}", "replicas: 1",
             'pattern: "disaggregated": the router of tensorrt-llm before prefill and decode reads a name of each replica when '
-            "it starts, which replicas have on ECS alone. Fix: set framework: dynamo, or render it for ecs: --target ecs.",
+            "it starts, which replicas have on ECS only. Fix: set framework: dynamo, or render it for ecs: --target ecs.",
         ),
         (
             "ecs", "", "{}", "replicas: 1..2",

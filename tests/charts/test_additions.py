@@ -148,7 +148,7 @@ def test_a_container_with_more_rights_than_the_role_is_refused(
         ),
         (
             build_release({"ingress": {"className": "nginx"}}),
-            'ingress.className: "nginx": the network policy lets in the pods of the namespace alone. Fix: write the controller\'s pods to networkPolicy.clients',
+            'ingress.className: "nginx": the network policy lets in the pods of the namespace only. Fix: write the controller\'s pods to networkPolicy.clients',
         ),
         (
             build_release(

@@ -236,7 +236,7 @@ DOMAIN = f"vpc-logs-{'a1' * 13}.eu-west-1.es.amazonaws.com"
     [
         (
             "logs: {keep: 100d}\n",
-            'fleet.yaml:8:14: logs.keep: "100d": it is no number of days that CloudWatch Logs takes. Fix: set keep: 120d.',
+            'fleet.yaml:8:14: logs.keep: "100d": CloudWatch Logs does not take this number of days. Fix: set keep: 120d.',
         ),
         (
             "orchestrator: ecs\nlogs: {to: cloudwatch}\n",

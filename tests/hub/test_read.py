@@ -138,7 +138,7 @@ def test_a_gguf_file_that_cannot_be_served_is_refused_before_it_is_copied(gguf_h
         made_gguf[:-1]: f"it is cut short: {len(made_gguf) - 1} bytes, {len(made_gguf)} by its header",
         made_gguf[:5000]: "it is cut short within its header. Fix: copy or download it again",
         made_gguf.replace(b"qwen3", b"qwenn"): '"qwenn": llama.cpp\'s version here runs no such model',
-        b"PK an archive": "it is no GGUF file that can be read: it does not begin with GGUF",
+        b"PK an archive": "it is not a readable GGUF file: it does not begin with GGUF",
     }.items():
         gguf_hub.files["some-model-Q4_K_M.gguf"] = content
         with pytest.raises(InputError) as error:
@@ -151,7 +151,9 @@ def test_a_gguf_file_that_cannot_be_served_is_refused_before_it_is_copied(gguf_h
 
 def test_a_hub_that_sends_whole_files_alone_is_asked_for_none(gguf_hub: Any) -> None:
     gguf_hub.sends_ranges = False
-    with pytest.raises(Unavailable, match=r"sends some-model-Q8_0\.gguf whole alone, and its header is at its start"):
+    with pytest.raises(
+        Unavailable, match=r"sends some-model-Q8_0\.gguf only as a whole, and the header is at its start"
+    ):
         read.fetch_record(f"{gguf_hub.id}:Q8_0")
 
 

@@ -196,7 +196,7 @@ def test_another_user_who_lacks_the_access_key_reads_writes_and_empties_nothing(
     request = urllib.request.Request(f"{keyed_endpoint}/{path}{query}", data=b"", headers=headers, method=method)
     with pytest.raises(urllib.error.HTTPError, match="403") as refusal:
         urllib.request.urlopen(request, timeout=60)
-    answer = b"The embedded AWS answers requests that are signed with its access key alone.\n"
+    answer = b"The embedded AWS answers only requests that are signed with its access key.\n"
     assert refusal.value.read() == answer
 
 

@@ -162,7 +162,7 @@ def test_all_mistakes_of_a_file_are_reported_together_in_file_order() -> None:
     summaries = [re.findall(r"^\S+: \S+(?=: )|^.*", message)[0] for message in list_errors(text)]
     assert summaries == [
         "o.yaml:2:1: name",
-        "o.yaml:3:9: the tag tag:yaml.org,2002:seq says how to build the value, and settings take values alone. Fix: remove the tag.",
+        "o.yaml:3:9: the tag tag:yaml.org,2002:seq says how to build the value, and settings take values only. Fix: remove the tag.",
         "o.yaml:3:24: fruits[1]",
         "o.yaml:4:1: wieght",
         "o.yaml:5:6: kind",

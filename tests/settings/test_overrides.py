@@ -92,7 +92,7 @@ def test_commas_within_braces_belong_to_a_value() -> None:
         ("tuning", '--over: "tuning": it is not KEY=VALUE,VALUE. Fix: write tuning.batch_tokens=2k,8k.'),
         ("a=1,,2", '--over: "a=1,,2": it is not KEY=VALUE,VALUE. Fix: write tuning.batch_tokens=2k,8k.'),
         ("a=1,1", '--over: "a=1,1": a value is there twice. Fix: write each value once.'),
-        ("a={b", '--over: "a={b": {b is no YAML. Fix: write a value as in blueprint.yaml.'),
+        ("a={b", '--over: "a={b": {b is not YAML. Fix: write a value as in blueprint.yaml.'),
     ],
 )
 def test_what_is_no_override_is_refused(text: str, message: str) -> None:

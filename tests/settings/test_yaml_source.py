@@ -131,21 +131,21 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
             "a: b: c",
             [
                 "a.yaml:1:5: it is not YAML: a second ': ', or the line is indented too far. "
-                "Fix: quotes around a text with ': ' in it, or the key in line with its neighbours."
+                "Fix: write quotes around a text with ': ' in it, or align the key with its neighbours."
             ],
         ),
         (
             "a: 1\n b: 2",
             [
                 "a.yaml:2:3: it is not YAML: a second ': ', or the line is indented too far. "
-                "Fix: quotes around a text with ': ' in it, or the key in line with its neighbours."
+                "Fix: write quotes around a text with ': ' in it, or align the key with its neighbours."
             ],
         ),
         (
             "a:\n  b: 1\n c: 2",
             [
-                "a.yaml:3:2: it is not YAML: the line is not in line with its neighbours. "
-                "Fix: keys of one mapping under each other, indented by spaces."
+                "a.yaml:3:2: it is not YAML: the line is not aligned with its neighbours. "
+                "Fix: align the keys of one mapping, indented by spaces."
             ],
         ),
         (
@@ -167,7 +167,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
             "a: @x",
             [
                 "a.yaml:1:4: it is not YAML: found character '@' that cannot start any token. "
-                "Fix: quotes around a text that starts with a special character."
+                "Fix: write quotes around a text that starts with a special character."
             ],
         ),
         (
@@ -195,24 +195,24 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Fix: write a value, or leave it out."]),
         (
             "name: {{ name }}",
-            ["a.yaml:1:8: name: a mapping instead of a key. Fix: quotes around a text with { or [ in it."],
+            ["a.yaml:1:8: name: a mapping instead of a key. Fix: write quotes around a text with { or [ in it."],
         ),
         (
             "? [a, b]\n: 1",
-            ["a.yaml:1:3: a list instead of a key. Fix: quotes around a text with { or [ in it."],
+            ["a.yaml:1:3: a list instead of a key. Fix: write quotes around a text with { or [ in it."],
         ),
         (
             "a: !!python/object/apply:os.system ['touch pwned']",
             [
                 "a.yaml:1:4: the tag tag:yaml.org,2002:python/object/apply:os.system says how to build the value, "
-                "and settings take values alone. Fix: remove the tag."
+                "and settings take values only. Fix: remove the tag."
             ],
         ),
         (
             "a: !!str 1",
             [
                 "a.yaml:1:4: the tag tag:yaml.org,2002:str says how to build the value, "
-                "and settings take values alone. Fix: remove the tag."
+                "and settings take values only. Fix: remove the tag."
             ],
         ),
         (
@@ -240,7 +240,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
             "a: &a\n  <<: *a\n  b: 1",
             [
                 "a.yaml:1:4: a: only a mapping that is complete can be merged with <<. "
-                "Fix: <<: *NAME of a mapping above."
+                "Fix: write <<: *NAME of a mapping above."
             ],
         ),
     ],
@@ -254,7 +254,7 @@ def test_an_invalid_settings_file_is_refused_with_a_reason(text: str | bytes, me
 def test_deep_nesting_is_refused_at_its_position() -> None:
     assert list_errors("a: " + "[" * 100_000) == [
         "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
-        "Fix: settings as `blueprint schema` describes them."
+        "Fix: write settings as `blueprint schema` describes them."
     ]
 
 

@@ -319,7 +319,7 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
         ),
         (
             ["--over", "tuning.sequences=1,2", "--spend-limit", "5"],
-            "--spend-limit: 5: the target local has no known prices to hold it against. Fix: use --time-limit alone.",
+            "--spend-limit: 5: the target local has no known prices to hold it against. Fix: use --time-limit only.",
         ),
     ],
 )

@@ -12,7 +12,7 @@ healthy, stops answering.
 On SIGTERM, as when a machine drains, a follower tells the leader by its end of the connection, and stays while the
 leader accepts connections: vLLM closes its port once its last request is answered (entrypoints/launchers/launcher.py,
 handle_shutdown, of 0.32), and its followers leave at once (entrypoints/cli/serve.py, run_headless). `drain` waits for
-that alone.
+only that.
 
 Containers run this file as it is: it supports every Python that engines bring and imports the standard library only.
 charts/inference/files/group.py is a copy, so that the chart is complete without it.

@@ -52,7 +52,7 @@
 {{- $wrong = append $wrong "ingress.className: loadBalancer.certificate makes an Ingress of its own. Fix: keep one of the two" -}}
 {{- end -}}
 {{- if and .className $.Values.networkPolicy.enabled (not $.Values.networkPolicy.clients) -}}
-{{- $wrong = append $wrong (printf "ingress.className: %q: the network policy lets in the pods of the namespace alone. Fix: write the controller's pods to networkPolicy.clients" .className) -}}
+{{- $wrong = append $wrong (printf "ingress.className: %q: the network policy lets in the pods of the namespace only. Fix: write the controller's pods to networkPolicy.clients" .className) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.route.backends (not .Values.route.gateway.name) -}}

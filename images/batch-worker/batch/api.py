@@ -99,7 +99,7 @@ class BatchApi:
         """Build the server.
 
         Args:
-            is_local: whether it listens on this machine alone, where it answers no web page.
+            is_local: whether it listens on this machine only, where it answers no web page.
         """
         guards = [_refuse_pages] if is_local else []
         app = web.Application(middlewares=[_report_errors, *guards, self._find_team], client_max_size=MAX_BODY_BYTES)
@@ -379,7 +379,7 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except BadSubmission as error:
         return _build_error(400, error.message, error.field, "invalid_request_error")
     except web.HTTPRequestEntityTooLarge:
-        text = f"a body that is no file has at most {MAX_BODY_BYTES} bytes"
+        text = f"a body that is not a file has at most {MAX_BODY_BYTES} bytes"
         return _build_error(413, text, None, "invalid_request_error")
     except web.HTTPUnauthorized as error:
         answer = _build_error(401, error.text or "", None, "invalid_request_error", "invalid_api_key")
@@ -399,16 +399,16 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer programs of this machine alone."""
+    """Answer programs of this machine only."""
     if guard.is_foreign(request):
-        text = "the Batch API answers programs of this machine alone, by a name of it and without another Origin"
+        text = "the Batch API answers programs of this machine only, by a name of it and without another Origin"
         raise web.HTTPForbidden(text=text)
     return await handler(request)
 
 
 def _describe_bad_key(key: str) -> str:
     if key:
-        return "the API key is of no team of this batch: it is wrong, or was removed"
+        return "the API key belongs to no team of this batch: it is wrong, or was removed"
     return "there is no API key: send it as Authorization: Bearer KEY"
 
 

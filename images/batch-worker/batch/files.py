@@ -63,7 +63,7 @@ class Upload:
         """Give the file its id; an existing object of the team with the same content is kept.
 
         Args:
-            team: that owns it; empty for operators alone.
+            team: that owns it; empty for operators only.
         """
         self._writer.close()
         file_id = layout.build_file_id(self._digest.hexdigest(), team)

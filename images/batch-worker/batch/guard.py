@@ -1,4 +1,4 @@
-"""Keeps web pages from an API that listens on this machine alone: a browser sends their requests to it too."""
+"""Keeps web pages from an API that listens on this machine only: a browser sends their requests to it too."""
 
 from __future__ import annotations
 

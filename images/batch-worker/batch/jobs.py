@@ -95,7 +95,7 @@ class Jobs:
         """
         job_priority = self._choose_priority(team, priority)
         if endpoint and endpoint not in layout.ENDPOINTS:
-            raise BadSubmission("endpoint", f"{endpoint} is none of {', '.join(layout.ENDPOINTS)}")
+            raise BadSubmission("endpoint", f"{endpoint} is not one of {', '.join(layout.ENDPOINTS)}")
         bucket = bucket or self._settings.bucket
         if bad_rows not in ("", "skip", "refuse"):
             raise BadSubmission("bad_rows", f"{bad_rows} is neither skip nor refuse")
@@ -129,7 +129,7 @@ class Jobs:
             raise BadSubmission("team", f"there is no team {team}: {' or '.join(self._settings.teams)}")
         priority = priority or self._settings.teams[team].priority
         if priority not in self._settings.priorities:
-            raise BadSubmission("priority", f"{priority} is none of {', '.join(self._settings.priorities)}")
+            raise BadSubmission("priority", f"{priority} is not one of {', '.join(self._settings.priorities)}")
         return priority
 
     def read_input(self, bucket: str, key: str, template: str) -> tuple[dict[str, Any], str]:

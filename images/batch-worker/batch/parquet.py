@@ -64,7 +64,7 @@ class Template:
         except (ValueError, RecursionError) as error:
             raise BadTemplate(f"the template is not JSON: {error}") from None
         if not isinstance(self._row, dict) or "body" not in self._row:
-            raise BadTemplate("the template is no row: it has no body")
+            raise BadTemplate("the template is not a row: it has no body")
         self.columns = sorted(set(_find_names(self._row, _MAX_DEPTH)))
         if not self.columns:
             raise BadTemplate("the template names no column, such as {title}")

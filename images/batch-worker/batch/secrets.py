@@ -83,7 +83,7 @@ class Secret:
             value = values.get(field) if isinstance(values, dict) else None
             if not value or not isinstance(value, str):
                 example = ", ".join(f'"{name}": "..."' for name in fields)
-                raise self._build_error(f"it is no JSON with a text `{field}`", f"store {{{example}}}")
+                raise self._build_error(f"it is not JSON with a text `{field}`", f"store {{{example}}}")
         return tuple(values[field] for field in fields)
 
     def _build_error(self, reason: str, fix: str) -> Unreadable:

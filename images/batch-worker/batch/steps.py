@@ -131,7 +131,7 @@ class Steps:
         if first_bytes == reader.PARQUET:
             return _read_parquet(store, key, size, job.get("template", ""))
         if job.get("template"):
-            raise Permanent("bad_template", "the job has a template, and its input is no Parquet file")
+            raise Permanent("bad_template", "the job has a template, and its input is not a Parquet file")
         return None
 
     def _unpack(self, job_id: str, unpacked: Iterator[bytes], size: int) -> list[Chunk]:
@@ -217,7 +217,7 @@ class Steps:
         if total == 0:
             raise Permanent("empty_file", "the input has no row")
         if fault_count and job["bad_rows"] == "refuse":
-            raise Permanent("bad_rows", f"{fault_count} of {total} rows cannot run, and the job refuses such")
+            raise Permanent("bad_rows", f"{fault_count} of {total} rows cannot run, and the job refuses bad rows")
         counts = {"total": total, "completed": 0, "failed": 0}
 
         def begin(job: Job) -> Any:

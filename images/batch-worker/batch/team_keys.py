@@ -2,7 +2,7 @@
 
 images/router has this module too, from a second build context.
 
-A document has hashes alone, so nobody who reads it can call the API. Keys are long random texts, as `blueprint batch
+A document has hashes only, so nobody who reads it can call the API. Keys are long random texts, as `blueprint batch
 key` makes them: a hash of a text that people choose could be guessed.
 """
 
@@ -86,11 +86,11 @@ def parse(text: str) -> Mapping[str, str]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise BadKeys(f"team keys: the document is no JSON object. Fix: write {_EXAMPLE}.")
+        raise BadKeys(f"team keys: the document is not a JSON object. Fix: write {_EXAMPLE}.")
     teams: dict[str, str] = {}
     for team, hashes in document.items():
         if team != EVERY_TEAM and not is_team(team):
-            reason = "it is no name of a team: a-z, 0-9 and -"
+            reason = "it is not the name of a team: a-z, 0-9 and -"
             raise BadKeys(f"team keys: {json.dumps(team)}: {reason}. Fix: rename it.")
         for entry in hashes if isinstance(hashes, list) else [None]:
             match = _HASH.fullmatch(entry) if isinstance(entry, str) else None

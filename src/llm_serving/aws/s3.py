@@ -123,7 +123,7 @@ class Bucket:
         """
         if any(part in ("", ".", "..") for part in name.split("/")):
             raise InputError(
-                f"{self.location}: {quote_value(name)}: the name of this object is no path below a folder. "
+                f"{self.location}: {quote_value(name)}: the name of this object is not a path below a folder. "
                 "Fix: delete the object."
             )
 

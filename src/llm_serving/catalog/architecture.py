@@ -211,7 +211,7 @@ class Architecture(PlainData):
     """Layers that keep a state in place of keys and values."""
 
     feed_forward_layers: int = 0
-    """Layers that are a feed-forward part or experts alone, where each layer has one part; 0 where each has both."""
+    """Layers that are a feed-forward part or experts only, where each layer has one part; 0 where each has both."""
 
     rotary_numbers: int = 0
     """Of the tables that turn positions into angles, which engines make as they load a model."""
@@ -347,19 +347,19 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
         supported = ", ".join(sorted(name for name in families.load() if name != GGUF))
         raise UnknownMemoryError(
             f"{source}: model_type: {quote_value(kind)}: its memory is not known here",
-            f"a model of one of {supported}",
+            f"use a model of one of {supported}",
             read_names(config),
         )
     try:
         reader = _Reader(str(kind), family, config)
         if unknown := reader.find_unknown():
             reason = f"{source}: {unknown}: the memory of a model of {kind} with it is not known here"
-            raise UnknownMemoryError(reason, f"a model of {kind} without it", read_names(config))
+            raise UnknownMemoryError(reason, f"use a model of {kind} without it", read_names(config))
         return reader.build()
     except UnknownSchemeError as error:
         raise UnknownMemoryError(
             f"{source}: {error.key}: the size of its weights is not known here",
-            "a model in 16 bits, fp8, fbgemm_fp8, mxfp4, NVFP4, AWQ, GPTQ or one scheme of compressed-tensors",
+            "use a model in 16 bits, fp8, fbgemm_fp8, mxfp4, NVFP4, AWQ, GPTQ or one scheme of compressed-tensors",
             read_names(config),
         ) from None
     except KeyError as error:

@@ -32,7 +32,7 @@ _KERNEL = "kernel-6.1"
 def format_image_parameter(*, release: str, variant: Variant, arch: Arch) -> str:
     """Return the name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
 
-    The variants with accelerators are there for x86_64 alone.
+    The variants with accelerators are there for x86_64 only.
 
     Source: ECS developer guide, "Retrieving Amazon ECS-optimized Linux AMI metadata"; the AMIs' names from
     github.com/aws/amazon-ecs-ami, al2023*.pkr.hcl; 2026-11.

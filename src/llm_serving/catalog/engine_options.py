@@ -134,7 +134,7 @@ def parse_command(engine: str, words: Sequence[str]) -> dict[str, JsonValue]:
     """Return the options among the words of an engine's command line, by name; the reverse of `format_words`.
 
     Raises:
-        ValueError: a word is no option of the engine.
+        ValueError: a word is not an option of the engine.
     """
     options, values = get_options(engine), dict[str, JsonValue]()
     starts = [index for index, word in enumerate(words) if word.startswith("--")]
@@ -142,7 +142,7 @@ def parse_command(engine: str, words: Sequence[str]) -> dict[str, JsonValue]:
         name = words[start].removeprefix("--").replace("-", "_")
         positive = name.removeprefix("no_")
         if name not in options and positive not in options:
-            raise ValueError(f"{words[start]} is no option of {engine}")
+            raise ValueError(f"{words[start]} is not an option of {engine}")
         option = options.get(name) or options[positive]
         is_switch = option.type in ("switch", "flag")
         values[name if name in options else positive] = (

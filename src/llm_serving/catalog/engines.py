@@ -414,7 +414,7 @@ class Engine(_NamedChoice):
     """Experts over several nodes; None where the engine has nothing to set for them."""
 
     adapter_api: AdapterApi | None = None
-    """None where adapters are loaded at the start alone."""
+    """None where adapters are loaded only at the start."""
 
     other_s3: CommandPart = CommandPart()
     """For an S3 other than AWS's own."""
@@ -519,7 +519,7 @@ class Router(_Row):
     """Container image; {registry} is the fleet's own registry. Empty where the framework's image has it."""
 
     front: tuple[Template, ...] = ()
-    """Put before all of its command: what listens in its place and lets clients reach the inference API alone."""
+    """Put before all of its command: what listens in its place and lets clients reach the inference API only."""
 
     command: tuple[Template, ...] = ()
     """Empty where the framework that brings it starts it."""

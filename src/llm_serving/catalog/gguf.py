@@ -167,7 +167,7 @@ def parse(stream: BinaryIO, source: str) -> Header:
     except EOFError:
         raise ModelError(f"{source}: it is cut short within its header", "copy or download it again") from None
     except (ValueError, TypeError, KeyError, ArithmeticError, struct.error) as error:
-        raise ModelError(f"{source}: it is no GGUF file that can be read: {error}", "name a GGUF file") from None
+        raise ModelError(f"{source}: it is not a readable GGUF file: {error}", "name a GGUF file") from None
 
 
 def parse_bytes(content: bytes, source: str) -> Header:

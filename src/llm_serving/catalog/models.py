@@ -119,7 +119,7 @@ def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchec
 
     Args:
         fetch: reads the record of a hub id; where left out, the record that was kept is read, and no hub is asked.
-        unchecked: takes a kind whose memory is not known, with the size of its weights alone.
+        unchecked: takes a kind whose memory is not known, with the size of its weights only.
 
     Raises:
         ModelError: there is no such model; names the nearest ones.

@@ -259,7 +259,7 @@ class NamedModules:
     def count_schemes(self, module: str, layers: Iterable[int]) -> list[tuple[Scheme, int]]:
         """Return how many of these layers name the module with each scheme, the largest first.
 
-        A module outside the layers has its name alone, and all experts of a layer may have one.
+        A module outside the layers has its name only, and all experts of a layer may have one.
         """
         names = [module, *(f"{prefix}.{layer}.{module}" for prefix in _PREFIXES for layer in layers)]
         names += {f"{name.partition('.experts.')[0]}.experts" for name in names}

@@ -361,7 +361,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
 
 
 def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: ReplicaSetup) -> Fit:
-    """Compute a replica that has all CPUs of a node; the engine takes memory of one socket alone."""
+    """Compute a replica that has all CPUs of a node; the engine takes memory of one socket only."""
     platform = engines.load_engines()["vllm"].platforms["cpu"]
     batch = setup.batch or select_batch(None)
     budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * (setup.utilization or UTILIZATION))

@@ -1,7 +1,7 @@
 """User data of an ECS container instance: the agent's settings, and where its images are stored.
 
 What ECS on EC2 offers to start images fast, and no more: images that are there already (`prefer-cached`), a volume made
-from a snapshot that holds them, a fast volume or the instance's own NVMe disks. SOCI is Fargate's alone.
+from a snapshot that holds them, a fast volume or the instance's own NVMe disks. Only Fargate has SOCI.
 
 Sources, read 2026-11: ECS developer guide, "Amazon ECS container agent configuration", "Bootstrapping Amazon ECS Linux
 container instances", "Configuring pre-initialized instances for your Amazon ECS Auto Scaling group".

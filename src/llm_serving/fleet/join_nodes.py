@@ -97,7 +97,7 @@ def build_command(addresses: list[str], gpus: int, key: Path) -> list[str]:
     """Return the mpirun command over this node and the others, `gpus` processes each.
 
     NCCL's data goes over EFA, MPI's own over TCP: its start hangs where it tries libfabric too. In an ECS task ecs-eth0
-    reaches the ECS agent alone.
+    reaches the ECS agent only.
     """
     ssh = f"ssh -q -p {SSH_PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     hosts = ",".join(f"{address}:{gpus}" for address in ["localhost", *addresses])

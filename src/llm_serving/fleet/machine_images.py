@@ -26,7 +26,7 @@ class Release:
 
 
 def find_release(fleet: Fleet, orchestrator: Orchestrator, os: eks.Os) -> Release:
-    """Return the release of the AMI with this operating system; on ECS there is Amazon Linux 2023 alone."""
+    """Return the release of the AMI with this operating system; on ECS there is Amazon Linux 2023 only."""
     if orchestrator == "ecs":
         return Release("ecs-al2023", fleet.ecs.al2023 or ecs.AL2023, ("ecs", "al2023"))
     if os == "bottlerocket":

@@ -252,7 +252,7 @@ class Logs(Settings):
     def _check_keep(self) -> Iterator[Conflict]:
         if self.keep_days not in RETENTION_DAYS:
             longer = min((days for days in RETENTION_DAYS if days > self.keep_days), default=RETENTION_DAYS[-1])
-            reason = "it is no number of days that CloudWatch Logs takes"
+            reason = "CloudWatch Logs does not take this number of days"
             yield Conflict(("keep",), reason, f"set keep: {longer}d", f"{self.keep_days}d")
 
 
@@ -620,7 +620,7 @@ def _find_ecs_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
     """Yield the fields of a pool on EKS that only ECS knows."""
     if pool.efa_layout == "ip-bandwidth":
         # Source: amazon-vpc-cni-k8s v1.23.0, README.md, ENABLE_MULTI_NIC.
-        reason = "on EKS, pods have an address on the first network card alone; the others would carry no IP traffic"
+        reason = "on EKS, pods have an address on the first network card only; the others would carry no IP traffic"
         yield "efa_layout", reason, "set efa_layout: save-addresses"
     if pool.warm:
         yield "warm", "warm pools are supported on ECS only", "set warm: 0"

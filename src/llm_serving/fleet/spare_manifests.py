@@ -25,7 +25,7 @@ IMAGE = "eks/pause:3.10"
 """In EKS's own registry of the region, which nodes reach in every network.
 
 By its tag: AWS names no digest of it, and its registry, of another account in each region, answers with an account's
-login alone. Source: awslabs/amazon-eks-ami 9e910f8, templates/al2023/variables-default.json.
+login only. Source: awslabs/amazon-eks-ami 9e910f8, templates/al2023/variables-default.json.
 """
 
 _FILE = Path(__file__).with_name("spare.yaml")

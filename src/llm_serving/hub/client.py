@@ -282,8 +282,8 @@ class _RangedFile(io.RawIOBase):
                 if response.status_code == http.client.PARTIAL_CONTENT:
                     return bytes(response.read())
         raise Unavailable(
-            f"{name}: {resolve_endpoint()} sends {file} whole alone, and its header is at its start. Fix: use a hub "
-            "that sends ranges, or `blueprint model copy`."
+            f"{name}: {resolve_endpoint()} sends {file} only as a whole, and the header is at its start. Fix: use a "
+            "hub that sends ranges, or `blueprint model copy`."
         )
 
 
@@ -326,7 +326,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         (folder / ".lock").touch()
     except OSError as error:
         reason = error.strerror or error
-        raise Unavailable(f"{folder}: cannot be written: {reason}. Fix: --staging with another folder.") from None
+        raise Unavailable(f"{folder}: cannot be written: {reason}. Fix: set --staging to another folder.") from None
     with processes.lock_file(folder / ".lock", f"{folder}: another copy of this model is running"):
         yield
 
@@ -394,7 +394,7 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
     try:
         yield
     except errors.HFValidationError:
-        raise InputError(f"{name}: it is not a model id. Fix: ORGANIZATION/MODEL.") from None
+        raise InputError(f"{name}: it is not a model id. Fix: write ORGANIZATION/MODEL.") from None
     except errors.GatedRepoError:
         raise Unavailable(
             f"{name}: {resolve_endpoint()} requires accepting its terms. "
@@ -403,7 +403,7 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
         ) from None
     except errors.RevisionNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no revision {revision!r} of it. Fix: main or a commit."
+            f"{name}: {resolve_endpoint()} has no revision {revision!r} of it. Fix: use main or a commit."
         ) from None
     except errors.RepositoryNotFoundError:
         raise _build_absence_error(name) from None

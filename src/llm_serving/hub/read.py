@@ -41,7 +41,7 @@ def fetch_gguf_record(snapshot: client.Snapshot, revision: str, name: str, file:
 
     Raises:
         InputError: it is cut short, one of several parts, or of an architecture that llama.cpp does not run.
-        Unavailable: the hub is unreachable, requires a token, or sends whole files alone.
+        Unavailable: the hub is unreachable, requires a token, or sends only whole files.
     """
     source = f"{snapshot.id}: {file.name}"
     header = gguf.parse(client.open_file(snapshot, file, gguf.MAX_HEADER_BYTES), source)

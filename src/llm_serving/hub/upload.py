@@ -251,7 +251,7 @@ def _copy_file(
     folder: Path,
     counter: _TransferCounter,
 ) -> str:
-    """Copy a file to S3 unless it is there, and return its SHA-256, which the hub has of large files alone.
+    """Copy a file to S3 unless it is there, and return its SHA-256, which the hub has only of large files.
 
     Args:
         key: its name in the bucket.

@@ -46,7 +46,7 @@ class ClusterContext:
     fleet: Fleet
     data: Path
     aws: AwsSession
-    """Its kubeconfig leads to this cluster alone."""
+    """Its kubeconfig leads to this cluster only."""
 
     @cached_property
     def api(self) -> KubeApi:

@@ -93,7 +93,7 @@ def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.
         Unavailable: the port is taken, or the session did not start.
     """
     if not processes.is_free(tunnel.port):
-        raise Unavailable(f"port {tunnel.port} of this machine is taken. Fix: --port with a free one.")
+        raise Unavailable(f"port {tunnel.port} of this machine is taken. Fix: set --port to a free one.")
     file = data / _FILE
     with run(build_command(tunnel, aws.region), tunnel.port, aws, data) as process:
         file.write_text(json.dumps(asdict(tunnel)))

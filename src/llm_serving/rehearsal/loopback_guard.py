@@ -19,7 +19,7 @@ _ACCESS_KEY = re.compile(r"(?:^AWS |Credential=|AWSAccessKeyId=)(\w+)")
 
 
 class LoopbackGuard:
-    """A WSGI application that answers clients of this machine alone; AWS's tools send none of the refused headers.
+    """A WSGI application that answers clients of this machine only; AWS's tools send none of the refused headers.
 
     Args:
         access_key: what a request is signed with; none is asked for if it is empty.
@@ -32,10 +32,10 @@ class LoopbackGuard:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if _is_foreign(environ):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [b"The embedded AWS answers programs of this machine alone, by a name of it and without Origin.\n"]
+            return [b"The embedded AWS answers programs of this machine only, by a name of it and without Origin.\n"]
         if self._access_key and not _is_ready_check(environ) and not self._has_access_key(environ):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [b"The embedded AWS answers requests that are signed with its access key alone.\n"]
+            return [b"The embedded AWS answers only requests that are signed with its access key.\n"]
         answer: Iterable[bytes] = self._application(environ, start_response)
         return answer
 

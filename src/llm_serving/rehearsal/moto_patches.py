@@ -81,7 +81,7 @@ def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
 def associate_kms_key(response: LogsResponse) -> str:
     """Set the key of a log group that exists.
 
-    moto takes a key at the group's creation alone. No upstream issue found on 2026-11-22 (moto/logs/responses.py).
+    moto takes a key at the group's creation only. No upstream issue found on 2026-11-22 (moto/logs/responses.py).
     """
     name = response._get_param("logGroupName")
     response.logs_backend.groups[name].kms_key_id = response._get_param("kmsKeyId")

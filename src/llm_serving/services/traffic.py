@@ -260,10 +260,11 @@ class Traffic(Settings):
         if self.score_by != "exact" and self.data is None:
             reason = "it scores the answers to data, and there is none"
             yield Conflict(("score_by",), reason, "write data: FILE with expected answers, or leave score_by out")
-        if (self.judge is not None) != (self.score_by == "judge"):
-            key, fix = ("score_by", "judge: {url: URL, model: NAME}") if self.judge is None else ("judge", "no judge")
-            reason = "it goes with judge, which is missing" if self.judge is None else "score_by is not judge"
-            yield Conflict((key,), reason, f"{fix}, or another score_by" if self.judge is None else "score_by: judge")
+        if self.judge is None and self.score_by == "judge":
+            fix = "write judge: {url: URL, model: NAME}, or another score_by"
+            yield Conflict(("score_by",), "it goes with judge, which is missing", fix)
+        if self.judge is not None and self.score_by != "judge":
+            yield Conflict(("judge",), "score_by is not judge", "write score_by: judge, or remove judge")
 
     def _check_trace(self) -> Iterator[Conflict]:
         if self.trace is None:

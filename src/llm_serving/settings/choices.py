@@ -40,6 +40,6 @@ class OneOf:
         *others, last = (f"'{name}'" for name in names)
         raise PydanticCustomError(
             "literal_error",
-            "it is none of {expected}",
+            "it is not one of {expected}",
             {"expected": f"{', '.join(others)} or {last}" if others else last},
         )

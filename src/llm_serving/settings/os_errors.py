@@ -60,7 +60,7 @@ def _find_path(error: OSError) -> str:
 
 
 def _find_written_file(trace: TracebackType | None) -> str:
-    """Return the file that was open for writing where it failed: Python names a file where opening fails alone."""
+    """Return the file that was open for writing where it failed: Python names a file only where opening fails."""
     name = ""
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():

@@ -50,7 +50,7 @@ def _load_value(subject: str, value: str) -> Any:
     try:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError):  # a date that there is not is a ValueError
-        raise InputError(f"{subject}: {value} is no YAML. Fix: write a value as in blueprint.yaml.") from None
+        raise InputError(f"{subject}: {value} is not YAML. Fix: write a value as in blueprint.yaml.") from None
 
 
 def _split(text: str) -> Iterator[str]:

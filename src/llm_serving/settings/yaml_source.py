@@ -239,7 +239,7 @@ class _Builder:
         self.count = 0
         for tag, mark in tagged:
             self._add_mistake(
-                (), mark, f"the tag {tag} says how to build the value, and settings take values alone", "remove the tag"
+                (), mark, f"the tag {tag} says how to build the value, and settings take values only", "remove the tag"
             )
 
     def build(self, node: yaml.Node) -> None:
@@ -304,9 +304,8 @@ class _Builder:
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
             elif not isinstance(key, yaml.ScalarNode):
                 node_type = "a mapping" if isinstance(key, yaml.MappingNode) else "a list"
-                self._add_mistake(
-                    key_path, key.start_mark, f"{node_type} instead of a key", "quotes around a text with { or [ in it"
-                )
+                fix = "write quotes around a text with { or [ in it"
+                self._add_mistake(key_path, key.start_mark, f"{node_type} instead of a key", fix)
             elif key.value in own:
                 line = own[key.value][0].start_mark.line + 1
                 self._add_mistake(
@@ -323,7 +322,7 @@ class _Builder:
                     key_path,
                     other.start_mark,
                     "only a mapping that is complete can be merged with <<",
-                    "<<: *NAME of a mapping above",
+                    "write <<: *NAME of a mapping above",
                 )
         return list(own.values())
 
@@ -368,22 +367,22 @@ def _find_text_problem(text: str) -> tuple[str, str] | None:
 
 
 _SYNTAX_ERRORS = {
-    "that cannot start any token": ("{problem}", "quotes around a text that starts with a special character"),
+    "that cannot start any token": ("{problem}", "write quotes around a text that starts with a special character"),
     "mapping values are not allowed": (
         "a second ': ', or the line is indented too far",
-        "quotes around a text with ': ' in it, or the key in line with its neighbours",
+        "write quotes around a text with ': ' in it, or align the key with its neighbours",
     ),
     "could not find expected ':'": ("the line before has no ': ' after its key", "write KEY: VALUE"),
     "expected <block end>": (
-        "the line is not in line with its neighbours",
-        "keys of one mapping under each other, indented by spaces",
+        "the line is not aligned with its neighbours",
+        "align the keys of one mapping, indented by spaces",
     ),
     "expected ',' or ']'": ("the list that starts here is not closed", "write a list such as [a, b]"),
     "expected ',' or '}'": ("the mapping that starts here is not closed", "write a mapping such as {a: 1, b: 2}"),
     "while scanning a quoted scalar": ("the quotation mark that starts here has no end", "add one at its end"),
     "expected a single document": ("a second document starts with ---", "keep one document, without ---"),
     "found undefined alias": ("{problem}", "write the value itself, or &NAME at an earlier value"),
-    "nested deeper": ("{problem}", "settings as `blueprint schema` describes them"),
+    "nested deeper": ("{problem}", "write settings as `blueprint schema` describes them"),
 }
 
 

@@ -81,7 +81,7 @@ class DeploymentDir:
         return self.data / "cache" / process
 
     def create(self) -> None:
-        """Create the directories, for this user alone, and remove sockets that others left in /tmp.
+        """Create the directories, for this user only, and remove sockets that others left in /tmp.
 
         Raises:
             Unavailable: the data belongs to another user, or others can change the directory for sockets.

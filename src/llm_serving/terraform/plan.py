@@ -126,7 +126,7 @@ def parse_document(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise Unavailable(f"Terraform's JSON cannot be read: {error}") from None
     if not isinstance(payload, dict):
-        raise Unavailable("Terraform's JSON cannot be read: it is no object")
+        raise Unavailable("Terraform's JSON cannot be read: it is not an object")
     return payload
 
 

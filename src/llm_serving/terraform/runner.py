@@ -253,7 +253,7 @@ def run(
         folders: each stack's working folder, by the stack's name.
         grace_s: how long Terraform may take to record what it made, when interrupted.
         on_progress: called with how far the stacks are, whenever that changes.
-        environments: by stack, open for several commands; of this command alone where left out.
+        environments: by stack, open for several commands; of this command only where left out.
 
     Raises:
         CommandFailed: it failed for one of them.
@@ -291,7 +291,7 @@ def run(
 
 
 def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[str, Plan]:
-    """Plan several stacks, and save each plan as `file` in the stack's folder, readable for its owner alone.
+    """Plan several stacks, and save each plan as `file` in the stack's folder, readable for its owner only.
 
     Returns:
         the changes that each saved plan holds, by the stack's name.

@@ -32,7 +32,7 @@ def find_terraform(folders: Mapping[str, Path], data: Path, aws: AwsSession | No
     """Return the program, and the provider in the version that the stacks ask for; see `runner.find_terraform`.
 
     Args:
-        aws: None for the embedded AWS alone, where an override beside each stack has all settings. For an embedded AWS,
+        aws: None for the embedded AWS only, where an override beside each stack has all settings. For an embedded AWS,
             endpoints in the user's environment, which would win over its own, are cleared, and the provider is started
             once a run.
     """

@@ -195,7 +195,7 @@ def _run_steps(request: WorkflowRequest, aws: AwsSession, result: WorkflowResult
             _build_images(request, fleet_context, request.blueprint)
             _upload_weights(request, fleet_context, request.blueprint)
         _apply_stacks(request, fleet_context, stack_plans)
-    checkpoint_file.remove("agreed")  # it was for this apply alone
+    checkpoint_file.remove("agreed")  # it was for this apply only
     if request.blueprint and fleet_context.endpoint:
         _upload_weights(request, fleet_context, request.blueprint)
     if fleet_context.endpoint:

@@ -243,7 +243,7 @@ class _Session:
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
             reason = f"the target {self.job.target} has no known prices to hold it against"
-            raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: use --time-limit alone.")
+            raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: use --time-limit only.")
 
     def run(self) -> None:
         """Race the configurations within the limits; end what is deployed, whatever happens."""

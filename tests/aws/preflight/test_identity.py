@@ -91,7 +91,7 @@ def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
     assert {line.status for line in lines.values()} == {"fail"}
     for kind, line in kinds.items():
         assert line.status == "warn"
-        assert line.fix.startswith(f"only if you deploy blueprints of kind: {kind}: another identity")
+        assert line.fix.startswith(f"only if you deploy blueprints of kind: {kind}: use another identity")
     assert "none of its" in lines["permission to create storage"].message
 
 

@@ -42,7 +42,7 @@ def test_the_kubernetes_version_is_looked_for_among_those_that_eks_offers(
     if verdict == "fail":
         assert (line.message, line.fix) == (
             "EKS does not offer it; it offers 1.36",
-            "a version of these in eks.version",
+            "set eks.version to one of these",
         )
 
 
@@ -133,7 +133,7 @@ def test_a_release_without_a_parameter_fails_with_the_command_that_lists_the_oth
     (line,) = _execute(stubbed_aws, fleet, "AMIs").values()
     assert line.status == "fail"
     assert f"-{ecs.AL2023}-" in line.message
-    assert line.fix == "another release in ecs.al2023; to list them"
+    assert line.fix == "set another release in ecs.al2023; to list them"
     assert line.command[:6] == (
         *("aws", "ssm", "get-parameters-by-path", "--recursive", "--path"),
         "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu",

@@ -65,23 +65,27 @@ def test_a_missing_reservation_fails_with_the_command_that_lists_them(stubbed_aw
         (
             {"InstanceType": "p5en.48xlarge"},
             "it holds p5en.48xlarge, and the pool takes p5.48xlarge",
-            "types: p5en.48xlarge",
+            "set types: p5en.48xlarge",
         ),
         (
             {"AvailabilityZone": "us-west-2c"},
             "it is in us-west-2c, and the pool in us-west-2a",
-            "zones: us-west-2c in the pool (and in the fleet)",
+            "set zones: us-west-2c in the pool (and in the fleet)",
         ),
-        ({"ReservationType": "capacity-block"}, "it is a Capacity Block", f"buy: {{capacity-block: {NAME}}}"),
-        ({"Tenancy": "dedicated"}, "its tenancy is dedicated", "a reservation of default tenancy"),
-        ({"InstancePlatform": "Windows"}, "its platform is Windows", "a reservation for Linux/UNIX"),
+        ({"ReservationType": "capacity-block"}, "it is a Capacity Block", f"set buy: {{capacity-block: {NAME}}}"),
+        ({"Tenancy": "dedicated"}, "its tenancy is dedicated", "use a reservation of default tenancy"),
+        ({"InstancePlatform": "Windows"}, "its platform is Windows", "use a reservation for Linux/UNIX"),
         (
             {"State": "expired", "EndDate": datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)},
             "it is expired since 2026-11-01 00:00 UTC",
-            "another reservation, or another way in `buy`",
+            "use another reservation, or another way in `buy`",
         ),
-        ({"State": "cancelled"}, "it is cancelled", "another reservation, or another way in `buy`"),
-        ({"TotalInstanceCount": 2}, "it holds 2, and the pool takes at least 4", "size: 2..2, or a larger reservation"),
+        ({"State": "cancelled"}, "it is cancelled", "use another reservation, or another way in `buy`"),
+        (
+            {"TotalInstanceCount": 2},
+            "it holds 2, and the pool takes at least 4",
+            "set size: 2..2, or use a larger reservation",
+        ),
     ],
 )
 def test_another_reservation_than_the_pool_takes_it_for_fails(
@@ -94,7 +98,7 @@ def test_another_reservation_than_the_pool_takes_it_for_fails(
 def test_an_on_demand_reservation_instead_of_a_block_fails(stubbed_aws: Any, read_fleet: Any) -> None:
     line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), VALID)
     assert (line.status, line.message) == ("fail", "it is an on-demand reservation")
-    assert line.fix == f"buy: {{reservation: {NAME}}}"
+    assert line.fix == f"set buy: {{reservation: {NAME}}}"
 
 
 def test_a_reservation_smaller_than_the_most_is_enough_where_the_pool_falls_back(
@@ -143,7 +147,7 @@ def test_a_block_that_ends_within_a_day_says_when_its_machines_end(
     line = _check_reservation(stubbed_aws, fleet, {**BLOCK, "EndDate": end})
     assert line.status == "warn"
     deadline = f"{end - datetime.timedelta(minutes=margin_min):%Y-%m-%d %H:%M UTC}"
-    assert line.fix == f"machines run until {deadline}: renew it in time"
+    assert line.fix == f"renew it in time: machines run until {deadline}"
 
 
 def test_used_instances_of_a_reservation_are_reported(stubbed_aws: Any, read_fleet: Any) -> None:
@@ -204,7 +208,7 @@ def test_a_reservation_to_come_fails_where_the_apply_would_wait_for_its_machines
     coming = {**VALID, "State": "scheduled"}
     line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), coming)
     assert (line.status, line.message) == ("fail", "it is scheduled, and the apply would wait for 4 nodes in vain")
-    assert line.fix == "size: 0..4 until it is active"
+    assert line.fix == "set size: 0..4 until it is active"
 
 
 def test_a_reservation_to_come_is_waited_for_where_the_apply_starts_no_machine(

@@ -57,7 +57,7 @@ def test_an_existing_subnet_that_is_too_small_fails(account: AwsSession, read_fl
     )
     assert line.status == "fail"
     assert line.message.startswith("10.1.0.0/28 has 11 free addresses; the fleet needs up to ")
-    assert line.fix == "a larger subnet, or smaller pools"
+    assert line.fix == "use a larger subnet, or smaller pools"
 
 
 @pytest.mark.terraform

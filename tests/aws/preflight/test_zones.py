@@ -25,7 +25,7 @@ def test_a_type_that_no_zone_of_its_pool_offers_fails_with_the_zones_that_do(
     )
     line = lines["p5e.48xlarge for big"]
     assert (line.status, line.message) == ("fail", "offered in us-west-2c, and not in us-west-2a and us-west-2b")
-    assert line.fix == "zones: [us-west-2c] in the pool (and in the fleet)"
+    assert line.fix == "set zones: [us-west-2c] in the pool (and in the fleet)"
 
 
 def test_a_type_that_the_region_lacks_fails(shared_account: AwsSession, read_fleet: Any) -> None:
@@ -40,7 +40,7 @@ def test_a_zone_that_offers_none_of_the_pools_types_fails(shared_account: AwsSes
     line = _collect_lines(shared_account, read_fleet(pool))["p5e.48xlarge for big"]
     assert line.status == "fail"
     assert line.message == ("offered in us-west-2c, not in us-west-2b, and us-west-2b offers none of the pool's types")
-    assert line.fix == "zones: [us-west-2c] in the pool"
+    assert line.fix == "set zones: [us-west-2c] in the pool"
 
 
 def test_a_zone_with_another_of_the_pools_types_is_a_warning(shared_account: AwsSession, read_fleet: Any) -> None:

@@ -142,5 +142,7 @@ def test_the_newest_validations_of_a_blueprint_count_together(capsys: pytest.Cap
     reason = "RUN: mine: runs/mine has 10 validations, and 12 are compared. Fix: run blueprint validate mine.\n"
     assert capsys.readouterr().err == reason
     assert main.run(["compare", "first", "second", "--runs", "2"]) == 2
-    reason = "first is no blueprint, whose newest validations count together. Fix: use the folder of a blueprint.\n"
+    reason = (
+        "first is not a blueprint, and only those of a blueprint count together. Fix: use the folder of a blueprint.\n"
+    )
     assert capsys.readouterr().err == f"--runs: 2: {reason}"

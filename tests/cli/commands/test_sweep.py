@@ -112,7 +112,7 @@ def test_an_interrupted_sweep_prints_and_keeps_the_loads_before(
     [
         (["--by", "tokens"], '--by: "tokens": there is no such load. Fix: use rate or users.\n'),
         (["--from", "20", "--to", "10"], "--from: 20: it is not below --to, 10. Fix: use 1.25.\n"),
-        (["--to", "0"], "--to: 0: that is no load. Fix: use a number above 0.\n"),
+        (["--to", "0"], "--to: 0: it is not a load. Fix: use a number above 0.\n"),
         (
             ["--point-time", "30"],
             '--point-time: "30": it is not a length of time. Fix: use a length of time such as 30s.\n',

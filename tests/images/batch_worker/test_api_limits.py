@@ -58,7 +58,7 @@ def refuse(settings: Any, body: Mapping[str, Any], path: str = "/v1/batches") ->
 
 def test_a_body_that_is_no_file_has_a_mebibyte_at_most(batch_settings: Any) -> None:
     status, answer = ask(batch_settings, "POST", "/v1/batches", json={"metadata": {"x": "y" * 2**20}})
-    assert (status, answer["error"]["message"]) == (413, "a body that is no file has at most 1048576 bytes")
+    assert (status, answer["error"]["message"]) == (413, "a body that is not a file has at most 1048576 bytes")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[1]", "", "\xff"])
@@ -186,7 +186,7 @@ def test_on_this_machine_no_web_page_is_answered(
     batch_settings: Any, method: str, path: str, headers: dict[str, str]
 ) -> None:
     status, answer = ask(batch_settings, method, path, headers=headers, is_local=True)
-    message = "the Batch API answers programs of this machine alone, by a name of it and without another Origin"
+    message = "the Batch API answers programs of this machine only, by a name of it and without another Origin"
     assert (status, answer["error"]["message"]) == (403, message)
 
 

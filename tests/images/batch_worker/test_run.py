@@ -167,7 +167,7 @@ def test_a_job_that_cannot_run_fails_with_its_reason(jobs: Any, submit: Callable
     job = wait_for_end(jobs, submit("bad", content, bad_rows="refuse"))
     assert job["state"] == "failed"
     assert job["errors"][0]["code"] == "bad_rows"
-    assert job["errors"][0]["message"] == "1 of 4 rows cannot run, and the job refuses such"
+    assert job["errors"][0]["message"] == "1 of 4 rows cannot run, and the job refuses bad rows"
     assert job["errors"][1]["line"] == 4
 
 

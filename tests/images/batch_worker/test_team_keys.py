@@ -72,7 +72,7 @@ def test_a_document_that_got_damaged_leaves_the_keys_as_they_are(caplog: pytest.
             clock.now = moment
             assert keys.find_team("a") == "ads"
     damaged = (
-        'The keys stay as they are: team keys: the document is no JSON object. Fix: write {"TEAM": ["sha256:HEX"]}.'
+        'The keys stay as they are: team keys: the document is not a JSON object. Fix: write {"TEAM": ["sha256:HEX"]}.'
     )
     assert [record.getMessage() for record in caplog.records][:2] == [damaged, damaged]
     assert len(caplog.records) == 3
@@ -84,9 +84,9 @@ HEX = "0" * 64
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "the document is no JSON object"),
-        ("[]", "the document is no JSON object"),
-        ("[" * 100_000, "the document is no JSON object"),
+        ("", "the document is not a JSON object"),
+        ("[]", "the document is not a JSON object"),
+        ("[" * 100_000, "the document is not a JSON object"),
         (json.dumps({"a b;": []}), '"a b;": it is no name of a team: a-z, 0-9 and -'),
         (json.dumps({"ads": "sha256:" + HEX}), "ads: it has no list of hashes"),
         (json.dumps({"ads": ["secret"]}), "ads: it has no list of hashes"),

@@ -221,7 +221,7 @@ def test_a_uri_of_the_bucket_outside_the_teams_inbox_is_as_if_absent(url: str, k
 def test_a_call_without_a_valid_key_gets_401_in_openais_form(url: str) -> None:
     messages = {
         "": "there is no API key: send it as Authorization: Bearer KEY",
-        "key-of-nobody": "the API key is of no team of this batch: it is wrong, or was removed",
+        "key-of-nobody": "the API key belongs to no team of this batch: it is wrong, or was removed",
     }
     for key, message in messages.items():
         for method, path in (("GET", "/v1/batches"), ("GET", "/workers"), ("GET", "/teams"), ("POST", "/v1/none")):

@@ -431,7 +431,7 @@ def test_what_changes_an_engine_is_no_page_for_clients(url: str, path: str) -> N
     [
         ({"model": "gamma"}, 404, "model: gamma: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
         ({"model": ["alpha"]}, 404, "model: ['alpha']: it is not served here. Fix: set one of alpha, alpha-adapter, beta, beta-adapter."),
-        ("alpha", 400, "the body is no JSON object. Fix: name a model of /v1/models in one."),
+        ("alpha", 400, "the body is not a JSON object. Fix: name a model of /v1/models in one."),
     ],
 )  # fmt: skip
 def test_a_request_for_another_model_is_refused(url: str, body: Any, status: int, message: str) -> None:

@@ -102,7 +102,7 @@ def test_every_other_request_is_the_engine_s(method: str, path: str) -> None:
 def test_an_unknown_mode_is_refused() -> None:
     assert ask("POST", "/sleep", "mode=now") == (
         400,
-        {"error": {"message": "mode: now: it is none of abort, keep"}},
+        {"error": {"message": "mode: now: it is not one of abort, keep"}},
         [],
     )
 

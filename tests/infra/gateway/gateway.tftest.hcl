@@ -22,7 +22,7 @@ run "edge" {
       one(aws_db_parameter_group.database-parameters.parameter[*].value) == "1" &&
       aws_db_instance.database.parameter_group_name == aws_db_parameter_group.database-parameters.name
     )
-    error_message = "the database is backed up, also after it is gone, and reached over TLS alone"
+    error_message = "the database is backed up, also after it is gone, and reached over TLS only"
   }
 
   assert {
@@ -30,7 +30,7 @@ run "edge" {
       aws_elasticache_replication_group.cache.engine == "valkey" && aws_elasticache_replication_group.cache.transit_encryption_enabled &&
       aws_elasticache_replication_group.cache.automatic_failover_enabled && aws_elasticache_replication_group.cache.multi_az_enabled
     )
-    error_message = "the cache fails over to another zone, and is reached over TLS alone"
+    error_message = "the cache fails over to another zone, and is reached over TLS only"
   }
 
   assert {

@@ -13,7 +13,7 @@ run "shop" {
       aws_msk_cluster.kafka.encryption_info[0].encryption_in_transit[0].client_broker == "TLS" &&
       aws_msk_cluster.kafka.encryption_info[0].encryption_in_transit[0].in_cluster
     )
-    error_message = "clients of Kafka log in with a role, over TLS alone"
+    error_message = "clients of Kafka log in with a role, over TLS only"
   }
 
   assert {
@@ -29,7 +29,7 @@ run "shop" {
       aws_elasticache_replication_group.cache.engine == "valkey" && aws_elasticache_replication_group.cache.transit_encryption_enabled &&
       aws_elasticache_replication_group.cache.automatic_failover_enabled && aws_elasticache_replication_group.cache.multi_az_enabled
     )
-    error_message = "the cache fails over to another zone, and is reached over TLS alone"
+    error_message = "the cache fails over to another zone, and is reached over TLS only"
   }
 
   assert {

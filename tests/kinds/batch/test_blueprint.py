@@ -87,7 +87,7 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     assert deployment.endpoint_url == serving.url
     assert len(deployment.metrics_urls) == 1
     assert read_document(deployment.batch_workers[0])["objectives"] == []
-    assert "Rows give way to a queue at talk alone: its metrics show no percentile of its SLO." in deployment.notes
+    assert "Rows give way only to a queue at talk: its metrics show no percentile of its SLO." in deployment.notes
     with pytest.raises(InputError) as refusal:
         resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert str(refusal.value) == (
@@ -306,7 +306,7 @@ def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path
     assert [document["metrics_urls"] for document in documents] == [[metrics]]
     queues = documents[0]["metrics"]["queue"]
     assert {"vllm:num_requests_waiting", "llamacpp:requests_deferred"} <= set(queues), "its engine is not known here"
-    assert "Rows give way to a queue at chat alone: no blueprint here tells its SLO." in deployment.notes
+    assert "Rows give way only to a queue at chat: no blueprint here tells its SLO." in deployment.notes
     on_ecs = resolve_on_ecs(tmp_path / "other", text)
     assert [read_document(worker)["metrics_urls"] for worker in on_ecs.batch_workers] == [[]]
 

@@ -29,6 +29,6 @@ def url() -> Iterator[str]:
 def test_another_server_at_its_url_is_named_with_the_beginning_of_its_answer(url: str) -> None:
     with pytest.raises(Unavailable) as error:
         BatchClient(url).list_workers()
-    assert str(error.value) == f"{url} is no Batch API: it answered '<html>It works!</html>'. Fix: check its URL."
-    with pytest.raises(Unavailable, match="is no Batch API: it answered '\\[\\[\\["):
+    assert str(error.value) == f"{url} is not a Batch API: it answered '<html>It works!</html>'. Fix: check its URL."
+    with pytest.raises(Unavailable, match="is not a Batch API: it answered '\\[\\[\\["):
         BatchClient(url).read("batch_a")

@@ -240,8 +240,8 @@ def test_a_server_without_a_search_module_is_refused_and_one_that_does_not_answe
     (port,) = processes.claim_free_ports(1)
     text = f"{SEMANTIC}shared_counts: redis://127.0.0.1:{port}\n"
     note = (
-        f"redis://127.0.0.1:{port} does not say whether it has a search module. Without one, requests of the same body "
-        "alone are found."
+        f"redis://127.0.0.1:{port} does not say whether it has a search module. Without one, only requests of the same body "
+        "are found."
     )
     assert note in resolve(tmp_path / "edge", text).notes
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
@@ -264,7 +264,7 @@ def test_on_this_machine_a_model_of_bedrock_makes_no_vectors(tmp_path: Path) -> 
     deployment = resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n")
     assert len(read_config(deployment)["model_list"]) == 1
     assert json.loads(deployment.entries[0].env[gateway_program.SEMANTIC_VARIABLE]) == {}
-    note = "amazon.titan-embed-text-v2:0 of Bedrock is not on this machine: chat finds requests of the same body alone."
+    note = "amazon.titan-embed-text-v2:0 of Bedrock is not on this machine: chat finds only requests of the same body."
     assert note in deployment.notes
 
 
@@ -348,7 +348,7 @@ REFUSALS = {
         '4:25: aws.database_storage: "1Gi": it is too small. Fix: use 20Gi or more.'
     ),
     f"{SEMANTIC}shared_counts: redis://127.0.0.1:1/2\n": (
-        '4:16: shared_counts: "redis://127.0.0.1:1/2": search modules index database 0 alone. '
+        '4:16: shared_counts: "redis://127.0.0.1:1/2": search modules index database 0 only. '
         "Fix: set shared_counts: redis://127.0.0.1:1/0."
     ),
     MINIMAL.replace("{mock: Hello.}", "{mock: Hello., deployment: big}"): (

@@ -35,7 +35,7 @@ def test_a_machine_without_postgres_is_told_the_command_that_installs_it(monkeyp
     with pytest.raises(Unavailable) as missing:
         Postgres().install(print)
     assert str(missing.value) == (
-        "initdb: there is none on this machine; a gateway needs it. Fix: run `sudo apt-get install postgresql`."
+        "initdb: not found on this machine; a gateway needs it. Fix: run `sudo apt-get install postgresql`."
     )
 
 

@@ -152,6 +152,6 @@ def test_an_engine_without_such_an_api_is_refused(
     with pytest.raises(InputError) as error:
         adapter_loading.unload(deployment, "long", "tone")
     assert str(error.value) == (
-        "ROLE: the engine llama.cpp loads adapters when it starts alone. "
+        "ROLE: the engine llama.cpp loads adapters only when it starts. "
         "Fix: add the adapter to the blueprint and deploy it."
     )

@@ -193,7 +193,7 @@ def test_sglang_keeps_pages_of_64_tokens_in_one_folder_of_their_settings(
     assert mount.path == folder and (mount.key, mount.node_path) != (other.key, other.node_path)
     with pytest.raises(InputError, match="SGLang's store of files has one folder"):
         _resolve(tmp_path, BOTH, extra=extra)
-    with pytest.raises(InputError, match="guesses from the prompt with pages of one token alone"):
+    with pytest.raises(InputError, match="guesses from the prompt only with pages of one token"):
         _resolve(tmp_path, f"{tiers}, speculative: {{method: ngram}}", extra=extra)
 
 
@@ -273,7 +273,7 @@ def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
             "{by: mooncake, ram: 8Gi, disk: 100Gi}",
             "general",
             "eks",
-            'tuning.kv_tiers.disk: "100Gi": Mooncake\'s pool is rendered in memory alone. Fix: remove disk, or set by: lmcache.',
+            'tuning.kv_tiers.disk: "100Gi": Mooncake\'s pool is rendered in memory only. Fix: remove disk, or set by: lmcache.',
         ),
         (
             "{by: mooncake, ram: 8Gi}",
@@ -359,7 +359,7 @@ def test_tiers_that_have_no_room_or_no_way_there_are_refused(
             "pool: plain",
             "",
             'tuning.kv_tiers.by: "mooncake": the nodes of plain have no accelerators, and vLLM\'s connector to Mooncake runs '
-            "on GPUs alone. Fix: remove kv_tiers.",
+            "on GPUs only. Fix: remove kv_tiers.",
         ),
         (
             "mooncake",

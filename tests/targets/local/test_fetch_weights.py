@@ -54,7 +54,7 @@ def test_an_object_whose_name_leaves_the_folder_is_refused_before_any_is_copied(
     with pytest.raises(InputError) as error:
         fetch_weights.fetch(f"s3://{bucket}/m", tmp_path / "model")
     assert str(error.value) == (
-        f's3://{bucket}/m/: "{name}": the name of this object is no path below a folder. Fix: delete the object.'
+        f's3://{bucket}/m/: "{name}": the name of this object is not a path below a folder. Fix: delete the object.'
     )
     assert keys.read_text() == "mine"
     assert list((tmp_path / "model").iterdir()) == []

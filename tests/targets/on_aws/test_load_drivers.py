@@ -55,4 +55,6 @@ def test_this_machine_has_no_cluster_to_load_from(tmp_path: object) -> None:
     inputs = LOCAL.open_validation(tmp_path, tmp_path, None, origin=LoadOrigin.CLUSTER)  # type: ignore[arg-type]
     with pytest.raises(InputError) as error, inputs:
         raise AssertionError("nothing is opened")
-    assert str(error.value) == ('--load-from: "cluster": the target local is this machine. Fix: --target eks or ecs.')
+    assert str(error.value) == (
+        '--load-from: "cluster": the target local is this machine. Fix: use --target eks or ecs.'
+    )

@@ -132,7 +132,7 @@ def test_a_server_that_counts_no_tokens_of_pictures_shows_nothing() -> None:
 def test_a_driver_of_text_refuses_pictures(name: str) -> None:
     plan = _build_plan(users=None, arrivals="5/s")
     with pytest.raises(
-        InputError, match=r"traffic\.images: .+ its requests have text alone\. Fix: remove images, use --driver"
+        InputError, match=r"traffic\.images: .+ its requests have text only\. Fix: remove images, use --driver"
     ):
         job.check(registry.load_driver(name), plan)
 

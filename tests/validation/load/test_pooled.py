@@ -269,7 +269,7 @@ def _generate_shard(index: int) -> list[Prompt]:
         ([{"b64_json": PICTURE}] * 2, 2, None),
         ([{"b64_json": PICTURE}], 2, "1 pictures for 2 pictures"),
         ([{"b64_json": "no picture"}], 1, "no pictures in the answer: ValueError: a picture is not base64"),
-        ([{"b64_json": base64.b64encode(b"GIF89a").decode()}], 1, "no pictures in the answer: ValueError: a picture is no PNG file"),
+        ([{"b64_json": base64.b64encode(b"GIF89a").decode()}], 1, "no pictures in the answer: ValueError: a picture is not a PNG file"),
         ([{"url": "http://elsewhere/picture.png"}], 1, "no pictures in the answer: KeyError: 'embedding'"),
         ([], 1, "no pictures in the answer: IndexError: list index out of range"),
     ],

@@ -57,7 +57,7 @@ def test_failed_requests_are_left_out_and_rows_are_put_in_order(tmp_path: Path) 
     [
         (
             "a,b\n1,2\n",
-            r":1:1: a,b: it is no trace of Azure LLM inference, Mooncake or BurstGPT\. Fix: use a trace as",
+            r":1:1: a,b: it is not a trace of Azure LLM inference, Mooncake or BurstGPT\. Fix: use a trace as",
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,1,1\nsoon,1,1\n",

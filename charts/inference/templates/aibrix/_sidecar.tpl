@@ -1,4 +1,4 @@
-{{/* framework: aibrix. Envoy beside the router: it asks AIBrix's gateway of the cluster for this release's engines alone. */}}
+{{/* framework: aibrix. Envoy beside the router: it asks AIBrix's gateway of the cluster for this release's engines only. */}}
 {{- define "inference.aibrixSidecar" -}}
 - name: envoy
   image: {{ .Values.frameworkConfig.aibrixGateway.proxyImage }}

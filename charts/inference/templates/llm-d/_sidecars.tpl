@@ -30,7 +30,7 @@
     limits: {memory: 1Gi}
 {{- end -}}
 
-{{/* Envoy before the engines, on loopback alone: the picker names the engine in a header, and answers pass both. */}}
+{{/* Envoy before the engines, on loopback only: the picker names the engine in a header, and answers pass both. */}}
 {{- define "inference.envoy" -}}
 {{- $picker := .Values.frameworkConfig.endpointPicker -}}
 {{- $http := "type.googleapis.com/envoy.extensions.filters.http" -}}

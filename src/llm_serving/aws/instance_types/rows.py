@@ -20,7 +20,7 @@ FAMILIES = (
     #
     # Routers, gateways and platform services. Graviton costs the least for a vCPU; of its families m8g, with 4 GiB for
     # each: a cache-aware router holds a prefix tree for every worker, and metrics stores live in memory. The others are
-    # for images of x86-64 alone, and for regions without m8g.
+    # for images of x86-64 only, and for regions without m8g.
     *("m8g", "m7i", "m8i", "c7i", "c8i"),
 )
 """Families of the catalog, in its order."""
@@ -83,7 +83,7 @@ def _build_accelerators(description: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def _build_cards(network: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the network cards. Card 0 of p6-b300 lists `interface` alone: it takes no EFA."""
+    """Return the network cards. Card 0 of p6-b300 lists `interface` only: it takes no EFA."""
     cards = sorted(network["NetworkCards"], key=lambda card: card["NetworkCardIndex"])
     return [
         {

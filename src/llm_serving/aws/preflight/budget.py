@@ -20,6 +20,6 @@ def _check_tag(aws: AwsSession) -> CheckResult:
     if rows:
         return CheckResult("budget", "pass", f"costs are counted by the tag {_TAG}")
     command = ("aws", "ce", "update-cost-allocation-tags-status", "--cost-allocation-tags-status")
-    message = f"the tag {_TAG} is no active cost allocation tag, so the budget counts nothing"
+    message = f"the tag {_TAG} is not an active cost allocation tag, so the budget counts nothing"
     fix = "activate it in the account that pays, a day after the first apply: AWS lists only tags that it has seen"
     return CheckResult("budget", "warn", message, fix, (*command, f"TagKey={_TAG},Status=Active"))

@@ -137,7 +137,7 @@ def check_credentials(caller: Identity, fleet: Fleet) -> CheckResult:
     """Whether it is a role or a user, as it should be, of the account that the fleet file names."""
     message = f"account {caller.account}, {caller.name}"
     if fleet.account and fleet.account != caller.account:
-        message += f"; the fleet is for account {fleet.account} alone"
+        message += f"; the fleet is for account {fleet.account} only"
         return CheckResult("credentials", "fail", message, f"sign in to {fleet.account}, or correct `account`")
     if caller.name == "root" and "eks" in fleet.orchestrators:
         message += "; who applies becomes the cluster's administrator, and that is a role or a user"
@@ -212,7 +212,7 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
         return CheckResult(check_name, "fail", message, fix)
     if len(missing) == len(actions):
         message = f"none of its {len(actions)} actions is allowed, {_format_actions(missing)} among them"
-        return CheckResult(check_name, "fail", message, "another identity, or a policy that allows them")
+        return CheckResult(check_name, "fail", message, "use another identity, or a policy that allows them")
     message = f"{len(missing)} of {len(actions)} actions are not allowed on every resource: {_format_actions(missing)}"
     return CheckResult(check_name, "warn", message, "check that a policy allows them for the fleet's own names")
 

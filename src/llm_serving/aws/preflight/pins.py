@@ -48,10 +48,10 @@ def _check_kubernetes(aws: AwsSession, fleet: Fleet) -> CheckResult:
     if status == "UNSUPPORTED":
         usable = [name for name, row in offered.items() if row.get("versionStatus") == "STANDARD_SUPPORT"]
         message = f"EKS does not offer it; it offers {join_words(sorted(usable)) if usable else 'none'}"
-        return CheckResult(check_name, "fail", message, "a version of these in eks.version")
+        return CheckResult(check_name, "fail", message, "set eks.version to one of these")
     if status == "EXTENDED_SUPPORT":
         message = "in extended support: the cluster costs 0.60 instead of 0.10 USD/h"
-        return CheckResult(check_name, "warn", message, "a newer eks.version")
+        return CheckResult(check_name, "warn", message, "set a newer eks.version")
     return CheckResult(check_name, "pass", "offered, in standard support")
 
 
@@ -68,7 +68,7 @@ def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResu
         return CheckResult(add_on.name, "pass", f"{add_on.version} offered for Kubernetes {version}")
     if not offered:
         message = f"EKS has no version of it for Kubernetes {version}"
-        return CheckResult(add_on.name, "fail", message, "another eks.version, or a fleet without it")
+        return CheckResult(add_on.name, "fail", message, "set another eks.version, or use a fleet without it")
     default = [
         row["addonVersion"] for row in rows if any(entry.get("defaultVersion") for entry in row["compatibilities"])
     ]
@@ -106,7 +106,7 @@ def _check_configuration(add_on: EksAddOn, response: Mapping[str, Any]) -> Check
     if mistakes:
         message = f"EKS would refuse them for {add_on.version}: {'; '.join(mistakes)}"
         return CheckResult(check_name, "fail", message, f"correct its row in {_CATALOG_FILE}")
-    return CheckResult(check_name, "pass", f"as the schema of {add_on.version} has it")
+    return CheckResult(check_name, "pass", f"write it as the schema of {add_on.version} has it")
 
 
 def _find_value_mistakes(add_on: EksAddOn, schema: str) -> Iterator[str]:
@@ -144,4 +144,5 @@ def _build_missing_image_result(check_name: str, fleet: Fleet, parameter: str, g
     list_releases = ("aws", "ssm", "get-parameters-by-path", "--recursive", "--path", folder)
     query = ("--query", "Parameters[].Name", "--output", "text")
     message = f"the region has no parameter {parameter}"
-    return CheckResult(check_name, "fail", message, f"another release in {key}; to list them", (*list_releases, *query))
+    fix = f"set another release in {key}; to list them"
+    return CheckResult(check_name, "fail", message, fix, (*list_releases, *query))

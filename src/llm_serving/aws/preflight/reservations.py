@@ -82,7 +82,7 @@ def _check_named(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservat
     if reservation is None:
         message = f"there is no such reservation in this account and {aws.region}"
         command = ("aws", "ec2", "describe-capacity-reservations", "--region", aws.region)
-        return CheckResult(check_name, "fail", message, "an id of an existing reservation, in `buy`", command)
+        return CheckResult(check_name, "fail", message, "set the id of an existing reservation in `buy`", command)
     pool = fleet.pools[pool_name]
     return (
         _find_mismatch(fleet, pool, option, reservation, check_name)
@@ -107,23 +107,23 @@ def _find_mismatch(
     if is_block != (option.capacity_block is not None):
         kind, key = ("a Capacity Block", "capacity-block") if is_block else ("an on-demand reservation", "reservation")
         return CheckResult(
-            check_name, "fail", f"it is {kind}", f"buy: {{{key}: {reservation['CapacityReservationId']}}}"
+            check_name, "fail", f"it is {kind}", f"set buy: {{{key}: {reservation['CapacityReservationId']}}}"
         )
     kind, zone = reservation["InstanceType"], reservation["AvailabilityZone"]
     if kind not in pool.types:
         return CheckResult(
-            check_name, "fail", f"it holds {kind}, and the pool takes {join_words(pool.types)}", f"types: {kind}"
+            check_name, "fail", f"it holds {kind}, and the pool takes {join_words(pool.types)}", f"set types: {kind}"
         )
     if zone not in fleet.get_zones(pool):
         message = f"it is in {zone}, and the pool in {join_words(fleet.get_zones(pool))}"
-        return CheckResult(check_name, "fail", message, f"zones: {zone} in the pool (and in the fleet)")
+        return CheckResult(check_name, "fail", message, f"set zones: {zone} in the pool (and in the fleet)")
     if reservation.get("Tenancy", "default") != "default":
         return CheckResult(
-            check_name, "fail", f"its tenancy is {reservation['Tenancy']}", "a reservation of default tenancy"
+            check_name, "fail", f"its tenancy is {reservation['Tenancy']}", "use a reservation of default tenancy"
         )
     if not reservation.get("InstancePlatform", "Linux/UNIX").startswith("Linux/UNIX"):
         return CheckResult(
-            check_name, "fail", f"its platform is {reservation['InstancePlatform']}", "a reservation for Linux/UNIX"
+            check_name, "fail", f"its platform is {reservation['InstancePlatform']}", "use a reservation for Linux/UNIX"
         )
     return None
 
@@ -141,7 +141,7 @@ def _check_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check
         return CheckResult(check_name, "fail", f"{message}: until then the pool starts no machine", fix)
     if least and fleet.get_orchestrator(pool) == "eks":
         message = f"{message}, and the apply would wait for {format_count(least, 'node')} in vain"
-        return CheckResult(check_name, "fail", message, f"size: 0..{pool.size.max} until it is active")
+        return CheckResult(check_name, "fail", message, f"set size: 0..{pool.size.max} until it is active")
     return CheckResult(check_name, "warn", message, "wait: machines come when it is active")
 
 
@@ -150,7 +150,7 @@ def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check
     if state != "active":
         since_note = f" since {_format_date(reservation['EndDate'])}" if reservation.get("EndDate") else ""
         return CheckResult(
-            check_name, "fail", f"it is {state}{since_note}", "another reservation, or another way in `buy`"
+            check_name, "fail", f"it is {state}{since_note}", "use another reservation, or another way in `buy`"
         )
     availability = f"{free} of {total} × {reservation['InstanceType']} free in {reservation['AvailabilityZone']}"
     end = reservation.get("EndDate")
@@ -162,7 +162,7 @@ def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check
             f"it holds {total}, and the pool takes {'at least' if required == pool.size.min else 'up to'} {required}"
         )
         return CheckResult(
-            check_name, "fail", message, f"size: {min(pool.size.min, total)}..{total}, or a larger reservation"
+            check_name, "fail", message, f"set size: {min(pool.size.min, total)}..{total}, or use a larger reservation"
         )
     if end and end - datetime.datetime.now(datetime.UTC) < _EXPIRY_WARNING:
         end_date = (
@@ -171,7 +171,7 @@ def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check
             else _format_date(end)
         )
         return CheckResult(
-            check_name, "warn", f"{availability}; it ends soon", f"machines run until {end_date}: renew it in time"
+            check_name, "warn", f"{availability}; it ends soon", f"renew it in time: machines run until {end_date}"
         )
     if free < pool.size.max:
         fix = "what is taken may be this fleet's own"

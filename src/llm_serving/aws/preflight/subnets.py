@@ -37,7 +37,7 @@ def _check_new(subnet: Subnet) -> CheckResult:
             check_name,
             "fail",
             message,
-            "a wider network.cidr, smaller pools, or pools over more zones",
+            "use a wider network.cidr, smaller pools, or pools over more zones",
             usage_ratio=usage_ratio,
         )
     message = f"{subnet.cidr}: {subnet.needed:,} of {subnet.available:,} addresses"
@@ -69,7 +69,7 @@ def _check_dns(aws: AwsSession, network: ExistingNetwork) -> CheckResult:
                 return CheckResult(check_name, "fail", message, "turn it on", command)
         return CheckResult(check_name, "pass", "names are resolved")
     message = "there is no such VPC in this account and region"
-    return CheckResult(check_name, "fail", message, "set network.vpc to the id of one that is there")
+    return CheckResult(check_name, "fail", message, "set network.vpc to the id of an existing one")
 
 
 def _fetch_subnet(aws: AwsSession, subnet_id: str) -> Mapping[str, Any] | None:
@@ -86,22 +86,23 @@ def _check_subnet(
     check_name = f"{subnet_id} in {zone}"
     if subnet is None:
         return CheckResult(
-            check_name, "fail", "there is no such subnet in this account and region", "the id of one that is there"
+            check_name, "fail", "there is no such subnet in this account and region", "use the id of an existing one"
         )
     if subnet["VpcId"] != network.vpc:
         return CheckResult(
-            check_name, "fail", f"it is in {subnet['VpcId']}, not in {network.vpc}", "a private subnet of that VPC"
+            check_name, "fail", f"it is in {subnet['VpcId']}, not in {network.vpc}", "use a private subnet of that VPC"
         )
     if subnet["AvailabilityZone"] != zone:
         message = f"it is in {subnet['AvailabilityZone']}, not in {zone}"
-        return CheckResult(check_name, "fail", message, "private_subnets in the order of `zones`")
+        return CheckResult(check_name, "fail", message, "list private_subnets in the order of `zones`")
     if subnet.get("MapPublicIpOnLaunch"):
-        return CheckResult(check_name, "fail", "it gives public addresses", "a private subnet")
+        return CheckResult(check_name, "fail", "it gives public addresses", "use a private subnet")
     free = subnet["AvailableIpAddressCount"]
     usage_ratio = needed / free if free else math.inf
     if needed > free:
         message = f"{subnet['CidrBlock']} has {free:,} free addresses; the fleet needs up to {needed:,} there"
-        return CheckResult(check_name, "fail", message, "a larger subnet, or smaller pools", usage_ratio=usage_ratio)
+        fix = "use a larger subnet, or smaller pools"
+        return CheckResult(check_name, "fail", message, fix, usage_ratio=usage_ratio)
     return CheckResult(
         check_name, "pass", f"{subnet['CidrBlock']}: {needed:,} of {free:,} free addresses", usage_ratio=usage_ratio
     )

@@ -49,13 +49,15 @@ def _check_zones(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     if missing:
         message = f"this account has no {join_words(missing)}; it has {join_words(sorted(available_zones))}"
         return [
-            CheckResult("zones", "fail", message, f"zones: [{', '.join(sorted(available_zones)[: len(fleet.zones)])}]")
+            CheckResult(
+                "zones", "fail", message, f"set zones: [{', '.join(sorted(available_zones)[: len(fleet.zones)])}]"
+            )
         ]
     ids = {zone: available_zones[zone]["ZoneId"] for zone in fleet.zones}
     reasons = {zone: _find_missing_service(details["ZoneId"], fleet) for zone, details in available_zones.items()}
     if unsupported := [f"{zone} ({ids[zone]}) {reasons[zone]}" for zone in fleet.zones if reasons[zone]]:
         other_zones = sorted(zone for zone, reason in reasons.items() if not reason)
-        return [CheckResult("zones", "fail", join_words(unsupported), f"zones of {join_words(other_zones)}")]
+        return [CheckResult("zones", "fail", join_words(unsupported), f"use zones of {join_words(other_zones)}")]
     impaired_zones = [zone for zone in fleet.zones if available_zones[zone].get("State") not in ("available", None)]
     if impaired_zones:
         message = join_words(f"{zone} is {available_zones[zone]['State']}" for zone in impaired_zones)
@@ -87,7 +89,7 @@ def _check_endpoints(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     ]
     if missing:
         message = f"AWS has no interface endpoint of {join_words(missing)}"
-        return [CheckResult("endpoints", "fail", message, "other zones, or a network of your own: {vpc: vpc-...}")]
+        return [CheckResult("endpoints", "fail", message, "use other zones, or a network of your own: {vpc: vpc-...}")]
     return [CheckResult("endpoints", "pass", f"{len(names)} interface endpoints in {join_words(fleet.zones)}")]
 
 
@@ -144,11 +146,11 @@ def _build_missing_result(
     region_zones = [zone for zone in other_zones if zone[:-1] == fleet.region]
     if not region_zones:
         return CheckResult(
-            check_name, "fail", f"{fleet.region} does not offer it to this account", "another type, or region"
+            check_name, "fail", f"{fleet.region} does not offer it to this account", "use another type, or region"
         )
     message = f"offered in {join_words(region_zones)}, and not in {join_words(zones)}"
     return CheckResult(
-        check_name, "fail", message, f"zones: [{', '.join(region_zones)}] in the pool (and in the fleet)"
+        check_name, "fail", message, f"set zones: [{', '.join(region_zones)}] in the pool (and in the fleet)"
     )
 
 
@@ -164,8 +166,8 @@ def _build_partial_result(
     ]
     message = f"offered in {join_words(offering_zones)}, not in {join_words(missing_zones)}"
     if not empty_zones:
-        return CheckResult(check_name, "warn", f"{message}; the pool's other types are", "none needed if intended")
+        return CheckResult(check_name, "warn", f"{message}; the pool's other types are", "keep it if that is intended")
     remaining_zones = ", ".join(zone for zone in row.zones if zone not in empty_zones)
     verb = "offers" if len(empty_zones) == 1 else "offer"
     message = f"{message}, and {join_words(empty_zones)} {verb} none of {row.owner}'s types"
-    return CheckResult(check_name, "fail", message, f"zones: [{remaining_zones}] in {row.owner}")
+    return CheckResult(check_name, "fail", message, f"set zones: [{remaining_zones}] in {row.owner}")

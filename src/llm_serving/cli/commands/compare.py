@@ -102,7 +102,7 @@ def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
     """Return a validation itself, or groups of the newest ones of a blueprint, the oldest group first."""
     if not (folder / FILE_NAME).is_file():
         if repeats > 1:
-            reason = f"{console.shorten_path(folder)} is no blueprint, whose newest validations count together"
+            reason = f"{console.shorten_path(folder)} is not a blueprint, and only those of a blueprint count together"
             raise InputError(f"--runs: {repeats}: {reason}. Fix: use the folder of a blueprint.")
         return [[folder]]
     document = inputs.read_blueprint(folder)

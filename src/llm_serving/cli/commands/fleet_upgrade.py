@@ -26,7 +26,7 @@ def show_upgrade(
     """Show what is behind the versions that this release pins, in the order to upgrade in.
 
     Says what each step drains, and who says that it comes in this place. With AWS credentials it reads what runs;
-    without, the fleet file alone. --write takes one step, and the next only after the last was applied.
+    without, the fleet file only. --write takes one step, and the next only after the last was applied.
     """
     settings = inputs.read_fleet(fleet).value
     running, unread = _read_account(settings)

@@ -161,7 +161,7 @@ def _find_draft(name: str, model: Model) -> Model:
     """
     reason = ""
     if not model.is_known:
-        reason = f"of {model.name} the weights and a tenth alone are computed"
+        reason = f"of {model.name} only the weights and a tenth are computed"
     elif model.task != "generate":
         reason = f"{model.name} generates no tokens"
     elif "speculative-draft" not in engines.load_engines()[engines.find_reader(model.formats)].options:

@@ -94,7 +94,7 @@ def require_limits(folder: Path, capability: Capability) -> None:
 def _read_bounds(lowest: float | None, highest: float | None) -> tuple[float | None, float | None]:
     for option, value in (("--from", lowest), ("--to", highest)):
         if value == 0:
-            raise InputError(f"{option}: 0: that is no load. Fix: use a number above 0.")
+            raise InputError(f"{option}: 0: it is not a load. Fix: use a number above 0.")
     if lowest and highest and lowest >= highest:
         raise InputError(f"--from: {lowest:g}: it is not below --to, {highest:g}. Fix: use {highest / 8:g}.")
     return lowest, highest

@@ -213,7 +213,7 @@ class Cache(Settings):
         address, _, database = self.url.partition("://")[2].partition("/")
         if self.cluster and database not in ("", "0"):
             fix = f"set url: {self.url.partition('://')[0]}://{address}"
-            yield Conflict(("url",), "a cache in cluster mode has database 0 alone", fix)
+            yield Conflict(("url",), "a cache in cluster mode has database 0 only", fix)
 
     def _check_login(self) -> Iterator[Conflict]:
         if self.login and not self.url.startswith("rediss://"):
@@ -276,7 +276,7 @@ class Api(Settings):
     """The Batch API."""
 
     keys: TeamKeys | None = None
-    """Keys of teams. With them a call without a key is refused, and a team sees its own files and batches alone. Every
+    """Keys of teams. With them a call without a key is refused, and a team sees its own files and batches only. Every
     client is every team without them."""
 
     clients: Annotated[tuple[Client, ...], Field(max_length=50), AllowSingleItem()] = ()

@@ -166,7 +166,7 @@ class BatchClient:
             return dict(untrusted_json.parse(text))
         except (ValueError, TypeError):
             start = text[:80].decode(errors="replace")
-            raise Unavailable(f"{self._url} is no Batch API: it answered {start!r}. Fix: check its URL.") from None
+            raise Unavailable(f"{self._url} is not a Batch API: it answered {start!r}. Fix: check its URL.") from None
 
     def _open(self, request: urllib.request.Request) -> Any:
         """Send a request.

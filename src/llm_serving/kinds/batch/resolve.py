@@ -202,7 +202,7 @@ def _describe_back_off(found: FoundDeployment, environment: Environment, answeri
         yield f"Rows give way where {fed} misses {limits}."
     elif answering.metrics_urls:
         reason = "its metrics show no percentile of its SLO" if is_known else "no blueprint here tells its SLO"
-        yield f"Rows give way to a queue at {fed} alone: {reason}."
+        yield f"Rows give way only to a queue at {fed}: {reason}."
     elif not environment.conventions.is_local:
         title = environment.conventions.title
         yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."

@@ -148,7 +148,7 @@ def build(
         "has_priority": answering.has_priority,
         "headers": {**answering.headers},
         "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
-        "team_keys": None,  # of the Batch API alone
+        "team_keys": None,  # of the Batch API only
         "metrics_urls": list(answering.metrics_urls),
         "metrics": {metric: list(_list_names(metric, answering.metrics)) for metric in LOAD_METRICS},
         "objectives": [

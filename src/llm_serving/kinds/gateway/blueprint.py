@@ -180,7 +180,7 @@ class Cache(Settings):
     """How long an answer is kept."""
 
     semantic: Semantic | None = None
-    """Which other questions get a kept answer: chats that differ in the wording of the last message alone. Where left
+    """Which other questions get a kept answer: chats that differ in the wording of the last message only. Where left
     out, requests of the same body get it. It needs a search module in `shared_counts`; on AWS the stack has one."""
 
 

@@ -157,7 +157,7 @@ def _parse_period(since: str | None, month: str | None) -> usage.Period:
     try:
         return usage.build_month(datetime.datetime.strptime(month, "%Y-%m").date())
     except ValueError:
-        raise InputError(f"--month: {quote_value(month)}: it is no month. Fix: write one as 2026-11.") from None
+        raise InputError(f"--month: {quote_value(month)}: it is not a month. Fix: write it as 2026-11.") from None
 
 
 def _create_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:

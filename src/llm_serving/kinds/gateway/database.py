@@ -197,7 +197,7 @@ def _build_command(login: Login) -> list[str]:
     """
     program = find_program("psql")
     if program is None:
-        raise Unavailable(f"psql: there is none on this machine. Fix: {INSTALL}.")
+        raise Unavailable(f"psql: not found on PATH. Fix: {INSTALL}.")
     options = ("--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1")
     address = (f"--host={login.host}", f"--port={login.port}", f"--username={login.user}", f"--dbname={USER}")
     return [program, *options, *address]

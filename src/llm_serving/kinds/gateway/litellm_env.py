@@ -68,7 +68,7 @@ class LiteLlmEnv(locked_env.LockedEnv):
         prisma_types.leave_out(client)
 
     def _generate_client(self) -> None:
-        """Generate Prisma's Python client of LiteLLM's schema, for this machine alone."""
+        """Generate Prisma's Python client of LiteLLM's schema, for this machine only."""
         (packaged,) = self.folder.glob("lib/python3*/site-packages/litellm/proxy/schema.prisma")
         lines = packaged.read_text(encoding="utf-8").splitlines(keepends=True)
         schema = self.folder / "schema.prisma"

@@ -66,7 +66,7 @@ def build_config(
         },
         "litellm_settings": {
             "telemetry": False,
-            # Or requests that differ in a parameter of engines alone, such as min_p, get the same answer.
+            # Or requests that differ in a parameter of engines only, such as min_p, get the same answer.
             "enable_caching_on_provider_specific_optional_params": True,
             "callbacks": [
                 GUARD,

@@ -71,7 +71,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     ) -> None:
         """Refuse a key that could not be looked up with 503, and a prompt beyond the team's limit with 413.
 
-        The rest reads cached answers of its own team alone, and gives itself no priority.
+        The rest reads cached answers of its own team only, and gives itself no priority.
         """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
@@ -155,7 +155,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
 
 
 def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
-    """Let the key of a kept answer leave out the headers: they have the id alone, another for each request."""
+    """Let the key of a kept answer leave out the headers: they have the id only, another for each request."""
 
     def get_key_without_id(self: Cache, **request: Any) -> str:
         return get_key(self, **{name: value for name, value in request.items() if name != "extra_headers"})

@@ -38,11 +38,11 @@ def describe(settings: Blueprint) -> Iterator[str]:
     url = settings.shared_counts
     if url and _list_routes(settings) and has_search(url) is None:
         unknown = f"{url} does not say whether it has a search module"
-        yield f"{unknown}. Without one, requests of the same body alone are found."
+        yield f"{unknown}. Without one, only requests of the same body are found."
     for route, place in litellm_settings.list_embeddings(settings).items():
         if place.backend.bedrock:
             model = place.backend.bedrock
-            yield f"{model} of Bedrock is not on this machine: {route} finds requests of the same body alone."
+            yield f"{model} of Bedrock is not on this machine: {route} finds only requests of the same body."
 
 
 def _list_routes(settings: Blueprint) -> list[str]:

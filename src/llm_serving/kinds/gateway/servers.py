@@ -26,7 +26,7 @@ class Postgres(LocalServer):
     def install(self, on_progress: Callable[[str], None]) -> None:
         missing = database.find_missing()
         if missing:
-            raise Unavailable(f"{missing}: there is none on this machine; a gateway needs it. Fix: {database.INSTALL}.")
+            raise Unavailable(f"{missing}: not found on this machine; a gateway needs it. Fix: {database.INSTALL}.")
         LiteLlmEnv().ensure(on_progress)
 
     def build_service(self, port: int, folder: Path) -> Service:

@@ -150,7 +150,7 @@ def unload(deployment: ServingDeployment, role: str, name: str) -> None:
 def _get_api(deployment: ServingDeployment) -> AdapterApi:
     api = engines.load_engines()[deployment.engine].adapter_api
     if api is None:
-        reason = f"the engine {deployment.engine} loads adapters when it starts alone"
+        reason = f"the engine {deployment.engine} loads adapters only when it starts"
         raise InputError(f"ROLE: {reason}. Fix: add the adapter to the blueprint and deploy it.")
     return api
 
@@ -164,7 +164,7 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
         )
     role = roles[name]
     if role.sleepers:
-        reason = "its models take turns on the same accelerators, and load adapters when they start alone"
+        reason = "its models take turns on the same accelerators, and load adapters only when they start"
         raise InputError(f"ROLE: {quote_value(name)}: {reason}. Fix: add the adapter to the blueprint and deploy it.")
     if not role.served_model or not role.served_model.adapters:
         reason = "its engines started without adapters, and then load none"

@@ -28,7 +28,7 @@ _TIMEOUT_S = 60.0
 
 Request = dict[str, Any]
 """`name`; `files`, each with its URL, none to unload; `api`, the engine's `url` and what `AdapterApi` holds, null on a
-node that computes for another and needs the files alone.
+node that computes for another and needs the files only.
 """
 
 

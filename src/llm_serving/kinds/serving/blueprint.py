@@ -456,7 +456,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
         else:
             yield from self._check_no_drawing()
         if self.traffic.images is not None:
-            yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts alone", "remove images")
+            yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts only", "remove images")
         if self.traffic.data is not None and self.task == "rerank":
             yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "remove data")
         if self.traffic.data is not None and self.traffic.inputs.max > 1:
@@ -487,7 +487,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 yield Conflict(key_path, reason, f"set task: {' or '.join(others)}, or remove {key_path[-1]}")
 
     def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
-        """Yield limits on tokens alone: without them nothing would be left to hold."""
+        """Yield limits on tokens only: without them nothing would be left to hold."""
         written = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
         latencies = [name for name in written if name in ("ttft_ms", "itl_ms")]
         if latencies and self.slo.e2e_ms == Percentiles():

@@ -98,4 +98,4 @@ def _list_limits(slo: Slo) -> Iterator[tuple[EngineMetric, list[tuple[int, float
 def _describe_edge(edge_ms: float, limit_ms: float) -> str:
     if edge_ms == limit_ms:
         return f"{limit_ms:g} ms"
-    return f"{edge_ms:g} ms (the limit of {limit_ms:g} ms is no bucket edge)"
+    return f"{edge_ms:g} ms (the limit of {limit_ms:g} ms is not a bucket edge)"

@@ -75,7 +75,7 @@ class Node:
         """Whether ranks of a node read the checkpoint together.
 
         Data-parallel ranks do for a mixture of experts; for other models they are independent engines, each with
-        tensor and pipeline ranks alone. Source: vLLM 0.32.0, v1/engine/core.py, `run_engine_core`, and distributed/
+        tensor and pipeline ranks only. Source: vLLM 0.32.0, v1/engine/core.py, `run_engine_core`, and distributed/
         parallel_state.py, `init_distributed_environment`.
         """
         data_ranks = self.role.data if self.placed.model.experts else 1
@@ -370,7 +370,7 @@ OPTIONS = (
         "remove media_hosts",
         lambda node: {"media_hosts": node.settings.media_hosts},
     ),
-    Option("pictures", lambda node: node.placed.model.vision, "model", "use a model that reads text alone"),
+    Option("pictures", lambda node: node.placed.model.vision, "model", "use a model that reads text only"),
     Option("no-media-hosts", lambda node: not node.settings.media_hosts),
     Option(
         "adapters",

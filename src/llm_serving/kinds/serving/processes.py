@@ -793,7 +793,7 @@ def _select_port(context: Context, name: str, default: int) -> int:
 
 
 def resolve_executable(environment: Environment, name: str) -> str:
-    """Return a program of the engine's environment; its name alone where an image's PATH has it."""
+    """Return a program of the engine's environment; its name only where an image's PATH has it."""
     return f"{environment.engine_folder}/{name}" if environment.engine_folder else name
 
 

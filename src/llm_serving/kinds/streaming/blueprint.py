@@ -22,7 +22,7 @@ OwnFile = Annotated[str, FORMATS["own-file"]]
 
 
 class Mock(Settings):
-    """Stands in for an endpoint: the same answer to every prompt, on this machine alone."""
+    """Stands in for an endpoint: the same answer to every prompt, on this machine only."""
 
     latency: Annotated[Duration, Field(gt=0, le=60)] = parse_default("0.1s")
     """Time until it answers, give or take a fifth."""

@@ -71,7 +71,7 @@ class EksTarget(AwsTarget):
         ]
 
     def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
-        """List those of the cluster, and of the tunnel where its endpoint is open to the VPC alone."""
+        """List those of the cluster, and of the tunnel where its endpoint is open to the VPC only."""
         is_tunneled = not (fleet.eks.public_from or fleet.eks.private_from)
         return {**cluster.TOOLS, **(tunnel.TOOLS if is_tunneled else {})}
 

@@ -102,7 +102,7 @@ class LocalTarget(Target):
             Unavailable: the blueprint is not deployed from here, or its embedded AWS has stopped.
         """
         if origin is LoadOrigin.CLUSTER:
-            raise InputError('--load-from: "cluster": the target local is this machine. Fix: --target eks or ecs.')
+            raise InputError('--load-from: "cluster": the target local is this machine. Fix: use --target eks or ecs.')
         blueprint = inputs.read_blueprint(folder).value
         directory = self.find_directory(folder)
         deployment = self.require_deployment(folder)

@@ -49,7 +49,7 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
     if has_key and api_key.build_headers(url or plan.deployment.url):
         raise InputError(
             f'--load-from: "cluster": {api_key.VARIABLE} is set, and the key stays on this machine. '
-            f"Fix: --load-from here, or unset {api_key.VARIABLE}."
+            f"Fix: use --load-from here, or unset {api_key.VARIABLE}."
         )
     return LoadOrigin.CLUSTER
 

@@ -45,7 +45,7 @@ def check(driver: Driver, plan: LoadPlan) -> None:
     """
     conflicts = [*_find_conflicts(plan), *driver.find_conflicts(plan.traffic)]
     if plan.traffic.images and not driver.sends_messages:
-        reason = "its requests have text alone"
+        reason = "its requests have text only"
         conflicts.append(Conflict(("images",), reason, "remove images, use --driver aiperf, or remove --driver"))
     if conflicts:
         lines = (

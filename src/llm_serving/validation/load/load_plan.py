@@ -45,7 +45,7 @@ class LoadPlan(BaseModel):
     """Most requests at once that get no 429; None for any number."""
 
     nonce: str = ""
-    """Of this run alone; part of the seed of the words of generated prompts."""
+    """Of this run only; part of the seed of the words of generated prompts."""
 
     task: Task = tasks.GENERATE
     """What requests ask for."""

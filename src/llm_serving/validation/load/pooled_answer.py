@@ -67,7 +67,7 @@ def read_size(picture: str) -> tuple[int, int]:
     except binascii.Error:
         raise ValueError("a picture is not base64") from None
     if not content.startswith(_PNG_START) or len(content) < _PNG_SIZE.stop:
-        raise ValueError("a picture is no PNG file")
+        raise ValueError("a picture is not a PNG file")
     width, height = struct.unpack(">II", content[_PNG_SIZE])
     return width, height
 

@@ -54,7 +54,7 @@ def measure_costs(
     Args:
         count: returns the prompt tokens of a message's content, from the server's usage.
         map_function: a `map` that may run concurrently.
-        nonce: of this run alone, for a picture that no server has seen.
+        nonce: of this run only, for a picture that no server has seen.
     """
     base = count(FIRST_WORD)
     picture = count(pictures.build_content(FIRST_WORD, images, 1, f"{nonce}/measure")) - base if images else 0

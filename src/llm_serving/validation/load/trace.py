@@ -69,7 +69,7 @@ def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
     first = next(lines, "")
     trace_format = next((candidate for candidate in _FORMATS if candidate.matches(first)), None)
     if trace_format is None:
-        raise _build_error(path, 1, first, "it is no trace of Azure LLM inference, Mooncake or BurstGPT")
+        raise _build_error(path, 1, first, "it is not a trace of Azure LLM inference, Mooncake or BurstGPT")
     try:
         all_rows = trace_format.read(itertools.chain([first], lines))
         rows = list(itertools.islice(filter(_has_tokens, all_rows), limit))

@@ -226,7 +226,7 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
 
 
 def _build_errors_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
-    """Failed requests, with the upper bound of their share; 0% is of this load alone."""
+    """Failed requests, with the upper bound of their share; 0% is of this load only."""
     requests, limit = run_report.requests, run_report.settings["slo"]["errors"]
     share = requests.failed / requests.total if requests.total else 0.0
     value, is_shown = f"{requests.failed} of {requests.total} ({share:.2%})", True

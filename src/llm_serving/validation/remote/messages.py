@@ -38,7 +38,7 @@ class DriverInput(_Message):
     """What one container needs; rewritten with new URLs before the old ones expire."""
 
     plan: LoadPlan
-    """The whole load; its folder is of another machine, and its file of prompts has its name alone."""
+    """The whole load; its folder is of another machine, and its file of prompts has its name only."""
 
     shard: int
     files: dict[str, str]

@@ -211,7 +211,7 @@ class _Load:
 
 
 def _unpack(body: bytes, work: Path) -> None:
-    """Unpack a container's folder: plain files alone, none of which replaces another's."""
+    """Unpack a container's folder: plain files only, none of which replaces another's."""
     with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as archive:
         for member in archive:
             name = Path(member.name).name

@@ -83,7 +83,7 @@ def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) 
 
 
 def publish(run_report: TimedReport, page: str, work: Path, runs: Path) -> Path:
-    """Write the folder of a run of any kind, for this user alone; point `latest` to it, and return its path.
+    """Write the folder of a run of any kind, for this user only; point `latest` to it, and return its path.
 
     Args:
         work: folder of the validation's files, which are copied.

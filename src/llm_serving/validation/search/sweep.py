@@ -154,7 +154,7 @@ def format_load(load: float, axis: Axis) -> str:
 
 
 def choose_axis(traffic: Traffic, options: Options) -> Axis:
-    """Return what grows: by default users where the blueprint has users alone, else arrivals."""
+    """Return what grows: by default users where the blueprint has users only, else arrivals."""
     return options.axis or ("users" if traffic.users and traffic.arrivals is None else "rate")
 
 
@@ -318,7 +318,7 @@ def _describe_limit(options: Options, is_reached: bool) -> list[str]:
 
 @contextlib.contextmanager
 def _collect_folder(runs: Path, started: datetime.datetime) -> Iterator[Path]:
-    """Yield a hidden folder, for this user alone, that is gone after the block unless it was renamed."""
+    """Yield a hidden folder, for this user only, that is gone after the block unless it was renamed."""
     folder = runs / f".{_choose_path(runs, started).name}.{os.getpid()}"
     folder.mkdir(mode=0o700, parents=True)
     try:

@@ -2,7 +2,7 @@
 
 An objective on a latency or a share is met where its bound is within the limit, and missed where the estimate itself is
 beyond it; between the two the load was too short to tell. An objective without a sample is missed: nothing proves it.
-`errors: 0%` is of this load alone, since no number of requests shows that none will ever fail.
+`errors: 0%` is of this load only, since no number of requests shows that none will ever fail.
 """
 
 from __future__ import annotations

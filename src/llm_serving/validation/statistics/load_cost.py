@@ -23,10 +23,10 @@ class Cost(PublishedData):
     that answers."""
 
     per_million_input_tokens: float | None
-    """The hour's cost over the prompts' tokens alone; null without any."""
+    """The hour's cost over the prompts' tokens only; null without any."""
 
     per_million_output_tokens: float | None
-    """The hour's cost over the answers' tokens alone; null without any."""
+    """The hour's cost over the answers' tokens only; null without any."""
 
     per_million_tokens: float | None
     """The hour's cost over both."""

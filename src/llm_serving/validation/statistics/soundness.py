@@ -76,7 +76,7 @@ STALL_FACTOR = 3.0
 """Median times to first token of a stall at the least: a client that waits alone for a first token is no stall."""
 
 MIN_TURNS = 3
-"""Answers that follow each other within a load, at the least: fewer are its ramp and its end alone."""
+"""Answers that follow each other within a load, at the least: fewer are its ramp and its end only."""
 
 
 def find_doubts(

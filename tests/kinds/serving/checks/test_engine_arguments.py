@@ -60,7 +60,7 @@ REFUSALS = {
     "max_num_queued_tokens: 9000": 'max_num_queued_tokens: "9000": the engine answers 503 beyond it, for which the router '
     "sends it nothing for 5 s; max_requests of a role bounds its queue. Fix: remove max_num_queued_tokens.",
     "enable_sleep_mode: true": 'enable_sleep_mode: "true": models that share accelerators have it, by `shares` of their '
-    "roles; /sleep and /wake_up themselves come with VLLM_SERVER_DEV_MODE alone, and with it /collective_rpc, by which "
+    "roles; /sleep and /wake_up themselves come with VLLM_SERVER_DEV_MODE only, and with it /collective_rpc, by which "
     "whoever reaches an engine calls any of its methods. Fix: remove enable_sleep_mode.",
     "api_key: abc": 'api_key: "(hidden)": it is a secret, and it would be readable in this file and wherever the command '
     "line is. Fix: remove api_key.",

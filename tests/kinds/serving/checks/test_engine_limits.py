@@ -61,7 +61,7 @@ def get_flag(service: Service, name: str) -> str:
 PLUGIN = "vLLM's plugin for Neuron"
 OLDER = (
     f"{PLUGIN} runs on Trainium2 and newer; the last release for Trainium and Inferentia2 is vLLM 0.16.0 with Neuron "
-    "2.31.1, whose NxD Inference gets critical fixes alone. Fix: use a pool of trn2, or one of GPUs."
+    "2.31.1, whose NxD Inference gets critical fixes only. Fix: use a pool of trn2, or one of GPUs."
 )
 
 REFUSED = [
@@ -134,7 +134,7 @@ REFUSED = [
     ),
     (
         format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
-        f'7:23: tuning.speculative: "ngram": {PLUGIN} supports EAGLE3 draft models alone, which this '
+        f'7:23: tuning.speculative: "ngram": {PLUGIN} supports EAGLE3 draft models only, which this '
         "repository does not deploy. Fix: remove speculative.",
     ),
     (

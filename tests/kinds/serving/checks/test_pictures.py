@@ -39,7 +39,7 @@ def _resolve(
 REFUSALS = {
     "a text model": (
         {"model": "Qwen/Qwen3-8B"},
-        'traffic.images: "640 x 480": Qwen/Qwen3-8B reads text alone as vllm runs it. Fix: remove images, or use a model that '
+        'traffic.images: "640 x 480": Qwen/Qwen3-8B reads only text as vllm runs it. Fix: remove images, or use a model that '
         "sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct.",
     ),
     "more than the context": (
@@ -59,7 +59,7 @@ REFUSALS = {
     ),
     "a task without chats": (
         {"model": "Qwen/Qwen3-Embedding-0.6B", "extra": "task: embed\n"},
-        "a request of the task embed has texts alone. Fix: remove images.",
+        "a request of the task embed has texts only. Fix: remove images.",
     ),
 }
 
@@ -86,7 +86,7 @@ def test_a_limit_of_pictures_for_a_text_model_is_refused(tmp_path: Path, role: s
     resolving.resolve_files(tmp_path, blueprint.replace("{}", VISION, 1), FLEET, "eks")
     with pytest.raises(InputError) as refusal:
         resolving.resolve_files(tmp_path, blueprint.replace("{}", "Qwen/Qwen3-8B", 1), FLEET, "eks")
-    reason = "{image: 1}: Qwen/Qwen3-8B reads text alone. Fix: remove limit_mm_per_prompt, or use a model that sees."
+    reason = "{image: 1}: Qwen/Qwen3-8B reads text only. Fix: remove limit_mm_per_prompt, or use a model that sees."
     key = "roles.worker.engine_arguments" if role else "engine_arguments"
     assert f"{key}.limit_mm_per_prompt: {reason}" in str(refusal.value)
 

@@ -119,7 +119,7 @@ REFUSED = [
     ),
     (
         format_blueprint(extra="engine: sglang\n"),
-        'roles.models.code.shares: "chat": SGLang gives memory back while no request runs alone, at a page that whoever '
+        'roles.models.code.shares: "chat": SGLang gives memory back only while no request runs, at a page that whoever '
         "reaches the engine may call. Fix: set pool: h100 in its place, or engine: vllm.",
     ),
 ]

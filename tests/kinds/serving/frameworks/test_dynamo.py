@@ -578,8 +578,8 @@ def test_a_model_whose_parsers_dynamo_calls_otherwise_runs(tmp_path: Path, engin
 REFUSED_OF_ENGINES = {
     "guesses from the prompt": (
         choose("sglang").replace("slo:", "tuning: {speculative: {method: ngram}}\nslo:"),
-        'blueprint.yaml:11:23: tuning.speculative: "ngram": SGLang guesses from the prompt with blocks of one token '
-        "alone on some GPUs, and Dynamo's frontend needs larger ones. Fix: remove speculative.",
+        'blueprint.yaml:11:23: tuning.speculative: "ngram": SGLang guesses from the prompt only with blocks of one token '
+        "on some GPUs, and Dynamo's frontend needs larger ones. Fix: remove speculative.",
     ),
     "an option of the engine's server alone": (
         choose("tensorrt-llm").replace("slo:", "engine_arguments: {trust_remote_code: true}\nslo:"),
@@ -594,7 +594,7 @@ REFUSED_OF_ENGINES = {
     "a template of one's own": (
         ON_EKS.replace("context: 8k", "context: 8k\nchat_template: own.jinja"),
         'blueprint.yaml:6:16: chat_template: "own.jinja": Dynamo\'s workers read a template from a file, and their pods have '
-        "the model's alone. Fix: remove it, or use framework: plain.",
+        "the model's only. Fix: remove it, or use framework: plain.",
     ),
 }
 

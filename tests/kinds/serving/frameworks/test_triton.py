@@ -243,7 +243,7 @@ REFUSALS = [
     (
         format_blueprint().replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct"),
         "eks",
-        "Triton's endpoint takes text alone. Fix: use a model that reads text alone.",
+        "Triton's endpoint takes text only. Fix: use a model that reads text only.",
     ),
 ]
 

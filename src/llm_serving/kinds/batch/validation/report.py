@@ -135,7 +135,7 @@ class BatchReport(KindReport):
 
     references: tuple[Reference, ...]
     fair_share: FairShare | None
-    """Null with one team alone."""
+    """Null with a single team."""
 
     moments: tuple[Moment, ...]
     error_kinds: dict[str, int]

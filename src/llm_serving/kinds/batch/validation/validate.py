@@ -58,7 +58,7 @@ def validate(deployment: BatchDeployment, options: ValidationOptions) -> tuple[B
     The sample is generated, and the workers send its rows: the options' folder and load source have no effect.
 
     Raises:
-        InputError: an option is for load tests alone.
+        InputError: an option is for load tests only.
         Unavailable: the Batch API does not answer, the job did not end, another validation is running, or the report
             cannot be written.
     """
@@ -93,7 +93,7 @@ class Measurement(NamedTuple):
     """From the upload to the end of the job."""
 
     references: Sequence[Reference]
-    """Rates of the endpoint alone; none without `slo.endpoint_use`."""
+    """Rates of the endpoint only; none without `slo.endpoint_use`."""
 
     fair_share: FairShare | None
     teams: Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
--- What teams used at each router: changed counters alone. The first rows of a deployment say what was used before; one
+-- What teams used at each router: changed counters only. The first rows of a deployment say what was used before; one
 -- without a team stands for nobody's use.
 INSERT INTO blueprint_door (deployment, router, team, model, is_first, requests, input_tokens, output_tokens)
 SELECT {deployment}, router, team, model, NOT EXISTS (SELECT FROM blueprint_door WHERE deployment = {deployment}), requests,

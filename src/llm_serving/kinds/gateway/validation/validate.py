@@ -58,7 +58,7 @@ def validate(deployment: GatewayDeployment, options: ValidationOptions) -> tuple
     """Send the sample; return the report and its folder, RUNS/NAME/TIME.
 
     Raises:
-        InputError: an option is for load tests alone, or the gateway is on AWS.
+        InputError: an option is for load tests only, or the gateway is on AWS.
         Unavailable: the administration does not answer, or the report cannot be written.
     """
     for option, value in {"--user": options.user_file, "--driver": options.driver}.items():
@@ -66,7 +66,7 @@ def validate(deployment: GatewayDeployment, options: ValidationOptions) -> tuple
             raise InputError(f"{option}: {quote_value(value)}: a gateway has no load driver. Fix: leave it out.")
     if deployment.stack:
         fix = "call it from the fleet's network, with a key of `blueprint gateway key create`"
-        raise InputError(f"{deployment.name}: a validation creates keys on this machine alone. Fix: {fix}.")
+        raise InputError(f"{deployment.name}: a validation creates keys on this machine only. Fix: {fix}.")
     runs = options.runs / deployment.name
     run_folder.require_writable(runs)
     with run_folder.lock_work(options.logs, deployment.name) as work:

@@ -24,7 +24,7 @@ def find_model(
         model = models.find(name, unchecked=model_settings.memory == "unchecked")
         models.check_folder(name)
     except UnknownMemoryError as error:
-        fix = f"set memory: unchecked, which counts its weights alone, or {error.fix}"
+        fix = f"set memory: unchecked, which counts its weights only, or {error.fix}"
         problem = _describe_architecture(settings.engine, error.architectures) or (error.reason, fix)
         return None, [Conflict(key_path, *problem, name)]
     except ModelError as error:

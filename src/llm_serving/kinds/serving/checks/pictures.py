@@ -28,13 +28,13 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
     for name, placed in by_model.items():
         for path, limits in settings.list_arguments(placed.key_path, placed.role):
             if path[-1] == limits_name and placed.model.vision is None and limits is not None:
-                reason = f"{name} reads text alone"
+                reason = f"{name} reads text only"
                 yield Conflict(path, reason, f"remove {limits_name}, or use a model that sees", limits)
     for name, placed in by_model.items() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
         if placed.model.vision is None:
-            reason = f"{name} reads text alone as {settings.engine} runs it"
+            reason = f"{name} reads only text as {settings.engine} runs it"
             fix = "remove images, or use a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
             yield Conflict(_KEY_PATH, reason, fix, shown)
             continue

@@ -127,7 +127,7 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
         reason = "the fleet's network has no way to the internet"
         yield Conflict((key, "public"), reason, "set public: off, or network: {nat: on} in the fleet", True)
     if row.gateway and not environment.conventions.is_kubernetes:
-        reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
+        reason = f"on {environment.conventions.title} the load balancer calls the routers only"
         fix = "remove gateway, and use an internal load balancer and a public gateway of your own that calls it"
         yield Conflict((key, "gateway"), reason, fix, row.gateway)
 
@@ -255,7 +255,7 @@ def _check_named_replicas(
             if (pair := row.engines.get(settings.engine)) and pair.transfers and conventions.is_kubernetes
         ]
         fix = ", or ".join((*frameworks, "render it for ecs: --target ecs"))
-        yield Conflict(("pattern",), f"{described}, which replicas have on ECS alone", fix, settings.pattern)
+        yield Conflict(("pattern",), f"{described}, which replicas have on ECS only", fix, settings.pattern)
         return
     for placed in placed_roles:
         role = placed.role

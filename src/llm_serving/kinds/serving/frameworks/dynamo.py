@@ -77,7 +77,7 @@ def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterat
     for placed in placed_roles:
         if template := context.blueprint.select_model_settings(placed.role).chat_template:
             path = context.blueprint.find_model_key_path(placed.key_path, placed.role, "chat_template")
-            reason = "Dynamo's workers read a template from a file, and their pods have the model's alone"
+            reason = "Dynamo's workers read a template from a file, and their pods have the model's only"
             yield Conflict(path, reason, "remove it, or use framework: plain", template)
     reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
     yield from check_never_empty(placed_roles, reason)
@@ -195,7 +195,7 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
 
 
 def _build_environment(context: Context) -> dict[str, str]:
-    """Return how Dynamo's processes log, and find one another: here by files, and through a loopback address alone."""
+    """Return how Dynamo's processes log, and find one another: here by files, and through a loopback address only."""
     env = {LOG_VARIABLE: "1"} if context.blueprint.logs == "json" else {}
     if not context.conventions.is_local:
         return env

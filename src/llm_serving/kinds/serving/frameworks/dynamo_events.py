@@ -1,6 +1,6 @@
 """Passes on the events of Dynamo's workers, and becomes its frontend: `python dynamo_events.py IN OUT COMMAND...`.
 
-Left alone each worker publishes its events on all addresses of the machine (Dynamo 1.6.1, lib/runtime, event_plane).
+By default each worker publishes its events on all addresses of the machine (Dynamo 1.6.1, lib/runtime, event_plane).
 With a broker it connects to that: here at Unix sockets, which no other user reaches. Dynamo's own environment runs
 this, so it imports nothing of this package.
 """

@@ -33,17 +33,17 @@ OWN_OPTIONS = SERVER_OPTIONS | {"max_num_queued_reqs", "middleware"}
 """Options in whose place Ray listens, names the model, refuses requests and ends."""
 
 REFUSED = {"status_code": 429, "retry_after_s": 1}
-"""How Ray answers what it has no room for; left alone 503, without Retry-After. Source: BackpressureConfig of Ray
+"""How Ray answers what it has no room for; by default 503, without Retry-After. Source: BackpressureConfig of Ray
 2.60.0, serve/config.py, and called."""
 
 PORTS = {"gcs-server": 6379, "dashboard": 8265}
 """Of Ray's head, as KubeRay's operator looks them up. Source: kuberay v1.7.0, controllers/ray/utils/constant.go."""
 
 TIMEOUT_VARIABLE = "RAY_SERVE_LLM_ROUTER_HTTP_TIMEOUT"
-"""Longest request in Ray's endpoint, seconds; left alone 600. Source: Ray 2.60.0, llm/_internal/serve/constants.py."""
+"""Longest request in Ray's endpoint, seconds; by default 600. Source: Ray 2.60.0, llm/_internal/serve/constants.py."""
 
 REPORT_VARIABLE = "RAY_metrics_report_interval_ms"
-"""How often a process reports to its node's page of metrics; left alone every 10 s. Source: Ray 2.60.0, called."""
+"""How often a process reports to its node's page of metrics; by default every 10 s. Source: Ray 2.60.0, called."""
 
 STARTUP_FOLDER = Path(__file__).with_name("ray_start")
 """What Python of Ray's processes on this machine finds first; apart from modules here that are called as Ray's."""
@@ -169,12 +169,12 @@ def _build_local_nodes(
         # Logs of the processes that a node starts are in its own.
         "RAY_LOG_TO_STDERR": "1",
         "RAY_BACKEND_LOG_LEVEL": "warning",
-        # As engines under another framework; left alone 15.
+        # As engines under another framework; by default 15.
         "RAY_worker_niceness": "0",
         # On a busy machine.
         "RAY_raylet_start_wait_time_s": "240",
         "RAY_worker_register_timeout_seconds": "240",
-        # How often Serve looks at its replicas; left alone 0.1, a core's fiftieth while nothing happens.
+        # How often Serve looks at its replicas; by default 0.1, a core's fiftieth while nothing happens.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     }
     nodes = []

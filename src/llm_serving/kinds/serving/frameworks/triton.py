@@ -28,7 +28,7 @@ backend: "vllm"
 instance_group [ { count: 1 kind: KIND_MODEL } ]
 parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }
 """
-"""The engine chooses its accelerators, of which KIND_GPU would give it one; left alone its metrics are not reported.
+"""The engine chooses its accelerators, of which KIND_GPU would give it one; by default its metrics are not reported.
 Source: vllm_backend r26.01 (c70d654), README.md and src/model.py."""
 
 OWN_OPTIONS = SERVER_OPTIONS | {"enable_auto_tool_choice", "tool_call_parser", "reasoning_parser", "chat_template"}
@@ -71,7 +71,7 @@ def _adapt_worker(context: Context, worker: Service) -> Service:
         *("python3", "-c", f"exec({PROGRAM.read_text(encoding='utf-8')!r})", json.dumps(files)),
         *(FRONTEND, "--model-repository", repository, "--tokenizer", words[2]),
         *("--host", str(options["host"]), "--openai-port", str(options["port"])),
-        # Left alone 16; the engine ends an answer at its context.
+        # By default 16; the engine ends an answer at its context.
         *("--default-max-tokens", str(options["max_model_len"])),
         # Probes and Prometheus ask every few seconds.
         *("--uvicorn-log-level", "warning"),

@@ -2,7 +2,7 @@
 
     python3 -c TEXT FILES MAIN ARGUMENTS...
 
-FILES is JSON, each text by its path. The frontend has /health/ready alone. Routers ask for /health, vLLM's 0.1.17 also
+FILES is JSON, each text by its path. The frontend has /health/ready only. Routers ask for /health, vLLM's 0.1.17 also
 with --health-check-endpoint (called, 2026-11-27).
 """
 

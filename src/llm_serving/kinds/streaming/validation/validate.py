@@ -47,7 +47,7 @@ def validate(deployment: StreamingDeployment, options: ValidationOptions) -> tup
     """Send the sample; return the report and its folder, RUNS/NAME/TIME.
 
     Raises:
-        InputError: an option is for load tests alone.
+        InputError: an option is for load tests only.
         Unavailable: the job does not run, the load failed, or the report cannot be written.
     """
     for option, value in {"--user": options.user_file, "--driver": options.driver, "--url": options.url}.items():

@@ -12,7 +12,7 @@ final class Counts extends RichMapFunction<Outcome, Outcome> {
     private transient Counter shed;
     private transient Counter overtaken;
 
-    /** Adds a counter that Managed Service for Apache Flink reports to CloudWatch: it does for this group alone. */
+    /** Adds a counter that Managed Service for Apache Flink reports to CloudWatch: it does for this group only. */
     static Counter add(RuntimeContext context, String name) {
         return context.getMetricGroup().addGroup("kinesisanalytics").counter(name);
     }

@@ -79,7 +79,7 @@ def main(role: str, address: str, arguments: list[str]) -> int:
 
 
 def create_token(file: Path) -> None:
-    """Create the secret by which Ray's processes know each other, for this user alone, unless it is there."""
+    """Create the secret by which Ray's processes know each other, for this user only, unless it is there."""
     own = file.with_name(f"{file.name}.{os.getpid()}")
     own.touch(mode=0o600)
     own.write_text(secrets.token_hex(32))
