@@ -6,7 +6,7 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 - `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head (those that look back over
   everything have `full_heads` of `full_size`; `value_size` of their values, 0 is the same), `latent`, `index` bytes in `indexed` of them, `context`, `bytes`, `batch`,
-  `block`; `draft` are the `layers`, `heads` and `size` of a model that guesses tokens.
+  `block`; `draft` are the `layers`, `heads` and `size` of a draft model.
 - `minimax` is what sparse attention of MiniMax-M3, with an indexer of a `width`, caches: tokens of the `blocks` that its
   kernels take, and `index` bytes of a token.
 - `compressed` computes the tokens of a cache as `planner`, of DeepSeek V4's layers, with the cache that vLLM's own ask

@@ -17,7 +17,7 @@ def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInsta
     instance_role = add_role(
         stack,
         "instance",
-        description=f"Lets machines join the cluster {stack.cluster_name}",
+        description=f"Lets instances join the cluster {stack.cluster_name}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
         statements=policy.read_statements(stack, "container-instances"),
     )

@@ -31,7 +31,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
         NAME,
         key=key,
         source="ecs_fallback",
-        description="Moves tasks that find no machine to the next choice of their pool",
+        description="Moves tasks that find no instance to the next choice of their pool",
         statements=policy.read_statements(stack, "ecs-fallback"),
         timeout_s=_TIMEOUT_S,
     )
@@ -43,7 +43,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
         f"{NAME}-waiting-alarm",
         "waiting-tasks",
         name="tasks-waiting",
-        description=f"Many tasks wait for a machine; ECS starts none beyond {_MAX_WAITING} in a cluster",
+        description=f"Many tasks wait for an instance; ECS starts none beyond {_MAX_WAITING} in a cluster",
         threshold=_WAITING_THRESHOLD,
     )
 
@@ -79,7 +79,7 @@ def _add_failure_rule(
         stack,
         f"{NAME}-failed",
         name=f"{stack.fleet.name}-{NAME}-failed",
-        description="At once: a group could not start a machine",
+        description="At once: a group could not start an instance",
         event_pattern=json.dumps(
             {
                 "source": ["aws.autoscaling"],

@@ -46,7 +46,7 @@ def add_karpenter(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, kms
         cluster,
         namespace=NAMESPACE,
         service_account=SERVICE_ACCOUNT,
-        description="Lets Karpenter start and end the fleet's machines",
+        description="Lets Karpenter start and terminate the fleet's instances",
         statements=policy.read_statements(
             stack, "karpenter", queue=queue.arn, key=kms_key.arn, node_role=node_iam_role.arn
         ),

@@ -214,7 +214,7 @@ def test_deepseek_v4_runs_on_gpus_for_which_its_attention_has_kernels() -> None:
 def test_deepseek_v4_beside_a_draft_is_refused() -> None:
     model, p5 = models.find("deepseek-ai/DeepSeek-V4-Flash"), instances.load()["p5.48xlarge"]
     fit = vllm.compute_fit(model, p5, ReplicaSetup(8, context=8192, draft=models.find("tiny")))
-    assert fit.why == "the cache of a model that guesses tokens, tiny, is not known beside DeepSeek V4's"
+    assert fit.why == "the cache of a draft model, tiny, is not known beside DeepSeek V4's"
 
 
 def test_sglang_counts_windows_for_a_tenth_of_deepseek_v4_s_tokens() -> None:
@@ -475,7 +475,7 @@ def test_a_draft_that_vllm_cannot_split_as_the_model_does_not_fit() -> None:
     draft = DRAFT.model_copy(update={"heads": 14, "kv_heads": 2})
     model, instance = models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge")
     fit = vllm.compute_fit(model, instance, ReplicaSetup(4, context=8192, draft=draft))
-    assert fit.why == "of Qwen/Qwen3-0.6B, which guesses tokens, 14 attention heads do not divide by 4"
+    assert fit.why == "of the draft model Qwen/Qwen3-0.6B, 14 attention heads do not divide by 4"
 
 
 def test_a_draft_too_much_for_the_accelerator_is_named() -> None:

@@ -291,7 +291,7 @@ class Architecture(PlainData):
         return counts[kind]
 
     def build_prediction(self) -> Self | None:
-        """Return its layers for multi-token prediction as a model that guesses its tokens; None where it has none.
+        """Return its layers for multi-token prediction as a draft model; None where it has none.
 
         Both ends are this model's, whatever a checkpoint stores (vLLM 0.32.0, v1/spec_decode/llm_base_proposer.py).
         """

@@ -79,7 +79,7 @@ class ReplicaSetup:
     """The largest step."""
 
     draft: Model | None = None
-    """A model beside it that guesses its tokens."""
+    """A draft model beside it."""
 
     videos: bool = True
     """Whether requests may have videos, where the model reads them."""
@@ -108,7 +108,7 @@ class CpuLoad(NamedTuple):
     """Most requests of a step."""
 
     draft: Architecture | None = None
-    """Of a model beside it that guesses its tokens."""
+    """Of a draft model beside it."""
 
 
 class Fit(BaseModel):
@@ -128,7 +128,7 @@ class Fit(BaseModel):
 
     weight_bytes: int
     draft_bytes: int = 0
-    """Of the weights, those of the model that guesses tokens."""
+    """Of the weights, those of the draft model."""
 
     reserve_bytes: int
     """What the largest batch and the libraries take."""
@@ -171,7 +171,7 @@ class Division(NamedTuple):
     cache: int
     tokens: int = 0
     draft: int = 0
-    """Of the weights, those of the model that guesses tokens."""
+    """Of the weights, those of the draft model."""
 
     video: int = 0
     """Of the reserve, those that it would not take if requests had no videos."""

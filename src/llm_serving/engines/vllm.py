@@ -498,9 +498,9 @@ def _describe_broken_draft(model: Model, setup: ReplicaSetup) -> str:
     if setup.draft is None:
         return ""
     if model.compressed:
-        return f"the cache of a model that guesses tokens, {setup.draft.name}, is not known beside DeepSeek V4's"
+        return f"the cache of a draft model, {setup.draft.name}, is not known beside DeepSeek V4's"
     reason = describe_indivisible(setup.draft, setup.tensor, whole_experts=bool(setup.expert_ranks))
-    return f"of {setup.draft.name}, which guesses tokens, {reason}" if reason else ""
+    return f"of the draft model {setup.draft.name}, {reason}" if reason else ""
 
 
 def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> str:

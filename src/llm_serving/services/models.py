@@ -63,7 +63,7 @@ class ServedModel(ResolvedData):
     """Location of each LoRA adapter, by the name that clients put in `model`."""
 
     draft: LoadedModel | None = None
-    """The model that guesses tokens ahead; None where none does."""
+    """The draft model; None without one."""
 
 
 def resolve_served_name(model: str) -> str:

@@ -147,7 +147,7 @@ def test_a_block_that_ends_within_a_day_says_when_its_machines_end(
     line = _check_reservation(stubbed_aws, fleet, {**BLOCK, "EndDate": end})
     assert line.status == "warn"
     deadline = f"{end - datetime.timedelta(minutes=margin_min):%Y-%m-%d %H:%M UTC}"
-    assert line.fix == f"renew it in time: machines run until {deadline}"
+    assert line.fix == f"renew it in time: instances run until {deadline}"
 
 
 def test_used_instances_of_a_reservation_are_reported(stubbed_aws: Any, read_fleet: Any) -> None:

@@ -13,7 +13,7 @@ run "aggregated" {
       [for one in aws_ecs_service.worker-1.capacity_provider_strategy : one.capacity_provider] == ["cp-fabric-general-g6e-a-od", "cp-fabric-general-g6e-b-od"] &&
       aws_ecs_service.worker-0.desired_count == 2 && aws_ecs_service.worker-1.desired_count == 0
     )
-    error_message = "the first choice has the tasks, the second takes those that find no machine"
+    error_message = "the first choice has the tasks, the second takes those that find no instance"
   }
 
   assert {

@@ -193,7 +193,7 @@ def test_sglang_keeps_pages_of_64_tokens_in_one_folder_of_their_settings(
     assert mount.path == folder and (mount.key, mount.node_path) != (other.key, other.node_path)
     with pytest.raises(InputError, match="SGLang's store of files has one folder"):
         _resolve(tmp_path, BOTH, extra=extra)
-    with pytest.raises(InputError, match="guesses from the prompt only with pages of one token"):
+    with pytest.raises(InputError, match="drafts from the prompt only with pages of one token"):
         _resolve(tmp_path, f"{tiers}, speculative: {{method: ngram}}", extra=extra)
 
 

@@ -142,7 +142,7 @@ def _check_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check
     if least and fleet.get_orchestrator(pool) == "eks":
         message = f"{message}, and the apply would wait for {format_count(least, 'node')} in vain"
         return CheckResult(check_name, "fail", message, f"set size: 0..{pool.size.max} until it is active")
-    return CheckResult(check_name, "warn", message, "wait: machines come when it is active")
+    return CheckResult(check_name, "warn", message, "wait: instances start when it is active")
 
 
 def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult:
@@ -171,7 +171,7 @@ def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check
             else _format_date(end)
         )
         return CheckResult(
-            check_name, "warn", f"{availability}; it ends soon", f"renew it in time: machines run until {end_date}"
+            check_name, "warn", f"{availability}; it ends soon", f"renew it in time: instances run until {end_date}"
         )
     if free < pool.size.max:
         fix = "what is taken may be this fleet's own"

@@ -119,7 +119,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A model beside it that guesses its tokens (tuning.speculative).",
+            help="A draft model beside it (tuning.speculative).",
             autocompletion=completions.complete_models,
         ),
     ] = None,
@@ -154,7 +154,7 @@ def fit(
 
 
 def _find_draft(name: str, model: Model) -> Model:
-    """Return the model that guesses tokens of another.
+    """Return the draft model of another.
 
     Raises:
         InputError: what is computed of the other has no place for it.

@@ -65,16 +65,16 @@ TracesUrl = Annotated[str, FORMATS["traces-url"]]
 
 
 class Speculative(Settings):
-    """Speculative decoding: tokens guessed ahead and verified together."""
+    """Speculative decoding: draft tokens that the model verifies together."""
 
     method: Literal["ngram", "eagle", "eagle3", "draft_model", "mtp"]
-    """Source of the guesses: the prompt itself, a small draft model, or the model's own prediction layers."""
+    """Source of the draft tokens: the prompt itself, a small draft model, or the model's own prediction layers."""
 
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
-    """Tokens guessed at a time."""
+    """Draft tokens at a time."""
 
     model: ModelName | None = None
-    """The model that guesses; for eagle, eagle3 and draft_model. It is read from the fleet's model bucket, where
+    """The draft model; for eagle, eagle3 and draft_model. It is read from the fleet's model bucket, where
     `blueprint model copy` puts it."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:

@@ -258,7 +258,7 @@ class ServingDeployment(Deployment):
 
     @property
     def loaded_models(self) -> tuple[LoadedModel, ...]:
-        """The models that the engines load, those that guess tokens among them, each once."""
+        """The models that the engines load, draft models among them, each once."""
         loaded = [
             loaded_model
             for model in self.served_models

@@ -74,7 +74,7 @@ COMPILE_CACHE_FOLDER = "/compile-cache"
 
 WEIGHTS_FOLDER, DRAFT_FOLDER = "weights", "draft"
 """Folders that weights are copied to before the engine starts, where they are not streamed: the model's, and those of
-the model that guesses tokens ahead."""
+the draft model."""
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,7 @@ def _build_served_model(context: Context, blueprint: Document[Blueprint], placed
 
 
 def _build_draft(context: Context, placed: PlacedRole) -> LoadedModel | None:
-    """Return the model that guesses tokens ahead, in the fleet's model bucket."""
+    """Return the draft model, in the fleet's model bucket."""
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
@@ -427,7 +427,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
     speculative = settings.tuning.speculative
     if speculative and speculative.model and checked_models.find_draft(settings.tuning) is None:
         yield (
-            f"Memory of {speculative.model}, which guesses tokens: not computed, since no such model is known here. "
+            f"Memory of the draft model {speculative.model}: not computed, since no such model is known here. "
             "Its weights and its cache take a part of what is computed for the KV cache."
         )
     for model in models_placed.values():

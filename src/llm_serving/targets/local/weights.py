@@ -89,7 +89,7 @@ def _check_model(environment: Environment, weights: Weights, *, reads_text: bool
 
 
 def _check_tokenizer(uri: str, sizes: Mapping[str, int]) -> None:
-    """Require a tokenizer of a model that clients talk to; one that guesses tokens for it takes that model's."""
+    """Require a tokenizer of a model that clients talk to; a draft model takes that model's."""
     if not safetensors.has_tokenizer(sizes):
         raise Unavailable(
             f"{uri}: no tokenizer: none of {', '.join(safetensors.TOKENIZER_FILES)} is there, and the engine cannot "

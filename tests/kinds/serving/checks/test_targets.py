@@ -611,12 +611,12 @@ def test_a_draft_takes_of_the_accelerators_what_the_check_counts(tmp_path: Path)
             tmp_path, format_aggregated("Qwen/Qwen3-14B\ncontext: 40k", pool="general", extra=extra)
         )
 
-    assert not any("guesses" in note for note in resolve("").notes)
+    assert not any("draft model" in note for note in resolve("").notes)
     with pytest.raises(InputError, match="the cache holds 39024 tokens, 976 short of one request of 40000"):
         resolve(draft.replace("MODEL", "Qwen/Qwen3-0.6B"))
-    [note] = [note for note in resolve(draft.replace("MODEL", "ORG/draft")).notes if "guesses" in note]
+    [note] = [note for note in resolve(draft.replace("MODEL", "ORG/draft")).notes if "draft model" in note]
     assert note == (
-        "Memory of ORG/draft, which guesses tokens: not computed, since no such model is known here. Its weights and its "
+        "Memory of the draft model ORG/draft: not computed, since no such model is known here. Its weights and its "
         "cache take a part of what is computed for the KV cache."
     )
 

@@ -576,9 +576,9 @@ def test_a_model_whose_parsers_dynamo_calls_otherwise_runs(tmp_path: Path, engin
 
 
 REFUSED_OF_ENGINES = {
-    "guesses from the prompt": (
+    "drafts from the prompt": (
         choose("sglang").replace("slo:", "tuning: {speculative: {method: ngram}}\nslo:"),
-        'blueprint.yaml:11:23: tuning.speculative: "ngram": SGLang guesses from the prompt only with blocks of one token '
+        'blueprint.yaml:11:23: tuning.speculative: "ngram": SGLang drafts from the prompt only with blocks of one token '
         "on some GPUs, and Dynamo's frontend needs larger ones. Fix: remove speculative.",
     ),
     "an option of the engine's server alone": (

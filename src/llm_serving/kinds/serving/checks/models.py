@@ -37,7 +37,7 @@ def find_model(
 
 
 def find_draft(tuning: Tuning, model: Model | None = None) -> Model | None:
-    """Return the model that guesses tokens ahead; None without one, or where its architecture is one of its own.
+    """Return the draft model; None without one, or where its architecture is one of its own.
 
     Args:
         model: whose tokens they are, and whose layers for multi-token prediction may be the other one.
@@ -52,12 +52,12 @@ def find_draft(tuning: Tuning, model: Model | None = None) -> Model | None:
 
 
 def predicts_itself(tuning: Tuning) -> bool:
-    """Return whether layers of the model itself guess tokens ahead."""
+    """Return whether layers of the model itself draft tokens."""
     return tuning.speculative is not None and tuning.speculative.method == "mtp"
 
 
 def check_draft(settings: Blueprint) -> Iterator[Conflict]:
-    """Yield a model that is to guess tokens ahead, and generates none."""
+    """Yield a draft model that generates no tokens."""
     draft = find_draft(settings.tuning)
     if draft and draft.task != GENERATE:
         reason = f"it is made to {draft.task}, and a draft generates tokens"
