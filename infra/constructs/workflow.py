@@ -7,7 +7,7 @@ with a task token, so it needs no functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -88,13 +88,15 @@ class WorkflowContext:
         return self.stack.account.build_bucket_arn(self.batch.bucket)
 
 
-def build_key_grant(account: Account) -> Statement:
-    """Let EventBridge publish to an encrypted topic.
+def build_key_grant(account: Account, batch: BatchStack) -> Statement:
+    """Let EventBridge publish to the encrypted topic. It says to KMS nothing of account or rule: AWS does not support
+    `aws:SourceAccount` and `aws:SourceArn` here.
 
-    Source: EventBridge user guide, "Troubleshooting: an Amazon SNS topic that is encrypted", 2026-11.
+    Source: SNS developer guide, "Managing Amazon SNS encryption keys and costs", 2026-11.
     """
-    here = {"StringEquals": {"aws:SourceAccount": account.id}}
-    return policy.allow_service("Events", policy.EVENTS, ["kms:Decrypt", "kms:GenerateDataKey*"], "*", condition=here)
+    to_topic = {"ArnEquals": {"kms:EncryptionContext:aws:sns:topicArn": account.build_arn("sns", format_topic(batch))}}
+    actions = ["kms:Decrypt", "kms:GenerateDataKey*"]
+    return policy.allow_service("Events", policy.EVENTS, actions, "*", condition=to_topic)
 
 
 def format_log_group(batch: BatchStack) -> str:
@@ -103,6 +105,10 @@ def format_log_group(batch: BatchStack) -> str:
     Source: Step Functions developer guide, "Logging using CloudWatch Logs", 2026-11.
     """
     return f"/aws/vendedlogs/states/{batch.workflow}"
+
+
+def format_topic(batch: BatchStack) -> str:
+    return f"{batch.workflow}-ended"
 
 
 def format_undelivered_queue(batch: BatchStack) -> str:
@@ -211,7 +217,7 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     )
     undelivered_name = format_undelivered_queue(batch)
     grants = {
-        name: _build_events_grant(account.build_arn("sqs", name), "sqs:SendMessage", rule)
+        name: _build_queue_grant(account.build_arn("sqs", name), rule)
         for name in (undelivered_name, batch.inbox_queue)
     }
     undelivered = _add_queue(context, undelivered_name, grants[undelivered_name])
@@ -229,11 +235,9 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     return inbox
 
 
-def _build_events_grant(
-    arn: str, action: str, rule: aws.cloudwatch_event_rule.CloudwatchEventRule
-) -> Mapping[str, object]:
+def _build_queue_grant(arn: str, rule: aws.cloudwatch_event_rule.CloudwatchEventRule) -> Statement:
     condition = {"ArnEquals": {"aws:SourceArn": rule.arn}}
-    return policy.allow_service("FromEvents", policy.EVENTS, action, arn, condition=condition)
+    return policy.allow_service("FromEvents", policy.EVENTS, "sqs:SendMessage", arn, condition=condition)
 
 
 def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
@@ -276,7 +280,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
 def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
     batch = context.batch
     topic = aws.sns_topic.SnsTopic(
-        context.stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn
+        context.stack, "ended", name=format_topic(batch), kms_master_key_id=context.key.arn
     )
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         context.stack,
@@ -289,8 +293,11 @@ def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
         context.stack,
         "ended-policy",
         arn=topic.arn,
+        # Without a condition, which EventBridge never meets at a topic. Source: EventBridge user guide, "Using
+        # resource-based policies for Amazon EventBridge", Amazon SNS permissions, 2026-11.
         policy=policy.build_document(
-            policy.require_tls("sns:Publish", topic.arn), _build_events_grant(topic.arn, "sns:Publish", rule)
+            policy.require_tls("sns:Publish", topic.arn),
+            policy.allow_service("FromEvents", policy.EVENTS, "sns:Publish", topic.arn),
         ),
     )
     aws.cloudwatch_event_target.CloudwatchEventTarget(

@@ -379,6 +379,33 @@ def test_files_reach_the_inbox_by_events_of_their_prefix(stacks: Stacks, monkeyp
     assert inbox.parse_event(json.dumps(event)) == [("cotton-results-123456789012-us-west-2", key)]
 
 
+def list_conditions(policies: list[dict[str, Any]], field: str) -> list[set[str]]:
+    """The keys of the conditions by which EventBridge may do something."""
+    statements = [statement for row in policies for statement in json.loads(row[field])["Statement"]]
+    return [
+        {key for operator in statement.get("Condition", {}).values() for key in operator}
+        for statement in statements
+        if statement["Principal"] == {"Service": "events.amazonaws.com"}
+    ]
+
+
+def test_eventbridge_may_publish_a_jobs_end_without_a_condition_that_it_never_meets(stacks: Stacks) -> None:
+    """AWS supports none in a topic's policy, and none on the source in the policy of a topic's key.
+
+    Source: EventBridge user guide, "Using resource-based policies for Amazon EventBridge", Amazon SNS permissions; SNS
+    developer guide, "Managing Amazon SNS encryption keys and costs"; 2026-11.
+    """
+    resources = stacks["catalog"]["resource"]
+    assert list_conditions([*resources["aws_sns_topic_policy"].values()], "policy") == [set()]
+    assert list_conditions([*resources["aws_kms_key"].values()], "policy") == [
+        {"kms:EncryptionContext:aws:sns:topicArn"}
+    ]
+    topic = resources["aws_sns_topic"]["ended"]["name"]
+    assert f":{topic}\"" in resources["aws_kms_key"]["batch-key"]["policy"], "the key is for this topic"
+    queues = [queue for queue in resources["aws_sqs_queue"].values() if "events.amazonaws.com" in queue["policy"]]
+    assert list_conditions(queues, "policy") == 2 * [{"aws:SourceArn"}], "the check can fail"
+
+
 def test_a_schedules_message_is_one_that_the_batch_api_reads(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox
