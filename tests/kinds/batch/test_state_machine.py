@@ -156,6 +156,32 @@ def test_each_step_is_repeated_alike_and_ends_in_the_job_where_it_fails_for_good
     assert all(state["TimeoutSeconds"] for state in steps), "a lost answer holds no execution for ever"
 
 
+MAX_PAYLOAD_BYTES = 262_144
+"""Source: Step Functions developer guide, "Step Functions service quotas", 2026-11."""
+
+
+def compute_map_output(chunk_state: Mapping[str, Any], answer: Mapping[str, Any], chunks: int) -> int:
+    """The bytes of a Distributed Map's output without a ResultWriter: an array of what each child's last state gives.
+
+    `ResultPath: null` of the map drops it only afterwards. Source: aws/aws-cdk#24799, read 2026-11.
+    """
+    output = {} if chunk_state.get("OutputPath", "$") is None else answer
+    return len(json.dumps([output] * chunks, separators=(",", ":")))
+
+
+def test_the_answers_of_the_most_chunks_fit_into_the_output_of_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import layout
+
+    answers = {"Scan": {"rows": 10_000, "faults": 12}, "Run": layout.add_counts([])}
+    for name, answer in answers.items():
+        [chunk_state] = DEFINITION["States"][name]["ItemProcessor"]["States"].values()
+        assert chunk_state["End"]
+        assert "ResultWriter" not in DEFINITION["States"][name]
+        assert compute_map_output(chunk_state, answer, layout.MAX_CHUNKS) < MAX_PAYLOAD_BYTES, name
+        assert compute_map_output({}, answer, layout.MAX_CHUNKS) > MAX_PAYLOAD_BYTES, "the check can fail"
+
+
 def list_states(states: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """All states, those of the maps' own among them."""
     for state in states.values():
