@@ -59,6 +59,11 @@ def test_a_warm_instance_joins_the_cluster_when_it_enters_service() -> None:
     assert "ECS_WARM_POOLS_CHECK" not in build_settings(warm=0)
 
 
+def test_the_weights_of_a_stopped_task_make_room_for_those_of_the_next_one() -> None:
+    """What is copied from S3 lies in a volume of the task, which the agent removes so long after its end."""
+    assert build_settings()["ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION"] == "1m"
+
+
 def test_a_task_cannot_assume_the_instance_role() -> None:
     assert build_settings()["ECS_AWSVPC_BLOCK_IMDS"] == "true"
 

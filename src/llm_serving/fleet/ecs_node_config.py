@@ -53,6 +53,9 @@ def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]
     if group.warm:
         # A warm instance joins the cluster when it is put to service, and not before it is stopped.
         yield "ECS_WARM_POOLS_CHECK", "true"
+    # A stopped task keeps its volumes, and with them the weights that were copied for it. The agent's own three hours
+    # of that fill the disk: each restart copies them anew. Source: aws/amazon-ecs-agent, README.md, 2026-11.
+    yield "ECS_ENGINE_TASK_CLEANUP_WAIT_DURATION", "1m"
     # Tasks have their own roles; the instance's is the agent's.
     yield "ECS_AWSVPC_BLOCK_IMDS", "true"
 
