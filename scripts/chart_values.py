@@ -27,7 +27,7 @@ STACK_KEYS = ("role", "secrets", "in_network", "path", "body")
 """Keys of a service in charts/batch that only the stack reads, from the same file."""
 
 _FIXED = ("ports", "unavailable", "device", "accelerators", "efa", "shared_memory_bytes", "pool", "instance_types",
-          "zones", "gives_way", "pre_stop_s", "is_root")  # fmt: skip
+          "zones", "gives_way", "is_root")  # fmt: skip
 """Keys that every rendered service has, whatever its kind: charts/batch takes their defaults only."""
 
 _DESCRIPTIONS = {

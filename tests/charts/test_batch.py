@@ -172,6 +172,20 @@ def test_a_rollout_waits_until_each_worker_takes_steps(render_chart: Render, val
     assert variables["BATCH_READY_FILE"].rpartition("/")[0] in folders, "the root is read-only"
 
 
+def test_what_clients_call_is_asked_to_stop_once_none_finds_it_any_more(
+    render_chart: Render, values: dict[str, Values]
+) -> None:
+    """Its nginx takes no connection from then on, and Services and load balancers send some for seconds."""
+    pods = {
+        pod["metadata"]["labels"]["inference/kind"]: pod["spec"]
+        for pod in list_pods(render_chart(values["pods"], CHART))
+    }
+    [api], [worker] = pods["api"]["containers"], pods["worker"]["containers"]
+    assert api["lifecycle"] == {"preStop": {"sleep": {"seconds": 10}}}
+    assert pods["api"]["terminationGracePeriodSeconds"] > 10
+    assert "lifecycle" not in worker, "nobody calls it"
+
+
 def test_workers_wait_in_the_queue_of_their_pool(render_chart: Render, values: dict[str, Values]) -> None:
     queued = {}
     for deployment in filter_by_kind(render_chart(values["pods"], CHART), "Deployment"):

@@ -17,6 +17,9 @@ from llm_serving.settings.plain import PlainData
 LOOPBACK = "127.0.0.1"
 """The address that no other machine reaches."""
 
+PRE_STOP_S = 10
+"""Seconds in which Kubernetes takes a pod from its Services before the pod is asked to stop."""
+
 LOCAL_STOP_S = 20
 """Seconds that a process on this machine has to stop."""
 

@@ -401,7 +401,7 @@ def test_eventbridge_may_publish_a_jobs_end_without_a_condition_that_it_never_me
         {"kms:EncryptionContext:aws:sns:topicArn"}
     ]
     topic = resources["aws_sns_topic"]["ended"]["name"]
-    assert f":{topic}\"" in resources["aws_kms_key"]["batch-key"]["policy"], "the key is for this topic"
+    assert f':{topic}"' in resources["aws_kms_key"]["batch-key"]["policy"], "the key is for this topic"
     queues = [queue for queue in resources["aws_sqs_queue"].values() if "events.amazonaws.com" in queue["policy"]]
     assert list_conditions(queues, "policy") == 2 * [{"aws:SourceArn"}], "the check can fail"
 

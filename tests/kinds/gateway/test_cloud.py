@@ -76,6 +76,14 @@ def test_clients_reach_it_by_name_on_each_target(tmp_path: Path, target: str, ur
     }, "the fleet's network, and no other address"
 
 
+@pytest.mark.parametrize(("target", "pre_stop_s"), [("eks", 10), ("ecs", 0)])
+def test_on_kubernetes_a_gateway_waits_until_clients_know_that_it_goes(
+    tmp_path: Path, target: str, pre_stop_s: int
+) -> None:
+    meter, gateway = resolve(tmp_path, MINIMAL, target).services
+    assert (gateway.stop.pre_stop_s, meter.stop.pre_stop_s) == (pre_stop_s, 0)
+
+
 def test_replicas_share_counts_over_tls_at_the_host_that_the_stack_knows(tmp_path: Path) -> None:
     config = read_config(resolve(tmp_path, MINIMAL, "ecs").entries[0])
     host = f"os.environ/{cloud_program.CACHE_VARIABLE}"

@@ -17,7 +17,7 @@ from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedul
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.services import addresses, orchestrators, team_keys
 from llm_serving.services.environment import Environment
-from llm_serving.services.service import Call, Placement, Replicas, Resources, Service, Stop, Toleration
+from llm_serving.services.service import PRE_STOP_S, Call, Placement, Replicas, Resources, Service, Stop, Toleration
 from llm_serving.services.team_keys import Secret
 from llm_serving.settings.document import Conflict
 
@@ -70,11 +70,12 @@ def build_container(
 ) -> Service:
     """Return a worker, or the Batch API, as a container on AWS."""
     is_worker = not service.is_entry
+    is_called = service.is_entry and environment.conventions.is_kubernetes
     cache = settings.results.cache if is_worker else None
     update = {
         "image": own_image.IMAGES["batch-worker"].format_image(environment.registry, environment.image_digests),
         "resources": Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
-        "stop": Stop(stop_s=STOP_S),
+        "stop": Stop(stop_s=STOP_S, pre_stop_s=PRE_STOP_S if is_called else 0),
         "secrets": team_keys.list_read(
             settings.endpoint.api_key,
             cache.login if cache else None,

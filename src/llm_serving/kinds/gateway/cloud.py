@@ -20,7 +20,17 @@ from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CAL
 from llm_serving.services import addresses, load_balancer, orchestrators, team_keys
 from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT
 from llm_serving.services.environment import Environment
-from llm_serving.services.service import LOOPBACK, Call, Placement, Probe, Replicas, Resources, Service, Stop
+from llm_serving.services.service import (
+    LOOPBACK,
+    PRE_STOP_S,
+    Call,
+    Placement,
+    Probe,
+    Replicas,
+    Resources,
+    Service,
+    Stop,
+)
 from llm_serving.settings.document import Conflict
 
 IMAGE = "gateway"
@@ -176,7 +186,7 @@ def _build_gateway(
         resources=Resources(cpus=CPUS, memory_bytes=MEMORY_BYTES),
         # Prisma's engine and the lock of packages are of this architecture.
         placement=Placement(labels={"kubernetes.io/arch": "amd64"}),
-        stop=Stop(stop_s=STOP_S),
+        stop=Stop(stop_s=STOP_S, pre_stop_s=PRE_STOP_S if environment.conventions.is_kubernetes else 0),
     )
 
 
@@ -210,6 +220,7 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit
         "clients": (),
         "port": 0,
         "probe": None,
+        "stop": Stop(stop_s=STOP_S),
         "replicas": Replicas(),
     }
     return gateway.model_copy(update=update)

@@ -19,6 +19,7 @@ from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services import deployments
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (
+    PRE_STOP_S,
     Call,
     Mount,
     Peak,
@@ -39,9 +40,6 @@ STOP_MARGIN_S = 30
 FARGATE_STOP_S = 120
 """Longest that Fargate waits for a container to stop. Source: ECS API reference, ContainerDefinition, stopTimeout,
 2026-11."""
-
-PRE_STOP_S = 10
-"""Seconds in which Kubernetes takes a pod from its Services before the pod is asked to stop."""
 
 READY_PATH, ALIVE_PATH = "/readiness", "/liveness"
 """Paths of the router's front: whether an engine is ready, and whether the router itself is."""
