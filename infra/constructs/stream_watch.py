@@ -9,6 +9,10 @@ from infra.constructs.gateway_watch import MAX_PERCENT
 from infra.constructs.stream import StreamContext
 from llm_serving.kinds.streaming.stack import CACHE_NODES
 
+_MAX_METRICS = 10
+"""Of an alarm. Source: CloudWatch user guide, "Create a CloudWatch alarm based on a metric math expression",
+2026-11."""
+
 
 def add_alarms(context: StreamContext) -> None:
     """Add the alarms.
@@ -34,6 +38,13 @@ def add_alarms(context: StreamContext) -> None:
     nodes = valkey.list_node_dimensions(stream.name, CACHE_NODES)
     memory = {f"m{number}": ("cache-memory", dict([node])) for number, node in enumerate(nodes)}
     _add_alarm(context, "cache", memory, "MAX(METRICS())", MAX_PERCENT, "The cache is nearly full")
+    for first in range(1, stream.brokers + 1, _MAX_METRICS):
+        brokers = range(first, min(first + _MAX_METRICS, stream.brokers + 1))
+        disks = {
+            f"m{number}": ("broker-disk", {"Cluster Name": stream.name, "Broker ID": str(number)}) for number in brokers
+        }
+        name = "disk" if first == 1 else f"disk-{first}"
+        _add_alarm(context, name, disks, "MAX(METRICS())", MAX_PERCENT, "Kafka's storage is nearly full")
 
 
 def _add_alarm(

@@ -217,8 +217,7 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     )
     undelivered_name = format_undelivered_queue(batch)
     grants = {
-        name: _build_queue_grant(account.build_arn("sqs", name), rule)
-        for name in (undelivered_name, batch.inbox_queue)
+        name: _build_queue_grant(account.build_arn("sqs", name), rule) for name in (undelivered_name, batch.inbox_queue)
     }
     undelivered = _add_queue(context, undelivered_name, grants[undelivered_name])
     redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": _UNDELIVERED_AFTER})
@@ -279,9 +278,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
 
 def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
     batch = context.batch
-    topic = aws.sns_topic.SnsTopic(
-        context.stack, "ended", name=format_topic(batch), kms_master_key_id=context.key.arn
-    )
+    topic = aws.sns_topic.SnsTopic(context.stack, "ended", name=format_topic(batch), kms_master_key_id=context.key.arn)
     rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         context.stack,
         "ended-jobs",

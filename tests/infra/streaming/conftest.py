@@ -34,7 +34,7 @@ endpoint: {url: "https://llm.example.com:8443/v1", model: tiny, api_key: {secret
 checkpoint: 10s
 parquet: true
 partitions: 12
-aws: {brokers: 6, broker_type: kafka.m7g.xlarge, broker_storage: 1Ti, cache_type: cache.r7g.large, parallelism: 12}
+aws: {brokers: 12, broker_type: kafka.m7g.xlarge, broker_storage: 1Ti, cache_type: cache.r7g.large, parallelism: 12}
 slo: {dead_events: 5%}
 """
 

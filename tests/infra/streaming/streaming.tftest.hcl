@@ -77,7 +77,7 @@ run "outside" {
 
   assert {
     condition = (
-      aws_msk_cluster.kafka.number_of_broker_nodes == 6 && aws_msk_cluster.kafka.broker_node_group_info[0].instance_type == "kafka.m7g.xlarge" &&
+      aws_msk_cluster.kafka.number_of_broker_nodes == 12 && aws_msk_cluster.kafka.broker_node_group_info[0].instance_type == "kafka.m7g.xlarge" &&
       aws_msk_cluster.kafka.broker_node_group_info[0].storage_info[0].ebs_storage_info[0].volume_size == 1024 &&
       aws_elasticache_replication_group.cache.node_type == "cache.r7g.large" &&
       aws_kinesisanalyticsv2_application.job.application_configuration[0].flink_application_configuration[0].parallelism_configuration[0].parallelism == 12

@@ -168,7 +168,10 @@ def test_every_alarm_reads_metrics_by_the_dimensions_that_their_service_publishe
         if "metric" in query
     ]
     assert {query["namespace"] for query in queries} == {"AWS/ElastiCache", "AWS/Kafka", "AWS/KinesisAnalytics"}
-    assert all(sorted(query["dimensions"]) == rows[query["namespace"]]["dimensions"] for query in queries)
+    for query in queries:
+        row = rows[query["namespace"]]
+        expected = row.get("other_dimensions", {}).get(query["metric_name"], row["dimensions"])
+        assert sorted(query["dimensions"]) == expected, query["metric_name"]
     flink = read_job(stacks["shop"])["flink_application_configuration"]
     assert flink["monitoring_configuration"]["metrics_level"] == "APPLICATION", "another level adds dimensions"
 
@@ -200,4 +203,26 @@ def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None
         "dead-letters-alarm": ("RATE(m) / RATE(n)", 0.05, topic),
         "deadlines-alarm": ("RATE(m) / RATE(n)", 0.05, topic),
         "cache-alarm": ("MAX(METRICS())", 80, topic),
+        "disk-alarm": ("MAX(METRICS())", 80, topic),
+        "disk-11-alarm": ("MAX(METRICS())", 80, topic),
     }
+
+
+def test_an_alarm_rings_before_the_storage_of_any_broker_is_full(stacks: Stacks) -> None:
+    """CloudWatch takes ten metrics an alarm, and a cluster has up to thirty brokers."""
+    watched = {
+        shape: [
+            [query["metric"]["dimensions"]["Broker ID"] for query in alarm["metric_query"] if "metric" in query]
+            for name, alarm in stacks[shape]["resource"]["aws_cloudwatch_metric_alarm"].items()
+            if name.startswith("disk")
+        ]
+        for shape in ("shop", "outside")
+    }
+    brokers = {
+        shape: stacks[shape]["resource"]["aws_msk_cluster"]["kafka"]["number_of_broker_nodes"] for shape in watched
+    }
+    for shape, groups in watched.items():
+        numbers = sorted(int(broker) for group in groups for broker in group)
+        assert numbers == list(range(1, brokers[shape] + 1))
+    assert max(brokers.values()) > 10, "more than one alarm takes"
+    assert all(len(group) <= 10 for groups in watched.values() for group in groups)
