@@ -148,6 +148,8 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (VALID + "spend_limit: 100\n", ['fleet.yaml:8:14: spend_limit: 100: it has no unit. Fix: use an amount of money an hour such as 500 USD/h.']),
         (VALID + "spend_limit: 0 USD/h\n", ['fleet.yaml:8:14: spend_limit: "0 USD/h": it is not above 0 and up to 10000000USD/h. Fix: use an amount of money an hour such as 500 USD/h.']),
         (VALID + "state: s3\n", ["fleet.yaml:8:8: state: \"s3\": it is not a backend for Terraform's state: local or s3://BUCKET/PREFIX. Fix: use a backend for Terraform's state such as s3://my-terraform-state/fleets."]),
+        (VALID + "storage: {model_buckets: [my-models]}\n", ['fleet.yaml:8:27: storage.model_buckets[0]: "my-models": it is a text. Fix: use a mapping of keys to values; the keys are bucket, key.']),
+        (VALID + "storage: {tier_buckets: [{bucket: my-kv}, {bucket: my-kv}]}\n", ['fleet.yaml:8:43: storage.tier_buckets[1]: it is listed twice. Fix: remove the duplicate.']),
         (VALID + "network: 10.0.0.0/16\n", ['fleet.yaml:8:10: network: "10.0.0.0/16": it is a text. Fix: use a mapping of keys to values.']),
         (VALID + "network: {cidr: 10.0.0.0}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.0": it is not an IPv4 network. Fix: use an IPv4 network such as 10.0.0.0/16.']),
         (VALID + "network: {cidr: 10.0.0.1/16}\n", ['fleet.yaml:8:17: network.cidr: "10.0.0.1/16": it is not an IPv4 network: 10.0.0.1/16 has host bits set. Fix: use a range such as 10.0.0.0/16.']),

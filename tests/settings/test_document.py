@@ -142,14 +142,14 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
         (VALID + "open: yes\n", ['o.yaml:3:7: open: "yes": it is neither true nor false. Fix: use true or false (on and off mean the same).']),
         (VALID + "ripe: 30\n", ['o.yaml:3:7: ripe: 30: it has no unit. Fix: use a length of time such as 30s.']),
         (VALID + "crates: 5\n", ['o.yaml:3:9: crates: 5: it is a whole number. Fix: use a mapping of keys to values.']),
-        (VALID + "crates: {apple: 5}\n", ['o.yaml:3:17: crates.apple: 5: it is a whole number. Fix: use a mapping of keys to values.']),
+        (VALID + "crates: {apple: 5}\n", ['o.yaml:3:17: crates.apple: 5: it is a whole number. Fix: use a mapping of keys to values; the keys are least, most.']),
         (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Fix: use a word such as plum."]),
         (VALID + "main-crate: {least: 1.5}\n", ['o.yaml:3:21: main-crate.least: 1.5: it is a number with a fraction. Fix: use a whole number.']),
         (VALID + "main-crate: {least: 0}\n", ['o.yaml:3:21: main-crate.least: 0: it is too small. Fix: use 1 or more.']),
         (VALID + "main-crate: {most: 10}\n", ['o.yaml:3:20: main-crate.most: 10: it is too large. Fix: use 9 or less.']),
         (VALID + "main-crate:\n  least: 5\n  most: 4\n", ['o.yaml:4:10: main-crate.least: 5: it is more than the most, 4. Fix: 4 or less.']),
         (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Fix: write a value, or leave it out."]),
-        (VALID + "main-crate: [1]\n", ['o.yaml:3:13: main-crate: [1]: it is a list. Fix: use a mapping of keys to values.']),
+        (VALID + "main-crate: [1]\n", ['o.yaml:3:13: main-crate: [1]: it is a list. Fix: use a mapping of keys to values; the keys are least, most.']),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_has_its_message(text: str, messages: list[str]) -> None:

@@ -201,13 +201,13 @@ class Storage(Settings):
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
             check_unique("repositories", self.repositories),
-            check_unique("model_buckets", [row.bucket for row in self.model_buckets]),
-            check_unique("tier_buckets", [row.bucket for row in self.tier_buckets]),
-            self._check_tier_buckets(),
+            self._check_buckets(),
         )
 
-    def _check_tier_buckets(self) -> Iterator[Conflict]:
-        """Yield buckets of weights that engines could write to."""
+    def _check_buckets(self) -> Iterator[Conflict]:
+        """Yield buckets that are listed twice, and those of weights that engines could write to."""
+        yield from check_unique("model_buckets", [row.bucket for row in self.model_buckets])
+        yield from check_unique("tier_buckets", [row.bucket for row in self.tier_buckets])
         weights = {row.bucket for row in self.model_buckets}
         for index, row in enumerate(self.tier_buckets):
             if row.bucket in weights:

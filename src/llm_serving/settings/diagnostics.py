@@ -93,7 +93,8 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
         fix = f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
         return "not one of the choices", f"use {fix}"
     if error_type in _EXPECTED_TYPES:
-        return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", f"use {_EXPECTED_TYPES[error_type]}"
+        keys = _list_keys(model_type, detail["loc"]) if error_type == "model_type" else ""
+        return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", f"use {_EXPECTED_TYPES[error_type]}{keys}"
     if "ge" in context or "gt" in context:
         least = (
             f"{_format_bound(model_type, detail['loc'], context['ge'])} or more"
@@ -113,6 +114,12 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if error_type == "too_long":
         return "it is too long", f"keep at most {context['max_length']}"
     return detail["msg"].lower(), "use another value"
+
+
+def _list_keys(model_type: type[BaseModel], loc: KeyPath) -> str:
+    """Return the keys that the mapping at `loc` may have, unless it is one of several forms."""
+    *_, (_, model) = walk_models(model_type, (*loc, ""))
+    return f"; the keys are {', '.join(get_fields(model))}" if model and not _is_schema_step(loc[-1]) else ""
 
 
 def _format_bound(model_type: type[BaseModel], loc: KeyPath, bound: float) -> str:

@@ -158,7 +158,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID + "context: long\n", [f'7:10: context: "long": it is not a number of tokens. {TOKENS} 8k.']),
         (VALID + "context: 0\n", [f'7:10: context: 0: it is not from 1 to 10000000. {TOKENS} 8k.']),
         (VALID + "name: Mine\n", ['7:7: name: "Mine": it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: use a name of 2 to 32 characters such as general.']),
-        (VALID.replace("{pool: general}", "general"), ['4:11: roles.worker: "general": it is a text. Fix: use a mapping of keys to values.']),
+        (VALID.replace("{pool: general}", "general"), ['4:11: roles.worker: "general": it is a text. Fix: use a mapping of keys to values; the keys are accelerators, adapters, data, engine_arguments, environment, expert, gang, gives_way, max_requests, pipeline, pool, replicas, scale, weight.']),
         (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ['4:37: roles.worker.replicas: "two": it is neither a number of replicas nor a range. Fix: use a number of replicas such as 4, or a range such as 1..8.']),
         (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ['4:37: roles.worker.replicas: 0: nothing would ever run. Fix: set replicas: 1, or a range such as 0..4.']),
         (add_traffic("users: 8, deadline: 45min"), ['5:31: traffic.deadline: "45min": the router cuts a request off after 1800 s, roles.router.request_timeout. Fix: set deadline: 1800s or less, or request_timeout: 2700s or more for the router.']),
@@ -182,7 +182,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (add_traffic("users: 8, seed: -1"), ['5:27: traffic.seed: -1: it is too small. Fix: use 0 or more.']),
         (add_traffic("users: 8, seed: 4294967296"), ['5:27: traffic.seed: 4294967296: it is too large. Fix: use a number below 4294967296.']),
         # slo
-        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ['6:16: slo.ttft_ms: 800: it is a whole number. Fix: use a mapping of keys to values.']),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ['6:16: slo.ttft_ms: 800: it is a whole number. Fix: use a mapping of keys to values; the keys are mean, p50, p90, p95, p99.']),
         (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: unknown key. Fix: write p99:."]),
         (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ['6:22: slo.ttft_ms.p95: 0: it is too small. Fix: use a number above 0.']),
         (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ['6:22: slo.ttft_ms.p95: ".nan": it is a text. Fix: use a number.']),
