@@ -136,7 +136,8 @@ def test_the_workflow_on_aws_is_rehearsed_up_to_the_first_instance(tmp_path: Pat
     for step in ("Plan network, storage, ecs", "Apply network, storage", "Apply ecs", "Destroy the instances of ecs"):
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
     assert "Rehearsal" in output
-    assert f"blueprint validate {tmp_path}/first --target ecs" in output, "it ends with an answer, not with the fleet"
+    remaining = f"blueprint validate {tmp_path}/first --target ecs --fleet infra/fleets/one-gpu.yaml"
+    assert remaining in output, "it ends with an answer, not with the fleet"
     assert "the embedded ECS starts no instances, so no task can run" in output
     assert "USD/h on demand" in output
     assert not _find_leftovers(".blueprint/fleet.one-gpu", cwd=ROOT)

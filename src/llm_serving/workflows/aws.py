@@ -367,9 +367,9 @@ def _finish_rehearsal(
     commands = target.list_cluster_commands(request.fleet.value, request.fleet.path)
     result.remaining_commands += map(console.quote_command, commands)
     if request.blueprint:
-        folder = console.shorten_path(request.blueprint)
+        folder, fleet = map(console.shorten_path, (request.blueprint, request.fleet.path))
         result.remaining_commands += [
-            console.quote_command(("blueprint", verb, folder, "--target", request.target))
+            console.quote_command(("blueprint", verb, folder, "--target", request.target, "--fleet", fleet))
             for verb in ("deploy", "validate")
         ]
     if fleet_context.aws.is_rehearsal:
