@@ -5,11 +5,13 @@ A user may have edited the file, or the template that it is made from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
 
 from llm_serving.fleet.model import Fleet, Name
+from llm_serving.fleet.standing_cost import Units
 from llm_serving.services.blueprint import DEFAULT_KIND
 from llm_serving.services.formats import FORMATS
 from llm_serving.services.service import Service
@@ -82,6 +84,14 @@ def read_kind(file: Path, fleet: Fleet) -> str:
     """Return the kind of a rendered deployment of the fleet that has a stack; empty for any other file."""
     keys = read_head(file)
     return keys.get("kind", DEFAULT_KIND) if keys.get("fleet") == fleet.name and "services" in keys else ""
+
+
+def list_fargate(services: Sequence[Service], name: str) -> Iterator[Units]:
+    """Yield the cores and the memory of the tasks of the deployment `name` that run on Fargate, and not in a pool."""
+    tasks = [service for service in services if not service.placement.pool]
+    memory_bytes = sum(service.replicas.min * service.resources.memory_bytes for service in tasks)
+    yield Units("fargate-vcpu", sum(service.replicas.min * service.resources.cpus for service in tasks), name)
+    yield Units("fargate-gib", math.ceil(memory_bytes / 2**30), name)
 
 
 def read_head(file: Path) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.gateway.stack import CACHE_NODES, GatewayStack
+from llm_serving.services import rendered
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -20,9 +20,7 @@ def list_units(stack: GatewayStack, services: Sequence[Service]) -> Iterator[Uni
     yield Units(stack.cache_type, CACHE_NODES, stack.name)
     yield Units("kms-key", 1, stack.name)
     if stack.orchestrator == "ecs":
-        memory_bytes = sum(service.replicas.min * service.resources.memory_bytes for service in services)
-        yield Units("fargate-vcpu", sum(row.replicas.min * row.resources.cpus for row in services), stack.name)
-        yield Units("fargate-gib", math.ceil(memory_bytes / 2**30), stack.name)
+        yield from rendered.list_fargate(services, stack.name)
     if stack.load_balancer:
         yield Units("application-load-balancer", 1, stack.name)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from llm_serving import paths
+from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.serving import (
     adapters,
     measured_capacity,
@@ -20,9 +23,12 @@ from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.services import rendered
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.kinds import Capability, Kind
+from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
 
 
@@ -48,6 +54,12 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
         measured = measured_prompts.find_measured(blueprint, root)
         capacities = measured_capacity.read_all(root / paths.RUNS / resolve_name(blueprint))
         return environment.model_copy(update={"measured": measured, "capacities": capacities})
+
+    def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
+        deployment = rendered.read(file, fleet, Rendered[ServingStack]).value
+        if deployment.stack.orchestrator == "eks":
+            return ()
+        return rendered.list_fargate(deployment.services, deployment.name)
 
     def get_engine(self, blueprint: Blueprint) -> str:
         return blueprint.engine
