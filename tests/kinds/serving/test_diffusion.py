@@ -115,7 +115,7 @@ REFUSED = [
         _change("pool: general", "pool: small"),
         f'4: model: "{FLUX}": it does not fit into 1 accelerator of the pool small: on g6.12xlarge weights 33.7 GB and '
         "a picture's 6.76 GB are 16.7 GB more than the 23.8 GB of one accelerator. "
-        "Fix: set accelerators: 1 on p4d.24xlarge, or use a smaller model.",
+        "Fix: set pool: general and accelerators: 1, or use a smaller model.",
     ),
     (
         _change("pool: general", "pool: cpus"),

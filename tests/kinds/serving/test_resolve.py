@@ -305,7 +305,7 @@ REFUSED = [
         {"model": "nvidia/Qwen3-235B-A22B-NVFP4"},
         'blueprint.yaml:2:8: model: "nvidia/Qwen3-235B-A22B-NVFP4": it does not fit into 1 accelerator of the pool '
         "small: on g6e.2xlarge and g6e.4xlarge weights 134 GB and reserve 3.54 GB are 93.9 GB more than the 43.7 GB of "
-        "one accelerator. Fix: set accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or use a smaller model.",
+        "one accelerator. Fix: set pool: large and accelerators: 4, or use a smaller model.",
     ),
     (
         {"model": "Qwen/Qwen3-32B", "worker": "{pool: large, accelerators: 1}"},
@@ -327,6 +327,22 @@ def test_an_impossible_blueprint_is_refused_at_its_line(tmp_path: Path, changed:
         _resolve(tmp_path, **changed)
     folder = f"{tmp_path}/mine"
     assert str(error.value) == f"{folder}/{message}".replace("FOLDER", folder)
+
+
+def test_a_model_that_does_not_fit_is_pointed_at_another_pool_before_types_that_no_pool_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixes = []
+    for large in ("g6e.48xlarge", "g6e.8xlarge"):
+        monkeypatch.setitem(globals(), "FLEET", FLEET.replace("g6e.48xlarge", large))
+        with pytest.raises(InputError) as error:
+            _resolve(tmp_path, model="nvidia/Qwen3-235B-A22B-NVFP4")
+        fixes.append(error.value.mistakes[0].fix)
+        monkeypatch.undo()
+    assert fixes == [
+        "set pool: large and accelerators: 4, or use a smaller model",
+        "set accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or use a smaller model",
+    ]
 
 
 def test_a_model_that_does_not_fit_is_pointed_at_types_that_the_region_offers(

@@ -459,7 +459,7 @@ class PlacementSearch:
         return f", of whose memory {models} there keep{'s' * (len(self._others) == 1)} {self._kept_share:.1%}"
 
     def _describe_alternatives(self) -> str:
-        """Return the smallest way to hold the model: more accelerators of the pool, else types of the region."""
+        """Return the smallest way to hold the model: in its pool, else in another pool, else on types of the region."""
         if self._takes_cpus:
             return self._describe_larger_nodes()
         if not self.model.is_known:
@@ -486,11 +486,23 @@ class PlacementSearch:
                 f"use a smaller or more strongly quantized model{self._describe_several_nodes()}: "
                 f"no single instance type that {self.fleet.region} offers holds this one"
             )
-        own_types, count = self.fleet.pools[self.role.pool].types, self.role.accelerators
-        own = sorted(candidate for candidate in candidates if candidate[2] in own_types and candidate[1] > count)[:1]
+        own_pool, count = self.fleet.pools[self.role.pool], self.role.accelerators
+        other_pools = {
+            name: pool_name
+            for pool_name, pool in self.fleet.pools.items()
+            for name in pool.types
+            if name not in own_pool.types and pool.orchestrator == own_pool.orchestrator
+        }
+        own = sorted(candidate for candidate in candidates if candidate[2] in own_pool.types and candidate[1] > count)
+        rented = sorted(candidate for candidate in candidates if candidate[2] in other_pools)
         same_count = sorted(candidate for candidate in candidates if candidate[1] == count)[:1]
-        suggested = own or dict.fromkeys([*same_count, min(candidates)])
-        suggestions = [f"accelerators: {degree} on {name}" for _, degree, name in suggested]
+        suggested = own[:1] or rented[:1] or dict.fromkeys([*same_count, min(candidates)])
+        suggestions = [
+            f"pool: {other_pools[name]} and accelerators: {degree}"
+            if name in other_pools
+            else f"accelerators: {degree} on {name}"
+            for _, degree, name in suggested
+        ]
         own_place = "set pool in place of shares for one of them, or " if self._others else ""
         return f"{own_place}set {' or '.join(suggestions)}, or use a smaller model"
 
