@@ -93,6 +93,16 @@ def test_every_fleet_on_a_page_can_be_rented_even_in_extended_support(
         loading.load_fleet(tmp_path / "fleet.yaml")
 
 
+def test_a_command_of_a_runbook_on_pods_or_a_release_names_their_namespace() -> None:
+    texts = [page.read_text("utf-8") for page in (ROOT / "docs" / "runbook").glob("*.md")]
+    commands = [
+        command for text in texts for command in re.findall(r"`((?:helm|kubectl (?:logs|\w+ pods?)) [^`]+)`", text)
+    ]
+    assert len(commands) > 8
+    namespaces = (f" -n {names.SERVING_NAMESPACE} ", " -A ")
+    assert [command for command in commands if not any(words in f"{command} " for words in namespaces)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_within_a_page_leads_to_a_heading(page: Path) -> None:
     text = page.read_text("utf-8")
