@@ -35,8 +35,17 @@ ROLE_OF = {"aggregated-worker": "worker", "aggregated-worker-1": "worker", "aggr
 class Ecs:
     """A fake of a cluster's ECS and CloudWatch Logs with the tests' data."""
 
+    applied: bool = False
+    """Whether Terraform created the services."""
+
     failed: dict[str, str] = field(default_factory=dict)
     """Why the last deployment of an ECS service failed."""
+
+    past: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The deployment before the last one of an ECS service, which still has a task."""
+
+    rollout: str = "COMPLETED"
+    """State of the last deployments that did not fail."""
 
     desired: dict[str, int] = field(default_factory=dict)
     """Tasks that an ECS service should have."""
@@ -59,21 +68,35 @@ class Ecs:
 
     def describe_services(self, *, cluster: str, services: list[str], include: Sequence[str] = ()) -> dict[str, Any]:
         assert cluster == "fabric" and len(services) <= 10
-        if include:
-            return {"services": [service for service in self.tagged if service["serviceName"] in services]}
+        if not self.applied:
+            return {"services": [{"deployments": [], **tag} for tag in self.tagged if tag["serviceName"] in services]}
+        tags = [{"key": "stack", "value": "serving-aggregated"}] if include else []
         descriptions = [
-            {"desiredCount": self.desired.get(name, 1), "deployments": [self._describe_deployment(name)]}
+            {
+                "serviceName": name,
+                "status": "ACTIVE",
+                "desiredCount": self.desired.get(name, 1),
+                "deployments": [self._describe_deployment(name), *filter(None, [self.past.get(name)])],
+                "tags": tags,
+            }
             for name in services
         ]
         return {"services": descriptions}
 
-    def update_service(self, *, cluster: str, service: str, desiredCount: int) -> None:  # noqa: N803
+    def update_service(self, *, cluster: str, service: str, **changes: Any) -> None:
         assert cluster == "fabric"
-        self.desired[service] = desiredCount
+        if changes.pop("forceNewDeployment", False):
+            self.past[service] = {**self._describe_deployment(service), "status": "ACTIVE"}
+            self.failed.pop(service, None)
+        if changes:
+            self.desired[service] = changes.pop("desiredCount")
+        assert not changes
 
     def _describe_deployment(self, name: str) -> dict[str, Any]:
         definition = self.running.get(name, f"arn/{ROLE_OF[name]}:2")
-        deployment = {"status": "PRIMARY", "taskDefinition": definition, "rolloutState": "IN_PROGRESS"}
+        number = 2 if name in self.past else 1
+        deployment = {"id": f"ecs-svc/{number}", "status": "PRIMARY", "taskDefinition": definition}
+        deployment["rolloutState"] = self.rollout
         if name in self.failed:
             deployment |= {"rolloutState": "FAILED", "rolloutStateReason": self.failed[name]}
         return deployment
@@ -133,7 +156,7 @@ def deployment_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployme
 
 
 @pytest.fixture
-def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aws: Ecs) -> list[str]:
     """Fake Terraform with one service to create; return its calls."""
     calls: list[str] = []
     name = "serving-aggregated"
@@ -149,7 +172,12 @@ def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
     }
     monkeypatch.setattr(stack.deployment_stack, "build_context", lambda *_: fleet_context)
     monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan(name, 40, Plan({} if calls else changes))])
-    monkeypatch.setattr(apply, "apply", lambda *_: calls.append("apply"))
+
+    def create(*_: Any) -> None:
+        calls.append("apply")
+        aws.applied = True
+
+    monkeypatch.setattr(apply, "apply", create)
     monkeypatch.setattr(context, "read_states", lambda *_: {name: StackState(outputs, ("x.y",))})
     return calls
 
@@ -294,12 +322,49 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     with pytest.raises(CheckFailed) as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert str(error.value) == (
-        f"worker is not ready: {reason}; ECS rolled it back to the previous task definition\n"
+        f"worker is not ready: {reason}; ECS rolled it back to what ran before; if nothing did, it starts no more tasks "
+        "until you deploy again\n"
         "  a1: Task failed container health checks\n"
         "worker a1 | loading\n"
         "worker a1 | CUDA out of memory"
     )
     assert aws.task_requests == [], "nobody is asked who does not run"
+
+
+def test_a_deploy_that_ecs_gave_up_starts_again_though_no_plan_shows_it(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
+    aws.failed["aggregated-worker"] = "ECS deployment circuit breaker: tasks failed to start."
+    aws.tasks = {"aggregated-router": build_running_tasks()["aggregated-router"]}
+    with pytest.raises(CheckFailed):
+        stack.deploy(deployment_plan, lambda _: None)
+    aws.tasks, messages = build_running_tasks(), list[str]()
+    assert stack.deploy(deployment_plan, messages.append) is True
+    assert messages == [
+        "no change, but ECS gave up an earlier deploy; its tasks will be started again:\n"
+        "  aggregated-worker: ECS deployment circuit breaker: tasks failed to start."
+    ]
+    assert aws.past.keys() == {"aggregated-worker"}, "the others are left as they are"
+    assert terraform_calls == ["apply"]
+    assert len(aws.task_requests) == 1, "it was waited for and asked"
+    assert stack.deploy(deployment_plan, messages.append) is False, "the negative control"
+    assert (len(messages), len(aws.task_requests)) == (1, 1)
+
+
+def test_a_deploy_that_was_interrupted_is_waited_for(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.rollout, aws.tasks = "IN_PROGRESS", build_running_tasks()
+    terraform_calls.append("apply")
+    aws.applied = True
+    messages: list[str] = []
+    assert stack.deploy(deployment_plan, messages.append) is False
+    assert messages == [], "nothing is changed"
+    assert len(aws.task_requests) == 1
+    aws.tasks = {}
+    monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)
+    with pytest.raises(CheckFailed, match="worker is not ready: timed out"):
+        stack.deploy(deployment_plan, messages.append)
 
 
 def test_a_rollback_between_polls_is_not_a_success(

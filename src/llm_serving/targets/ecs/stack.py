@@ -2,7 +2,7 @@
 
 An engine's container is healthy once its server answers, which vLLM starts with the engine behind it ready; at the end
 a task in the VPC asks for a completion, or whether the Batch API serves, as a client would. ECS rolls back what
-fails to what ran before.
+fails to what ran before; where nothing did, the next deploy starts it again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ _VARIABLES = "blueprint.auto.tfvars.json"
 _TEST_TIMEOUT_S = 300
 _MANAGED_TIMEOUT_S = 600
 _POLL_INTERVAL_S = 10.0
+_GIVEN_UP = "ECS rolled it back to what ran before; if nothing did, it starts no more tasks until you deploy again"
 _LAST_LINES = 20
 
 
@@ -104,13 +105,16 @@ def diff(plan: DeploymentPlan) -> str:
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
     """Apply the stack and wait until it is ready; returns whether anything changed.
 
+    What an earlier deploy did not see through shows in no plan: its tasks are waited for, and started again where ECS
+    gave them up.
+
     Args:
         confirm: shows the changes; raises if the user declines.
         force: overwrite a rendered file that was edited by hand.
 
     Raises:
         Unavailable: Terraform is missing, or AWS cannot be asked.
-        CheckFailed: an image is missing, or it did not become ready and was rolled back.
+        CheckFailed: an image is missing, or it did not become ready and ECS gave it up.
         CommandFailed: Terraform failed; run the command again to resume.
     """
     file = planning.write_rendered(plan, force=force)
@@ -119,14 +123,18 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         with apply.use_plans(stack_context):
             stack = _plan(stack_context)
             changes = deployment_stack.describe_changes(stack)
-            if not changes:
+            rollouts = {} if stack_context.endpoint else _read_rollouts(plan)
+            if not changes and all(rollout.get("rolloutState") == "COMPLETED" for rollout in rollouts.values()):
                 return False
+            given_up = {name: rollout for name, rollout in rollouts.items() if rollout.get("rolloutState") == "FAILED"}
             if not stack_context.endpoint:
                 deployed = _read_deployed(plan)
                 images.require_images(plan, (service.image for service in deployed.deployment.services))
                 _require_names(plan, deployed, stack.name)
-            confirm(changes)
-            apply.apply(stack_context, [stack])
+            if changes or given_up:
+                confirm(changes or _describe_restart(given_up))
+            if changes:
+                apply.apply(stack_context, [stack])
         if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
             return True
@@ -134,15 +142,21 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             return True  # Terraform waits for what AWS runs
         deployed, aws = _read_deployed(plan), plan.aws
         outputs = context.read_states(stack_context)[stack.name].outputs
+        _start_again(aws, deployed, given_up)
         _scale_from_zero(aws, deployed)
         timeout_s = _MACHINES_TIMEOUT_S + planning.compute_start_s(deployed.deployment.services)
         with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
             _wait_until_steady(
-                aws, deployed, outputs["definitions"], timeout_s, lambda text: setattr(step, "note", text)
+                aws,
+                deployed,
+                outputs["definitions"],
+                timeout_s,
+                lambda text: setattr(step, "note", text),
+                past={rollout["id"] for rollout in given_up.values()},
             )
         with console.step("Send a test request"):
             _send_test_request(aws, deployed, outputs["ask"])
-    return True
+    return bool(changes or given_up)
 
 
 def _require_names(plan: DeploymentPlan, deployed: _EcsDeployment, stack_name: str) -> None:
@@ -353,6 +367,41 @@ def _count_initial(service: Service) -> int:
     return max(1, service.replicas.min)
 
 
+def _read_rollouts(plan: DeploymentPlan) -> dict[str, dict[str, Any]]:
+    """Read the last deployment of each ECS service that is there, by the service's name."""
+    deployed, ecs = _read_deployed(plan), plan.aws.client("ecs")
+    with clients.translate_errors():
+        services = list(
+            ecs_tasks.describe_services(ecs, names.format_cluster_name(plan.fleet.value), [*deployed.all_service_names])
+        )
+    return {
+        service["serviceName"]: rollout
+        for service in services
+        for rollout in service["deployments"]
+        if service.get("status") == "ACTIVE" and rollout["status"] == "PRIMARY"
+    }
+
+
+def _describe_restart(given_up: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [f"  {name}: {rollout.get('rolloutStateReason') or 'failed'}" for name, rollout in given_up.items()]
+    return "\n".join(("no change, but ECS gave up an earlier deploy; its tasks will be started again:", *lines))
+
+
+def _start_again(aws: AwsSession, deployed: _EcsDeployment, given_up: Mapping[str, Mapping[str, Any]]) -> None:
+    """Start the tasks of services anew where ECS gave up; a failed deployment starts none (ECS API reference, 2026-11).
+
+    A service that Terraform just changed has a new deployment already.
+    """
+    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    for name, rollout in given_up.items():
+        with clients.translate_errors():
+            [ecs_service] = ecs.describe_services(cluster=cluster, services=[name])["services"]
+            if any(
+                found["status"] == "PRIMARY" and found["id"] == rollout["id"] for found in ecs_service["deployments"]
+            ):
+                ecs.update_service(cluster=cluster, service=name, forceNewDeployment=True)
+
+
 def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
     """Start one replica of each role that scaled to zero, so that the test request gets a response."""
     ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
@@ -365,11 +414,20 @@ def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
 
 
 def _wait_until_steady(
-    aws: AwsSession, deployed: _EcsDeployment, definitions: Mapping[str, str], timeout_s: float, on_progress: OnProgress
+    aws: AwsSession,
+    deployed: _EcsDeployment,
+    definitions: Mapping[str, str],
+    timeout_s: float,
+    on_progress: OnProgress,
+    *,
+    past: Container[str],
 ) -> None:
     """Wait until every service has all of its tasks, of the new definitions, and each is ready.
 
     Tasks may run on any choice of their pool: if the first has no instances, another one serves.
+
+    Args:
+        past: IDs of ECS deployments that failed before, and may still be listed.
 
     Raises:
         CheckFailed: one failed and was rolled back, or is not ready in time; with its reason and log.
@@ -379,14 +437,10 @@ def _wait_until_steady(
         pending = []
         for service in deployed.deployment.services:
             with clients.translate_errors():
-                failure = _find_rollback_reason(ecs, deployed, service, definitions[service.name])
+                failure = _find_failure(ecs, deployed, service, definitions[service.name], past)
                 ready = _count_ready_tasks(ecs, deployed, service, definitions[service.name])
             if failure:
-                raise CheckFailed(
-                    _describe_failure(
-                        aws, deployed, service, failure, "ECS rolled it back to the previous task definition"
-                    )
-                )
+                raise CheckFailed(_describe_failure(aws, deployed, service, failure, _GIVEN_UP))
             pending += [(service, ready)] if ready < _count_initial(service) else []
         on_progress(
             ", ".join(f"{service.name} {ready} of {_count_initial(service)}" for service, ready in pending) or "done"
@@ -399,14 +453,14 @@ def _wait_until_steady(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> str:
+def _find_failure(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str, past: Container[str]) -> str:
     """Return why ECS gave up a service's deployment; empty if it did not."""
     described = ecs.describe_services(
         cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
     )
     for ecs_service in described["services"]:
         for rollout in ecs_service["deployments"]:
-            if rollout.get("rolloutState") == "FAILED":
+            if rollout.get("rolloutState") == "FAILED" and rollout["id"] not in past:
                 return rollout.get("rolloutStateReason") or "the deployment failed"
             if rollout["status"] == "PRIMARY" and rollout["taskDefinition"] != definition:
                 return f"ECS rolled back to {_shorten_arn(rollout['taskDefinition'])}"
