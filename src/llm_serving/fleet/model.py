@@ -388,8 +388,9 @@ class Fleet(Settings):
     alarms_to: TopicArn | None = None
     """ARN of the SNS topic for CloudWatch's alarms on quotas and on ECS and, with `add_ons.observability`, Prometheus'
     alerts on EKS, when they start and when they end, and for Capacity Blocks that end, of which events.amazonaws.com
-    tells: the topic's policy must let it publish. If your own key encrypts it, the key's policy must let it and
-    cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
+    tells: the topic's policy must let it publish, on no condition, as it tells SNS no source. If your own key encrypts
+    it, the key's policy must let it and cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*, and the
+    former on no condition of a source either."""
 
     permissions_boundary: PolicyArn | None = None
     """ARN of the IAM policy that every role of the fleet and of its deployments has as its permissions boundary. It
