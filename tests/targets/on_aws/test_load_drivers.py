@@ -47,7 +47,7 @@ def test_an_api_key_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
         load_drivers.choose_origin(build_plan(Ecr(IMAGE)), LoadOrigin.CLUSTER, "https://gateway.example.com")
     assert str(error.value) == (
         '--load-from: "cluster": BLUEPRINT_API_KEY is set, and the key stays on this machine. '
-        "Fix: --load-from here, or unset BLUEPRINT_API_KEY."
+        "Fix: use --load-from here, or unset BLUEPRINT_API_KEY."
     )
 
 
