@@ -251,7 +251,10 @@ def test_a_target_without_a_template_is_refused_in_one_line(tmp_path: Path) -> N
     folder = _copy_with_template(tmp_path, "x")
     with pytest.raises(InputError) as error:
         render.find_template(folder, "eks")
-    assert str(error.value) == f"{folder}: no template for the target eks (eks.*.j2); it has one for local."
+    assert (
+        str(error.value)
+        == f"{folder}: no template for the target eks (eks.*.j2). Fix: copy it from the pattern's folder, or use --target local."
+    )
 
 
 def test_two_templates_for_one_target_are_refused(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_blueprint_without_a_template_for_the_target_is_refused_before_anythin
     for name in ("blueprint.yaml", "local.conf.j2"):
         Path("mine", name).write_bytes((ROOT / "blueprints/aggregated" / name).read_bytes())
     code, line = get_error(capsys, "--target", "ecs", "--blueprint", "mine")
-    expected = "mine: no template for the target ecs (ecs.*.j2); it has one for local."
+    expected = "mine: no template for the target ecs (ecs.*.j2). Fix: copy it from the pattern's folder, or use --target local."
     assert (code, line) == (2, expected)
     assert not Path(".blueprint").exists()
 

@@ -61,8 +61,11 @@ def find_template(folder: Path, target: str) -> Path:
     matches = sorted(folder.glob(f"{target}.*{SUFFIX}"))
     if not matches:
         available = list_targets(folder)
-        alternatives = f"it has one for {', '.join(available)}" if available else "it has none"
-        raise InputError(f"{folder}: no template for the target {target} ({target}.*{SUFFIX}); {alternatives}.")
+        alternative = f", or use --target {' or '.join(available)}" if available else ""
+        raise InputError(
+            f"{folder}: no template for the target {target} ({target}.*{SUFFIX}). "
+            f"Fix: copy it from the pattern's folder{alternative}."
+        )
     if len(matches) > 1:
         names = " and ".join(path.name for path in matches)
         raise InputError(f"{folder}: {names} are both templates for the target {target}. Fix: keep one.")

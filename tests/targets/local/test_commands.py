@@ -114,8 +114,9 @@ def test_a_missing_fleet_file_is_named(working_folder: Path, run_cli: RunCli, co
 def test_a_target_without_a_template_is_refused(working_folder: Path, run_cli: RunCli, command: str) -> None:
     (working_folder / "mine" / "eks.yaml.j2").unlink()
     code, _, err = run_cli(command, "mine", "--target", "eks")
-    targets = ", ".join(sorted(path.name.split(".")[0] for path in (working_folder / "mine").glob("*.j2")))
-    assert (code, err) == (2, f"mine: no template for the target eks (eks.*.j2); it has one for {targets}.\n")
+    targets = " or ".join(sorted(path.name.split(".")[0] for path in (working_folder / "mine").glob("*.j2")))
+    fix = f"copy it from the pattern's folder, or use --target {targets}"
+    assert (code, err) == (2, f"mine: no template for the target eks (eks.*.j2). Fix: {fix}.\n")
     assert not (working_folder / ".blueprint").exists()
 
 
