@@ -140,7 +140,7 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
         (VALID + "weight: heavy\n", ['o.yaml:3:9: weight: "heavy": it is a text. Fix: use a number.']),
         (VALID + "weight: 0\n", ['o.yaml:3:9: weight: 0: it is too small. Fix: use a number above 0.']),
         (VALID + "open: yes\n", ['o.yaml:3:7: open: "yes": it is neither true nor false. Fix: use true or false (on and off mean the same).']),
-        (VALID + "ripe: 30\n", ['o.yaml:3:7: ripe: 30: it has no unit. Fix: use a length of time such as 30s.']),
+        (VALID + "ripe: 30\n", ['o.yaml:3:7: ripe: 30: it has no unit. Fix: use a length of time in s, min, h or d, such as 30s.']),
         (VALID + "crates: 5\n", ['o.yaml:3:9: crates: 5: it is a whole number. Fix: use a mapping of keys to values.']),
         (VALID + "crates: {apple: 5}\n", ['o.yaml:3:17: crates.apple: 5: it is a whole number. Fix: use a mapping of keys to values; the keys are least, most.']),
         (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Fix: use a word such as plum."]),

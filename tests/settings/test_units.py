@@ -123,11 +123,23 @@ def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any
             "500 EUR/h",
             "it is not an amount of money an hour. Fix: use an amount of money an hour such as 500 USD/h.",
         ),
-        ("Memory", "4GB", "it is not an amount of memory. Fix: use an amount of memory such as 4Gi."),
-        ("Duration", "5m", "it is not a length of time. Fix: use a length of time such as 30s."),
-        ("Duration", "99999d", "it is not above 0 and up to 3653d. Fix: use a length of time such as 30s."),
+        (
+            "Memory",
+            "4GB",
+            "it is not an amount of memory. Fix: use an amount of memory in Ki, Mi, Gi or Ti, such as 4Gi.",
+        ),
+        ("Duration", "5m", "it is not a length of time. Fix: use a length of time in s, min, h or d, such as 30s."),
+        (
+            "Duration",
+            "99999d",
+            "it is not above 0 and up to 3653d. Fix: use a length of time in s, min, h or d, such as 30s.",
+        ),
         ("Days", "1.5d", "it is not a number of days. Fix: use a number of days such as 30d."),
-        ("Memory", "1025Ti", "it is not from 1Ki up to 1024Ti. Fix: use an amount of memory such as 4Gi."),
+        (
+            "Memory",
+            "1025Ti",
+            "it is not from 1Ki up to 1024Ti. Fix: use an amount of memory in Ki, Mi, Gi or Ti, such as 4Gi.",
+        ),
         ("Days", "0d", "it is not from 1d up to 3653d. Fix: use a number of days such as 30d."),
     ],
 )

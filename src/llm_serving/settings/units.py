@@ -126,18 +126,22 @@ class Quantity:
     def _parse(self, value: Any, info: ValidationInfo) -> float | int:
         if _is_number(value):
             if _is_from_file(info):
-                raise _build_format_error("it has no unit", f"use {self.description} such as {self.example}")
+                raise _build_format_error("it has no unit", self._fix)
             number = Decimal(str(value))
         else:
             match = re.fullmatch(self._pattern, value) if isinstance(value, str) else None
             if not match:
-                raise _build_format_error(
-                    f"it is not {self.description}", f"use {self.description} such as {self.example}"
-                )
+                raise _build_format_error(f"it is not {self.description}", self._fix)
             number = Decimal(match[1]) * dict(self.units)[match[2]]
         if number > self.max or number < self.min or (number == 0 and not self.allow_zero):
-            raise build_error(f"it is not {self._format_range()}", f"use {self.description} such as {self.example}")
+            raise build_error(f"it is not {self._format_range()}", self._fix)
         return int(number) if self.as_integer else float(number)
+
+    @property
+    def _fix(self) -> str:
+        *others, last = (unit for unit, _ in self.units)
+        units = f" in {', '.join(others)} or {last}," if others else ""
+        return f"use {self.description}{units} such as {self.example}"
 
     def _format_range(self) -> str:
         upper = f"up to {self.format_bound(self.max)}"

@@ -115,7 +115,7 @@ def test_an_interrupted_sweep_prints_and_keeps_the_loads_before(
         (["--to", "0"], "--to: 0: it is not a load. Fix: use a number above 0.\n"),
         (
             ["--point-time", "30"],
-            '--point-time: "30": it is not a length of time. Fix: use a length of time such as 30s.\n',
+            '--point-time: "30": it is not a length of time. Fix: use a length of time in s, min, h or d, such as 30s.\n',
         ),
     ],
 )

@@ -68,7 +68,7 @@ def invoke(runner: CliRunner, *arguments: str) -> str:
         (["usage", "edge", "--by", "team,person"],
          '--by: "person": there is no such column. Fix: use team or user or model or deployment, with commas between.'),
         (["usage", "edge", "--since", "7"],
-         '--since: "7": it is not a length of time. Fix: use a length of time such as 30s.'),
+         '--since: "7": it is not a length of time. Fix: use a length of time in s, min, h or d, such as 30s.'),
         (["key", "revoke", "edge", "a"], '"a": 2 keys begin so. Fix: see `blueprint gateway key list`.'),
         (["key", "revoke", "edge", "sk-other"], '"sk-other": there is no such key. Fix: see `blueprint gateway key list`.'),
     ],

@@ -174,7 +174,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (add_traffic("users: 0"), ['5:18: traffic.users: 0: it is too small. Fix: use 1 or more.']),
         (add_traffic("users: 8.5"), ['5:18: traffic.users: 8.5: it is a number with a fraction. Fix: use a whole number.']),
         (add_traffic("arrivals: 20"), ['5:21: traffic.arrivals: 20: it has no unit. Fix: use a rate such as 20/s.']),
-        (add_traffic("users: 8, time_limit: 5m"), ['5:33: traffic.time_limit: "5m": it is not a length of time. Fix: use a length of time such as 30s.']),
+        (add_traffic("users: 8, time_limit: 5m"), ['5:33: traffic.time_limit: "5m": it is not a length of time. Fix: use a length of time in s, min, h or d, such as 30s.']),
         (add_traffic("users: 8, shared_prefix: 0.5"), ['5:36: traffic.shared_prefix: 0.5: it has no unit. Fix: use a percentage such as 0.1%.']),
         (add_traffic("users: 8, input_tokens: 64..32"), ['5:35: traffic.input_tokens: "64..32": the least, 64, is more than the most, 32. Fix: write 32..64.']),
         (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: \"../../etc/passwd\": it is not a JSONL file, or ShareGPT's JSON, in the blueprint's folder. Fix: use a JSONL file, or ShareGPT's JSON, in the blueprint's folder such as prompts.jsonl."]),
