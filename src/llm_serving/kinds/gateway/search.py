@@ -27,7 +27,7 @@ def check(settings: Blueprint) -> Iterator[Conflict]:
         return
     if database := urlsplit(url).path.lstrip("/").lstrip("0"):
         fix = f"set shared_counts: {url.removesuffix(database)}0"
-        yield Conflict(("shared_counts",), "search modules index database 0 alone", fix, url)
+        yield Conflict(("shared_counts",), "search modules index database 0 only", fix, url)
     elif has_search(url) is False:
         reason = f"it has no search module, and routes.{routes[0]}.cache.semantic needs one"
         yield Conflict(("shared_counts",), reason, INSTALL, url)
