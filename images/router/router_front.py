@@ -24,6 +24,9 @@ With --keys, nginx answers 401 to a request without a key whose hash is in the d
 and 429 to one beyond its team's --limit. What each team used is on --usage, HOST:PORT/metrics. The document is a file,
 where a change counts at once, or secret:NAME of AWS Secrets Manager, where it does within a minute. One that cannot be
 used leaves the keys as they are, at the start none.
+
+With FRONT_STOP_DELAY_S in the environment, it goes on for so many seconds after the signal to stop: for a platform that
+sends the signal at once, while clients still know the address.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import argparse
 import datetime
 import ipaddress
 import json
+import math
 import os
 import re
 import resource
@@ -60,6 +64,8 @@ SPARE_FILES = 64
 """Open files of a worker besides its connections."""
 
 POLL_INTERVAL_S = 0.1
+
+STOP_DELAY_VARIABLE = "FRONT_STOP_DELAY_S"
 
 LOG_FORMATS = ("text", "json")
 
@@ -259,10 +265,12 @@ def run(options: argparse.Namespace) -> int:
             keys.start()
         front = start([find_nginx(), "-p", name, "-e", "stderr", "-c", str(file)], "nginx", options.log)
         backend = start(options.command, "router", options.log)
-        is_stopping = False
+        is_stopping, delay_s, stop_at = False, float(os.environ.get(STOP_DELAY_VARIABLE, "0")), math.inf
         while backend.poll() is None:
+            if signals:
+                stop_at = min(stop_at, time.monotonic() + delay_s)
             # If nginx has ended, nobody reaches the router.
-            if not is_stopping and (signals or front.poll() is not None):
+            if not is_stopping and (time.monotonic() >= stop_at or front.poll() is not None):
                 is_stopping = True
                 backend.send_signal(signals[0] if signals else signal.SIGTERM)
                 front.send_signal(signal.SIGQUIT)  # no new connections, and requests under way end

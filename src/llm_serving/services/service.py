@@ -20,6 +20,16 @@ LOOPBACK = "127.0.0.1"
 PRE_STOP_S = 10
 """Seconds in which Kubernetes takes a pod from its Services before the pod is asked to stop."""
 
+STOP_DELAY_VARIABLE = "FRONT_STOP_DELAY_S"
+"""Tells the nginx of images/router how long to go on after the signal to stop.
+
+ECS sends the signal as it takes the task's address from the DNS, where clients know it for its time to live, which
+`infra.constructs.task_network` sets; issues 343 and 1639 of aws/containers-roadmap, read 2026-11.
+"""
+
+ECS_STOP_DELAY_S = 15
+"""That time to live, and some seconds for the DNS to learn of it."""
+
 LOCAL_STOP_S = 20
 """Seconds that a process on this machine has to stop."""
 

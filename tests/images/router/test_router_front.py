@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.client
 import json
+import os
 import queue
 import re
 import signal
@@ -13,7 +14,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
@@ -24,6 +26,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.services.service import STOP_DELAY_VARIABLE
 from tests import engines_own
 from tests.http_handler import QuietHandler
 
@@ -168,12 +171,18 @@ class Router:
 
 @contextlib.contextmanager
 def run_front(
-    router: Router, command: tuple[str, ...] = SLEEP, options: tuple[str, ...] = (), output: IO[bytes] | None = None
+    router: Router,
+    command: tuple[str, ...] = SLEEP,
+    options: tuple[str, ...] = (),
+    output: IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The program before a router; yields its port and its process."""
     [port] = processes.claim_free_ports(1)
     arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{router.port}", *options, "--", *command]
-    program = subprocess.Popen([sys.executable, str(PROGRAM), *arguments], stdout=output, stderr=output)
+    program = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments], stdout=output, stderr=output, env={**os.environ, **(env or {})}
+    )
     try:
         processes.wait_until(lambda: _is_listening(port), "the front", 60, interval_s=0.02)
         yield port, program
@@ -486,6 +495,20 @@ def test_a_stream_outlives_the_signal_to_stop(router: Router, tmp_path: Path) ->
         assert response.read() == b"two"
         drained.touch()
         assert program.wait(60) == 7, "the router's exit status"
+
+
+@pytest.mark.parametrize("delay_s", [3.0, 0.0])
+def test_where_clients_still_know_the_address_it_goes_on_after_the_signal(router: Router, delay_s: float) -> None:
+    with run_front(router, env={STOP_DELAY_VARIABLE: str(delay_s)} if delay_s else {}) as (port, program):
+        program.send_signal(signal.SIGTERM)
+        signalled_at = time.monotonic()
+        if delay_s:
+            time.sleep(delay_s / 2)
+            assert send(port, "POST", "/v1/completions") == 200, "a new connection"
+        processes.wait_until(lambda: not _is_listening(port), "the end of listening", 60, interval_s=0.02)
+        stopped_s = time.monotonic() - signalled_at
+        assert stopped_s >= delay_s if delay_s else stopped_s < 3.0, "the control"
+        assert program.wait(60) == 0x100 - signal.SIGTERM
 
 
 def test_a_stop_signal_before_anything_listens_leaves_no_process(router: Router, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from llm_serving.kinds.gateway import cloud, cloud_program, gateway_program, met
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
 from llm_serving.services.deployment import Door, FoundDeployment
-from llm_serving.services.service import Secret, Service
+from llm_serving.services.service import STOP_DELAY_VARIABLE, Secret, Service
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 
@@ -76,12 +76,13 @@ def test_clients_reach_it_by_name_on_each_target(tmp_path: Path, target: str, ur
     }, "the fleet's network, and no other address"
 
 
-@pytest.mark.parametrize(("target", "pre_stop_s"), [("eks", 10), ("ecs", 0)])
-def test_on_kubernetes_a_gateway_waits_until_clients_know_that_it_goes(
-    tmp_path: Path, target: str, pre_stop_s: int
+@pytest.mark.parametrize(("target", "pre_stop_s", "delay_s"), [("eks", 10, None), ("ecs", 0, "15")])
+def test_a_gateway_waits_until_clients_know_that_it_goes(
+    tmp_path: Path, target: str, pre_stop_s: int, delay_s: str | None
 ) -> None:
     meter, gateway = resolve(tmp_path, MINIMAL, target).services
     assert (gateway.stop.pre_stop_s, meter.stop.pre_stop_s) == (pre_stop_s, 0)
+    assert (gateway.env.get(STOP_DELAY_VARIABLE), meter.env.get(STOP_DELAY_VARIABLE)) == (delay_s, None)
 
 
 def test_replicas_share_counts_over_tls_at_the_host_that_the_stack_knows(tmp_path: Path) -> None:

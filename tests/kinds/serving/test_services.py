@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_serving.services.service import Service
+from llm_serving.services.service import STOP_DELAY_VARIABLE, Service
 from tests.kinds.serving import resolving
 
 FLEET = """\
@@ -60,6 +60,7 @@ def test_on_eks_a_role_is_one_service(tmp_path: Path) -> None:
     assert worker.metrics["steps"] == "vllm:iteration_tokens_total_count", "the alert on engines that hang needs it"
     assert worker.metrics_path == "/metrics"
     assert (router.name, router.is_entry) == ("router", True)
+    assert STOP_DELAY_VARIABLE not in router.env, "Kubernetes waits before the signal"
     assert router.probe is not None
     assert (router.probe.path, router.probe.body) == ("/liveness", {}), "with no engine there is no answer"
 
@@ -68,6 +69,8 @@ def test_on_ecs_the_router_stops_within_fargates_limit(tmp_path: Path) -> None:
     worker, router = resolve_services(tmp_path, SCALED.format(pool="on-ecs"), "ecs")
     assert (worker.stop.stop_s, worker.stop.pre_stop_s) == (130, 0)
     assert router.stop.stop_s == 120
+    assert int(router.env[STOP_DELAY_VARIABLE]) == 15, "a name's time to live, and what the DNS takes"
+    assert STOP_DELAY_VARIABLE not in worker.env, "the router asks each engine by itself"
     assert router.probe is not None
     assert router.probe.body, "an answer, through an engine"
 

@@ -21,8 +21,10 @@ from llm_serving.services import addresses, load_balancer, orchestrators, team_k
 from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import (
+    ECS_STOP_DELAY_S,
     LOOPBACK,
     PRE_STOP_S,
+    STOP_DELAY_VARIABLE,
     Call,
     Placement,
     Probe,
@@ -170,6 +172,7 @@ def _build_gateway(
             cloud_program.PLACE_VARIABLE: _format_place(fleet, deployment.name),
             **env,
             **({cloud_program.API_KEY_VARIABLE: api_key.secret} if api_key else {}),
+            **({STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)} if environment.conventions.runs_tasks else {}),
         },
         secrets=team_keys.list_read(api_key),
         calls={

@@ -19,7 +19,9 @@ from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services import deployments
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (
+    ECS_STOP_DELAY_S,
     PRE_STOP_S,
+    STOP_DELAY_VARIABLE,
     Call,
     Mount,
     Peak,
@@ -79,6 +81,8 @@ def build_router_service(
     served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
     built = processes.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
+    if context.conventions.runs_tasks and not context.router.beside:  # which stops at once, in its own container
+        update["env"] = {**built.env, STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)}
     if not context.conventions.is_local:
         metrics_port = processes.ROUTER_ADMIN_PORT if context.router.beside else processes.METRICS_PORT
         usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
