@@ -110,6 +110,7 @@ CASES = [
     *((_format_blueprint(SMALL, "pool: general", TUNED.replace("SPECULATIVE", method)), "eks") for method in SPECULATIVE),
     (_format_blueprint(EXPERTS, "pool: p5en, accelerators: 8", TUNED.replace("SPECULATIVE", "mtp")), "eks"),
     (_format_blueprint(SMALL, "pool: general", "tuning: {quantization: fp8}\n"), "eks"),
+    (_format_blueprint("meta-llama/Llama-3.1-405B-Instruct-FP8", "pool: p5en, accelerators: 8"), "eks"),
     (_format_blueprint(SMALL, "pool: general, accelerators: 4, data: 2, adapters: {sql: 's3://demo-models-123456789012-us-west-2/sql'}"), "eks"),
     (_format_blueprint(SMALL, "pool: on-ecs"), "ecs"),
     *((_format_blueprint(EXPERTS, f"pool: p5en, accelerators: 16, {parallelism}", pattern="distributed"), "eks") for parallelism in (

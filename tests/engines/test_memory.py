@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llm_serving.catalog import architecture, engines, families, instances, models, quantizations
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, sglang, vllm
 from llm_serving.engines.memory import ReplicaSetup
 
@@ -171,6 +172,40 @@ def test_sparse_attention_keeps_scales_and_positions_beside_a_cache_in_fp8() -> 
     assert memory.compute_kv_bytes_per_token(dense, dtype="fp8") == 61 * 576
 
 
+@pytest.mark.parametrize(
+    ("name", "instance", "dtype", "bytes_per_layer"),
+    [
+        ("deepseek-ai/DeepSeek-V3.2", "p5en.48xlarge", "auto", 1152),
+        ("deepseek-ai/DeepSeek-V3.2", "p5en.48xlarge", "fp8", 656),
+        ("deepseek-ai/DeepSeek-V3.2", "p6-b200.48xlarge", "auto", 1152),
+        ("deepseek-ai/DeepSeek-V3.2", "p6-b200.48xlarge", "fp8", 576),
+        ("deepseek-ai/DeepSeek-V3.2", "g7e.48xlarge", "auto", 656),
+        ("zai-org/GLM-5-FP8", "p5en.48xlarge", "auto", 1152),
+        ("zai-org/GLM-5-FP8", "p6-b300.48xlarge", "auto", 576),
+    ],
+)
+def test_the_cache_of_sparse_attention_is_that_of_the_gpu(
+    name: str, instance: str, dtype: str, bytes_per_layer: int
+) -> None:
+    """What vLLM 0.32.0's own layers ask for, built for a GPU of each kind."""
+    model, machine = _cut_to_four_layers(models.find(name)), instances.load()[instance]
+    fit = vllm.compute_fit(model, machine, ReplicaSetup(8, context=8192, dtype=dtype))
+    assert fit.cache_tokens == pytest.approx(fit.cache_bytes / (4 * (bytes_per_layer + 132)), rel=1e-3)
+
+
+def test_a_cache_in_8_bits_is_refused_where_no_kernel_of_the_attention_reads_it() -> None:
+    """vLLM ends there with "FP8 KV cache is not supported by the Triton attention backend"."""
+    setup = ReplicaSetup(8, context=2048, dtype="fp8")
+    reasons = {
+        (name, kind): vllm.compute_fit(models.find(name), instances.load()[kind], setup).why
+        for name in ("openai/gpt-oss-20b", "Qwen/Qwen3-14B")
+        for kind in ("p4d.24xlarge", "g6e.48xlarge")
+    }
+    reason = "no kernel of its attention reads a cache in 8 bits on A100: it needs kv_cache: auto"
+    assert {pair for pair, text in reasons.items() if text} == {("openai/gpt-oss-20b", "p4d.24xlarge")}
+    assert reasons["openai/gpt-oss-20b", "p4d.24xlarge"] == reason
+
+
 def test_the_indexer_beside_keys_and_values_is_whole_and_in_16_bits_on_each_accelerator() -> None:
     model = models.find("MiniMaxAI/MiniMax-M3")
     assert memory.compute_kv_bytes_per_token(model, 4) == 60 * 128 * 2 * 2 + 57 * 128 * 2
@@ -194,8 +229,16 @@ def test_experts_of_deepseek_v4_are_in_4_bits_unless_its_config_says_8() -> None
     assert sum(group.bytes for group in plain.list_tensors() if group.name == "experts") == 2 * numbers
 
 
-def test_deepseek_v4_runs_on_gpus_for_which_its_attention_has_kernels() -> None:
-    model, regions = models.find("deepseek-ai/DeepSeek-V4-Flash"), instances.load()
+def _cut_to_four_layers(model: Model) -> Model:
+    """Return a model that fits into each GPU."""
+    return model.model_copy(update={"layers": 4, "indexed_layers": 4, "dense_layers": 3})
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V3.2"])
+def test_sparse_attention_runs_on_gpus_for_which_it_has_kernels(name: str) -> None:
+    model, regions = models.find(name), instances.load()
+    if not model.compressed:
+        model = _cut_to_four_layers(model)
     reasons = {
         name: vllm.compute_fit(model, regions[name], ReplicaSetup(8, context=8192)).why
         for name in (
@@ -207,7 +250,7 @@ def test_deepseek_v4_runs_on_gpus_for_which_its_attention_has_kernels() -> None:
             "g6e.48xlarge",
         )
     }
-    missing = "no kernel of DeepSeek V4's attention runs on {}, only on Hopper and Blackwell GPUs"
+    missing = "no kernel of its sparse attention runs on {}, only on Hopper and Blackwell GPUs"
     assert list(reasons.values()) == ["", "", "", "", missing.format("A100"), missing.format("L40S")]
 
 
@@ -229,7 +272,7 @@ def test_sglang_counts_windows_for_a_tenth_of_deepseek_v4_s_tokens() -> None:
         assert fit.cache_tokens == pytest.approx((fit.cache_bytes - state) / 7705.45, rel=2e-4)
     assert fits[0].cache_tokens > fits[2].cache_tokens
     a100 = sglang.compute_fit(model, instances.load()["p4de.24xlarge"], ReplicaSetup(8, context=8192))
-    assert a100.why.startswith("no kernel of DeepSeek V4's attention runs on A100")
+    assert a100.why.startswith("no kernel of its sparse attention runs on A100")
 
 
 @pytest.mark.parametrize("other", [{"compress_ratios": [2] * 44}, {"vision_n_layers": 24}])
@@ -527,8 +570,56 @@ def test_a_sliding_window_limits_the_cache_of_long_requests() -> None:
         ),
     ],
 )
-def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: int, reason: str) -> None:
+def test_splits_that_engines_refuse_are_refused_with_the_reason(name: str, ways: int, reason: str) -> None:
     assert vllm.describe_indivisible(models.find(name), ways).startswith(reason)
+
+
+def test_vllm_splits_experts_within_blocks_of_scales_on_gpus_that_compute_in_8_bits() -> None:
+    """It gives each part smaller blocks; SGLang, and vLLM on an A100, start with an error."""
+    model, setup = models.find("Qwen/Qwen3-235B-A22B-FP8"), ReplicaSetup(8, context=8192)
+    cut = "an expert's width, 1536, split 8 ways is 192, which cuts the FP8 blocks of 128"
+    assert vllm.compute_fit(model, instances.load()["p5.48xlarge"], setup).fits
+    assert vllm.compute_fit(model, instances.load()["p4de.24xlarge"], setup).why.startswith(cut)
+    assert sglang.compute_fit(model, instances.load()["p5.48xlarge"], setup).why.startswith(cut)
+
+
+def test_shared_experts_are_split_by_whole_blocks_of_scales() -> None:
+    config = {
+        **models.read_config("Qwen/Qwen3-Next-80B-A3B-Instruct"),
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    model = architecture.parse(config, "made up")
+    assert vllm.describe_indivisible(model, 4, whole_experts=True) == ""
+    assert vllm.describe_indivisible(model, 8, whole_experts=True).startswith(
+        "the shared experts' width, 512, split 8 ways is 64, which cuts the FP8 blocks of 128"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ways", "width", "padded"),
+    [
+        ("zai-org/GLM-4.5-Air", 2, 704, 768),
+        ("zai-org/GLM-4.5-Air", 1, 1408, 1408),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 1, 1856, 1920),
+        ("google/gemma-4-26B-A4B-it", 1, 704, 704),  # the kernel lacks its activation
+    ],
+)
+def test_experts_in_16_bits_are_padded_on_blackwell(name: str, ways: int, width: int, padded: int) -> None:
+    """As vLLM 0.32.0's own layers are, built for a GPU of each kind."""
+    model, setup = models.find(name), ReplicaSetup(ways)
+    hopper, blackwell = (
+        vllm.compute_weight_bytes(model, setup, instances.load()[kind].accelerators)
+        for kind in ("p5.48xlarge", "p6-b200.48xlarge")
+    )
+    groups = [group for group in model.list_tensors() if group.name == architecture.EXPERTS and group.loaded]
+    experts = sum(group.bytes for group in groups) / ways
+    assert blackwell - hopper == pytest.approx(experts * (padded / width - 1), abs=2)
+
+
+def test_a_checkpoint_in_32_bits_is_loaded_in_16() -> None:
+    model = models.find("BAAI/bge-m3")
+    assert model.dtype == "float32"
+    assert vllm.compute_weight_bytes(model, ReplicaSetup()) == pytest.approx(model.weight_bytes / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -806,7 +897,7 @@ def test_a_wider_split_never_adds_weights_or_cache_to_one_accelerator(name: str,
 @given(names, parallel_degrees)
 def test_all_accelerators_together_fit_at_least_the_weights(name: str, ways: int) -> None:
     model = models.find(name)
-    loaded = sum(group.bytes for group in model.list_tensors() if group.loaded)
+    loaded = sum(group.bytes for group in model.list_tensors() if group.loaded) / (2 if model.dtype == "float32" else 1)
     assert vllm.compute_weight_bytes(model, ReplicaSetup(ways)) * ways >= loaded - ways
 
 

@@ -56,6 +56,8 @@ class Scheme(PlainData):
     """Of each matrix: scales of its own, or its shape."""
 
     experts_only: bool = False
+    is_deprecated: bool = False
+    """Whether vLLM loads it only where it is told to (0.32.0, quantization/__init__.py)."""
 
     def compute_bytes(self, rows: int, columns: int) -> float:
         """Return bytes of a matrix."""
@@ -122,7 +124,7 @@ def _read_fp8(settings: Mapping[str, Any]) -> Scheme:
 
 def _read_fbgemm(_: Mapping[str, Any]) -> Scheme:
     # transformers 5.19.0, integrations/fbgemm_fp8.py: `weight_scale` of (rows, 1) in float32.
-    return Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4)
+    return Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4, is_deprecated=True)
 
 
 _MODELOPT: Mapping[Any, Scheme] = {

@@ -34,7 +34,7 @@ UNKNOWN_SHARE = 1.1
 VECTOR_BYTES = 584
 """Of a vector that DeepSeek V4 caches: 448 numbers in 8 bits, 64 in 16, 8 bytes of scales (vLLM 0.32.0, fp8_ds_mla)."""
 
-CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1}
+CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1}
 """Bytes of a number in the KV cache, by its type; `auto` is the model's own: 16 bits."""
 
 
@@ -271,12 +271,13 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
         return 0
     if model.compressed:
         return VECTOR_BYTES if has_window else (VECTOR_BYTES + model.index_bytes) // 4
-    number_bytes = CACHE_BYTES[model.cache_type if dtype == "auto" else dtype]
+    cache_type = model.cache_type if dtype == "auto" else dtype
+    number_bytes = CACHE_BYTES[cache_type]
     if model.latent:
         rank, rope = model.latent.kv_rank, model.latent.rope_dim
-        if model.index_bytes and number_bytes == 1:
+        if model.index_bytes and cache_type == "fp8":
             # Sparse attention keeps a 32-bit scale for each 128 numbers, and positions in 16 bits (vLLM 0.32.0,
-            # fp8_ds_mla; SGLang 0.5.23, calculate_mla_kv_cache_dim); some kernels for Blackwell do with less.
+            # fp8_ds_mla; SGLang 0.5.23, calculate_mla_kv_cache_dim); with fp8_e4m3 neither.
             return rank + rank // 128 * 4 + 2 * rope + model.index_bytes
         return (rank + rope) * number_bytes + model.index_bytes
     heads, width = (model.kv_heads, model.head_dim) if has_window else model.full_heads

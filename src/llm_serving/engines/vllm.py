@@ -8,6 +8,7 @@ published. On CPU the engine is told how large its cache is: what a replica's sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from llm_serving.catalog import engines
@@ -69,9 +70,29 @@ _MEASURED_BATCH, _MEASURED_QUANTIZATIONS = Batch(tokens=8192, sequences=1024), (
 _STATE_BLOCKS = 2
 """Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
 
-_COMPRESSING_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
-"""GPUs for which vLLM has kernels of DeepSeek V4's attention, by the beginning of their names: compute capability 9, 10
-and 12 (vLLM 0.32.0, models/deepseek_v4/sparse_mla.py and nvidia/flashinfer_sparse.py)."""
+_SPARSE_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
+"""GPUs for which vLLM has kernels of sparse attention over compressed vectors, by the beginning of their names: compute
+capability 9, 10 and 12 (vLLM 0.32.0, platforms/cuda.py; models/deepseek_v4/sparse_mla.py)."""
+
+_NARROW_KIND = "glm_moe_dsa"
+"""Models whose cache has 8 bits on Blackwell unless a blueprint says otherwise (vLLM 0.32.0, models/config.py)."""
+
+_SHARED_EXPERTS = ("shared expert", "shared experts")
+"""Matrices beside the experts, by their names in families.yaml."""
+
+_LEAST_BLOCK = 32
+"""Smallest block of FP8 scales into which vLLM cuts those of experts (vLLM 0.32.0, fused_moe/oracle/fp8.py)."""
+
+_BLACKWELL = ("B200", "B300")
+"""Of compute capability 10, by the beginning of their names."""
+
+_PADDED_WIDTH, _GELU_KINDS = 128, ("gemma4", "gemma4_text")
+"""What the width of an expert in 16 bits is rounded up to on Blackwell, and models whose activation that kernel lacks
+(vLLM 0.32.0, fused_moe/oracle/unquantized.py and experts/trtllm_bf16_moe.py)."""
+
+_TRITON_KINDS = ("gpt_oss", "gemma3", "gemma4", "gemma4_text")
+"""Models whose attention is Triton's on GPUs older than those with arithmetic of 8 bits, beside those with latent
+attention (vLLM 0.32.0, platforms/cuda.py)."""
 
 _ADAPTER_NUMBER_BYTES = 2
 """LoRA adapters are kept in the model's own type: 16 bits."""
@@ -216,10 +237,18 @@ def compute_cpu_cache_bytes(model: Architecture, load: CpuLoad) -> int:
     return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * load.block * token_bytes)
 
 
-def compute_weight_bytes(model: Architecture, setup: ReplicaSetup) -> int:
-    """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them."""
+def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accelerators | None = None) -> int:
+    """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them.
+
+    Args:
+        device: whose kernels may pad them; none of them does where left out.
+    """
+    if model.dtype == "float32":
+        model = model.model_copy(update={"dtype": "bfloat16"})  # as the engine loads it (config/model.py)
     model = select_stage(model, setup.pipeline)
-    total_bytes = sum(_compute_group_bytes(model, group, setup) for group in model.list_tensors() if group.loaded)
+    total_bytes = sum(
+        _compute_group_bytes(model, group, setup, device) for group in model.list_tensors() if group.loaded
+    )
     if model.latent:
         # vLLM keeps the keys' and values' up-projection twice: as loaded, and in 16 bits as decode multiplies it.
         width = model.latent.nope_dim + model.latent.value_dim
@@ -346,14 +375,13 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     device = _require_accelerators(instance)
     batch = setup.batch or select_batch(device)
     division = _divide_memory(model, device, batch, context, setup)
-    whole_experts = bool(setup.expert_ranks)
     reason = (
-        _describe_misfit(model, device, setup.tensor, context, whole_experts=whole_experts)
+        _describe_misfit(model, device, context, setup)
         or _describe_broken_draft(model, setup)
         or describe_shortage(model, division, context)
         or _describe_cache_shortage(model, device, division.cache)
     )
-    is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not whole_experts
+    is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not setup.expert_ranks
     has_more = setup.draft is not None or setup.adapters > 0
     is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype) and not has_more
     calibrated = device.name == _MEASURED_DEVICE and is_measured
@@ -415,7 +443,7 @@ def _count_video_tokens(model: Model, setup: ReplicaSetup) -> int:
 
 def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
     draft = compute_draft_bytes(setup)
-    weights = compute_weight_bytes(model, setup) + draft
+    weights = compute_weight_bytes(model, setup, device) + draft
     largest_stage = select_stage(model, setup.pipeline)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     video_tokens = _count_video_tokens(model, setup)
@@ -432,7 +460,7 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         context=context,
         tensor_parallel=setup.tensor,
         batch_tokens=batch.tokens,
-        dtype=setup.dtype,
+        dtype=_select_cache_type(model, device, setup.dtype),
         draft=setup.draft,
     )
     return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters)
@@ -462,6 +490,9 @@ def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_exp
 def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) -> str:
     """Return why FP8 weights cannot be split within a block, which shares one scale (vllm-project/vllm#17569)."""
     widths = {} if whole_experts else {"an expert's width": model.expert_intermediate}
+    for shape in model.tensors:
+        if shape.name in _SHARED_EXPERTS:
+            widths["the shared experts' width"] = int(shape.times * min(shape.rows, shape.columns))
     if not model.experts or model.dense_layers:
         widths["the feed-forward width"] = model.intermediate
     for width_name, width in widths.items():
@@ -473,24 +504,61 @@ def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) ->
     return ""
 
 
-def _describe_misfit(
-    model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
-) -> str:
+def _describe_misfit(model: Model, device: Accelerators, context: int, setup: ReplicaSetup) -> str:
     """Return what has nothing to do with memory."""
-    if tensor_parallel > count_ranks(device):
-        return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
+    ways = setup.tensor
+    if ways > count_ranks(device):
+        return f"one instance has {count_ranks(device)}, not {ways}"
+    whole_experts = bool(setup.expert_ranks) or _cuts_blocks_of_experts(model, ways, device)
     return (
         describe_long_context(model, context)
         or describe_missing_kernels(model, device.name)
-        or describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
+        or _describe_narrow_cache(model, device, setup.dtype)
+        or describe_indivisible(model, ways, whole_experts=whole_experts)
     )
+
+
+def _describe_narrow_cache(model: Architecture, device: Accelerators, dtype: str) -> str:
+    """Return why no cache in 8 bits runs on these accelerators, as a sentence; empty where one does, or has 16."""
+    if dtype != "fp8" or _computes_fp8(device) or not (model.latent or model.kind in _TRITON_KINDS):
+        return ""
+    return f"no kernel of its attention reads a cache in 8 bits on {device.name}: it needs kv_cache: auto"
+
+
+def _computes_fp8(device: Accelerators) -> bool:
+    return device.kind != "gpu" or "fp8" in device.dense_tflops
+
+
+def _cuts_blocks_of_experts(model: Architecture, tensor_parallel: int, device: Accelerators) -> bool:
+    """Return whether vLLM gives parts of an expert smaller blocks of FP8 scales, so that it may be split within one."""
+    width, rest = divmod(model.expert_intermediate, tensor_parallel)
+    is_even = model.fp8_block > 0 and rest == 0
+    return is_even and math.gcd(model.fp8_block, width, model.hidden) >= _LEAST_BLOCK and _computes_fp8(device)
 
 
 def describe_missing_kernels(model: Model, device: str) -> str:
     """Return why the model's attention does not run on such processors, as a sentence; empty where it does."""
-    if not model.compressed or device.startswith(_COMPRESSING_DEVICES):
+    if device.startswith(_SPARSE_DEVICES) or not (model.compressed or _has_sparse_vectors(model)):
         return ""
-    return f"no kernel of DeepSeek V4's attention runs on {device}, only on Hopper and Blackwell GPUs"
+    return f"no kernel of its sparse attention runs on {device}, only on Hopper and Blackwell GPUs"
+
+
+def _has_sparse_vectors(model: Architecture) -> bool:
+    """Return whether an indexer picks of the compressed vectors of earlier tokens, as in DeepSeek V3.2 and GLM-5."""
+    return model.latent is not None and model.index_bytes > 0
+
+
+def _select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> str:
+    """Return how a token is stored on these accelerators, as `compute_kv_layer_bytes` takes it.
+
+    Sparse attention over compressed vectors has 8 bits without scales on Blackwell, and with them alone on RTX PRO.
+    Source: vLLM 0.32.0, v1/attention/backends/mla/flashinfer_mla_sparse.py.
+    """
+    if not _has_sparse_vectors(model) or dtype not in ("auto", "fp8"):
+        return dtype
+    if device.name.startswith(_BLACKWELL):
+        return "fp8_e4m3" if "fp8" in (dtype, model.cache_type) or model.kind == _NARROW_KIND else dtype
+    return "fp8" if device.name.startswith("RTX PRO") else dtype
 
 
 def _describe_broken_draft(model: Model, setup: ReplicaSetup) -> str:
@@ -509,9 +577,12 @@ def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> 
     return f"{format_bytes(cache)} are left for the cache of a NeuronCore, and the engine ends below 1 GiB"
 
 
-def _compute_group_bytes(model: Architecture, group: TensorGroup, setup: ReplicaSetup) -> float:
+def _compute_group_bytes(
+    model: Architecture, group: TensorGroup, setup: ReplicaSetup, device: Accelerators | None
+) -> float:
     if group.name == EXPERTS and setup.expert_ranks:
-        return group.bytes * divide_up(model.experts + setup.spare_experts, setup.expert_ranks) / model.experts
+        count = divide_up(model.experts + setup.spare_experts, setup.expert_ranks)
+        return group.bytes * count / model.experts * _compute_padding(model, 1, device)
     if group.name == EXPERTS and model.quantization == "mxfp4":
         # vLLM's kernels take widths in steps: the hidden one of 256, the expert's of 128 after the split (vLLM 0.32.0,
         # fused_moe/oracle/mxfp4.py, Marlin and TensorRT-LLM). gpt-oss-20b then takes 13.7 GiB, not 12.8.
@@ -519,7 +590,18 @@ def _compute_group_bytes(model: Architecture, group: TensorGroup, setup: Replica
         hidden = divide_up(model.hidden, 256) * 256
         count = group.parameters // (model.expert_intermediate * model.hidden)
         return count * MXFP4.compute_bytes(hidden, width)
-    return group.bytes / _count_parts(model, group.split, setup.tensor)
+    padding = _compute_padding(model, setup.tensor, device) if group.name == EXPERTS else 1
+    return group.bytes / _count_parts(model, group.split, setup.tensor) * padding
+
+
+def _compute_padding(model: Architecture, tensor_parallel: int, device: Accelerators | None) -> float:
+    """Return times its size that a part of an expert takes on these accelerators."""
+    if device is None or not device.name.startswith(_BLACKWELL):
+        return 1
+    if model.scheme is not None or model.kind in _GELU_KINDS:
+        return 1
+    width = divide_up(model.expert_intermediate, tensor_parallel)
+    return divide_up(width, _PADDED_WIDTH) * _PADDED_WIDTH / width
 
 
 def _count_parts(model: Architecture, split: TensorSplit, tensor_parallel: int) -> int:

@@ -219,6 +219,12 @@ def _has_folders(node: Node, *names: str) -> bool:
     return node.tuning.keeper is None and tuple(node.tuning.folder_bytes) == names
 
 
+def _has_deprecated_weights(node: Node) -> bool:
+    """Return whether the checkpoint has a form that the engine loads only where it is told to."""
+    scheme = node.placed.model.scheme
+    return scheme is not None and scheme.is_deprecated
+
+
 def _has_whole_mixtures(node: Node) -> bool:
     """Return whether each of several data-parallel ranks has all experts of a mixture."""
     return node.role.data > 1 and not node.role.expert and node.placed.model.experts > 0
@@ -245,6 +251,7 @@ OPTIONS = (
     ),
     Option("data-nodes", lambda node: node.placed.nodes > 1 and node.role.data > 1),
     Option("fp8-weights", lambda node: node.tuning.quantization == "fp8", "tuning.quantization", "remove quantization"),
+    Option("deprecated-weights", _has_deprecated_weights),
     Option("fp8-cache", lambda node: node.tuning.kv_cache == "fp8", "tuning.kv_cache", "set kv_cache: auto"),
     Option("no-prefix-cache", lambda node: not node.tuning.prefix_cache, "tuning.prefix_cache", "set prefix_cache: on"),
     Option(
