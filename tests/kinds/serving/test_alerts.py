@@ -294,7 +294,7 @@ def test_rules_read_signals_of_the_table_alone(tmp_path: Path) -> None:
 def test_a_limit_between_two_edges_is_measured_at_the_lower_one(tmp_path: Path) -> None:
     deployment = resolve(tmp_path, BLUEPRINT, "{ttft_ms: {p95: 800}, itl_ms: {p50: 50}, e2e_ms: {p99: 0.2}}")
     assert [(row.name, row.edge, row.measured, row.allowed) for row in deployment.latency_objectives] == [
-        ("ttft p95", "0.75", "750 ms (the limit of 800 ms is no bucket edge)", "0.05"),
+        ("ttft p95", "0.75", "750 ms (the limit of 800 ms is not a bucket edge)", "0.05"),
         ("itl p50", "0.05", "50 ms", "0.5"),
     ]
     assert list(objectives.list_unmeasured(deployment.slo, deployment.latency_objectives)) == ["slo.e2e_ms.p99"]

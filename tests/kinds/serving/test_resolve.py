@@ -299,7 +299,7 @@ REFUSED = [
         {"model": "Qwen/Qwen3-235B-A22B-FP8"},
         'blueprint.yaml:2:8: model: "Qwen/Qwen3-235B-A22B-FP8": it does not fit into 1 accelerator of the pool '
         "small: on g6e.2xlarge and g6e.4xlarge weights 236 GB and reserve 3.54 GB are 196 GB more than the 43.7 GB of "
-        "one accelerator. Fix: set accelerators: 1 on p6-b300.48xlarge, or use a smaller model.",
+        "one accelerator. Fix: set pool: large and accelerators: 8, or use a smaller model.",
     ),
     (
         {"model": "nvidia/Qwen3-235B-A22B-NVFP4"},
@@ -350,7 +350,8 @@ def test_a_model_that_does_not_fit_is_pointed_at_types_that_the_region_offers(
 ) -> None:
     fixes = []
     for region in ("us-west-2", "eu-central-1"):
-        monkeypatch.setitem(globals(), "FLEET", FLEET.replace("us-west-2", region))
+        fleet = FLEET.replace("g6e.48xlarge", "g6e.8xlarge").replace("us-west-2", region)
+        monkeypatch.setitem(globals(), "FLEET", fleet)
         with pytest.raises(InputError) as error:
             _resolve(tmp_path, _build_environment(region=region), model="Qwen/Qwen3-235B-A22B-FP8")
         fixes.append(error.value.mistakes[0].fix)
