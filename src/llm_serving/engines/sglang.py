@@ -7,6 +7,7 @@ handle_gpu_memory_settings); no start was measured. Weights are those of every e
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from llm_serving.catalog.architecture import Architecture, Vision
@@ -100,8 +101,8 @@ def _select_size(device: Accelerators) -> _Size:
 compute_cpu_cache_bytes = vllm.compute_cpu_cache_bytes
 """As on every engine whose requests share one cache."""
 
-describe_indivisible = vllm.describe_indivisible
-"""Heads, experts and FP8 blocks are split as vLLM does."""
+describe_indivisible = functools.partial(vllm.describe_indivisible, whole_blocks=True)
+"""Heads and experts are split as vLLM does, and none within a block of FP8 scales."""
 
 
 def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int:

@@ -7,6 +7,7 @@ as prompts are cached (_torch/pyexecutor/mamba_cache_manager.py): its cache hold
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from llm_serving.catalog.instances import Accelerators, Instance
@@ -35,8 +36,8 @@ def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the sa
 compute_cpu_cache_bytes = vllm.compute_cpu_cache_bytes
 """As on every engine whose requests share one cache."""
 
-describe_indivisible = vllm.describe_indivisible
-"""Heads and experts are split as vLLM does."""
+describe_indivisible = functools.partial(vllm.describe_indivisible, whole_blocks=True)
+"""Heads and experts are split as vLLM does, and none within a block of FP8 scales."""
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:

@@ -460,17 +460,20 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         context=context,
         tensor_parallel=setup.tensor,
         batch_tokens=batch.tokens,
-        dtype=_select_cache_type(model, device, setup.dtype),
+        dtype=select_cache_type(model, device, setup.dtype),
         draft=setup.draft,
     )
     return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters)
 
 
-def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
+def describe_indivisible(
+    model: Architecture, tensor_parallel: int, *, whole_experts: bool = False, whole_blocks: bool = False
+) -> str:
     """Return why the model cannot be split this many ways, as a sentence; empty where it can.
 
     Args:
         whole_experts: experts are spread over accelerators instead of being split.
+        whole_blocks: experts in FP8 are not split within a block, which shares one scale.
     """
     t = tensor_parallel
     if model.heads % t:
@@ -483,7 +486,8 @@ def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_exp
     if (not model.experts or model.dense_layers) and model.intermediate % t:
         return f"the feed-forward width, {model.intermediate}, does not divide by {t}"
     if model.quantization == "fp8" and model.fp8_block:
-        return _describe_broken_blocks(model, t, whole_experts)
+        are_cut = not whole_blocks and _cuts_blocks_of_experts(model, t)
+        return _describe_broken_blocks(model, t, whole_experts or are_cut)
     return ""
 
 
@@ -509,12 +513,12 @@ def _describe_misfit(model: Model, device: Accelerators, context: int, setup: Re
     ways = setup.tensor
     if ways > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {ways}"
-    whole_experts = bool(setup.expert_ranks) or _cuts_blocks_of_experts(model, ways, device)
+    whole_experts, whole_blocks = bool(setup.expert_ranks), needs_whole_blocks(device)
     return (
         describe_long_context(model, context)
         or describe_missing_kernels(model, device.name)
         or _describe_narrow_cache(model, device, setup.dtype)
-        or describe_indivisible(model, ways, whole_experts=whole_experts)
+        or describe_indivisible(model, ways, whole_experts=whole_experts, whole_blocks=whole_blocks)
     )
 
 
@@ -525,15 +529,19 @@ def _describe_narrow_cache(model: Architecture, device: Accelerators, dtype: str
     return f"no kernel of its attention reads a cache in 8 bits on {device.name}: it needs kv_cache: auto"
 
 
+def needs_whole_blocks(device: Accelerators) -> bool:
+    """Return whether experts in FP8 are not split within a block of scales, as on GPUs that compute in 16 bits."""
+    return not _computes_fp8(device)
+
+
 def _computes_fp8(device: Accelerators) -> bool:
     return device.kind != "gpu" or "fp8" in device.dense_tflops
 
 
-def _cuts_blocks_of_experts(model: Architecture, tensor_parallel: int, device: Accelerators) -> bool:
+def _cuts_blocks_of_experts(model: Architecture, tensor_parallel: int) -> bool:
     """Return whether vLLM gives parts of an expert smaller blocks of FP8 scales, so that it may be split within one."""
     width, rest = divmod(model.expert_intermediate, tensor_parallel)
-    is_even = model.fp8_block > 0 and rest == 0
-    return is_even and math.gcd(model.fp8_block, width, model.hidden) >= _LEAST_BLOCK and _computes_fp8(device)
+    return model.fp8_block > 0 and rest == 0 and math.gcd(model.fp8_block, width, model.hidden) >= _LEAST_BLOCK
 
 
 def describe_missing_kernels(model: Model, device: str) -> str:
@@ -548,7 +556,7 @@ def _has_sparse_vectors(model: Architecture) -> bool:
     return model.latent is not None and model.index_bytes > 0
 
 
-def _select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> str:
+def select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> str:
     """Return how a token is stored on these accelerators, as `compute_kv_layer_bytes` takes it.
 
     Sparse attention over compressed vectors has 8 bits without scales on Blackwell, and with them alone on RTX PRO.

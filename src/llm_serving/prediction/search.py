@@ -666,9 +666,10 @@ def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
     """Yield the splits of a node; whole experts are spread where parts of each are not possible, and over copies of the
     attention layers, which keep a cache each."""
     assert instance.accelerators
+    whole_blocks = vllm.needs_whole_blocks(instance.accelerators)
     for tensor in list_tensor_sizes(model, instance):
-        is_indivisible = bool(model.experts) and bool(vllm.describe_indivisible(model, tensor))
-        yield Split(tensor, whole_experts=is_indivisible)
+        misfit = vllm.describe_indivisible(model, tensor, whole_blocks=whole_blocks)
+        yield Split(tensor, whole_experts=model.experts > 0 and misfit != "")
         for data in _COPIES if model.experts else ():
             if tensor * data <= count_ranks(instance.accelerators):
                 yield Split(tensor, whole_experts=True, data=data)

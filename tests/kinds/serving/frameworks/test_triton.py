@@ -19,7 +19,10 @@ from tests import engines_own, matrix_cells
 from tests.kinds.serving import resolving
 from tests.kinds.serving.frameworks import test_llm_d
 
-FLEET = test_llm_d.FLEET.replace("gateway: on", "operators: on, observability: on")
+FLEET = (
+    test_llm_d.FLEET.replace("gateway: on", "operators: on, observability: on")
+    + "  p5: {types: p5.48xlarge, size: 0..2}\n"
+)
 
 DATA = Path(__file__).with_name("triton")
 
@@ -244,6 +247,12 @@ REFUSALS = [
         format_blueprint().replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct"),
         "eks",
         "Triton's endpoint takes text only. Fix: use a model that reads text only.",
+    ),
+    (
+        format_blueprint(worker="{pool: p5, accelerators: 8}").replace("Qwen/Qwen3-0.6B", "Qwen/Qwen3-235B-A22B-FP8"),
+        "eks",
+        "which cuts the FP8 blocks of 128: fewer ways, or expert parallelism; Triton's vLLM needs whole ones. "
+        "Fix: set expert: on, or use framework: plain.",
     ),
 ]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llm_serving.catalog import engine_options
+from llm_serving.engines import vllm
 from llm_serving.kinds.serving.frameworks.base import SERVER_OPTIONS, Adapted, check_engine, split_command
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.processes import Context
@@ -45,6 +46,13 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
             fix = f"set served_name: {role.served_name.rpartition('/')[2]}"
             path = ("roles", "models", name, "served_name")
             yield Conflict(path, "Triton names a model by its folder", fix, role.served_name)
+    for placed in placed_roles:
+        cut = vllm.describe_indivisible(
+            placed.model, placed.role.tensor, whole_experts=placed.role.expert, whole_blocks=True
+        )
+        if cut:  # placement has refused all that vLLM 0.32.0 does not split
+            fix = "set expert: on, or use framework: plain"
+            yield placed.refuse("accelerators", f"{cut}; Triton's vLLM needs whole ones", fix, placed.role.accelerators)
 
 
 def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
