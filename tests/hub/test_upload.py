@@ -274,7 +274,7 @@ def test_a_commit_that_is_no_hash_names_no_folder(hub: Any, commit: str) -> None
     with pytest.raises(InputError) as error:
         hubs.fetch_snapshot(hub.id)
     assert str(error.value) == (
-        f'{hub.id}: "{commit}": the commit that {hub.url} names is no hash of 40 or 64 hexadecimal digits. '
+        f'{hub.id}: "{commit}": the commit that {hub.url} names is not a hash of 40 or 64 hexadecimal digits. '
         "Fix: set HF_ENDPOINT to another hub."
     )
 

@@ -97,7 +97,7 @@ def test_an_index_that_does_not_answer_is_not_taken_for_a_missing_build(monkeypa
 def test_what_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(InputError) as error:
         engine_upgrade.upgrade(text)
-    assert str(error.value) == f"{text} is no release of vLLM. Fix: write a version, such as 0.32.0."
+    assert str(error.value) == f"{text} is not a release of vLLM. Fix: write a version, such as 0.32.0."
 
 
 def _replace_lock(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> list[list[str]]:

@@ -106,7 +106,7 @@ def _check_commit(name: str, commit: str) -> str:
     """
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
         raise InputError(
-            f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is no hash of 40 or 64 "
+            f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is not a hash of 40 or 64 "
             "hexadecimal digits. Fix: set HF_ENDPOINT to another hub."
         )
     return commit

@@ -105,9 +105,9 @@ def test_a_batch_can_be_cancelled_and_is_listed(run: BatchRun, client: openai.Op
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endpoint": "/v1/images"}, "/v1/images is none of"),
+        ({"endpoint": "/v1/images"}, "/v1/images is not one of"),
         ({"metadata": {"team": "nobody"}}, "there is no team nobody: default or search or ads"),
-        ({"metadata": {"priority": "urgent"}}, "urgent is none of high, normal, low"),
+        ({"metadata": {"priority": "urgent"}}, "urgent is not one of high, normal, low"),
         ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
         ({"metadata": {"deadline": "inf"}}, "inf seconds are more than a year"),
         ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),

@@ -69,7 +69,7 @@ def test_each_record_becomes_a_row_by_the_template() -> None:
     [
         ("", "the job has no template: --template FILE"),
         ("{broken", "the template is not JSON: "),
-        ("[]", "the template is no row: it has no body"),
+        ("[]", "the template is not a row: it has no body"),
         ('{"body": {}}', "the template names no column, such as {title}"),
         (
             '{"body": {"a": "{color}"}}',

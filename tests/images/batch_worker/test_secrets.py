@@ -72,12 +72,12 @@ def test_a_secret_is_read_by_its_name_as_a_text_or_by_fields_of_its_json(save_se
         ({"SecretBinary": b"bytes"}, "it has bytes in place of a text", "store it as a text (SecretString)"),
         (
             {"SecretString": "only-a-value"},
-            "it is no JSON with a text `username`",
+            "it is not JSON with a text `username`",
             'store {"username": "...", "password": "..."}',
         ),
         (
             {"SecretString": '{"username": "a-value", "password": 5}'},
-            "it is no JSON with a text `password`",
+            "it is not JSON with a text `password`",
             'store {"username": "...", "password": "..."}',
         ),
     ],

@@ -87,7 +87,7 @@ HEX = "0" * 64
         ("", "the document is not a JSON object"),
         ("[]", "the document is not a JSON object"),
         ("[" * 100_000, "the document is not a JSON object"),
-        (json.dumps({"a b;": []}), '"a b;": it is no name of a team: a-z, 0-9 and -'),
+        (json.dumps({"a b;": []}), '"a b;": it is not the name of a team: a-z, 0-9 and -'),
         (json.dumps({"ads": "sha256:" + HEX}), "ads: it has no list of hashes"),
         (json.dumps({"ads": ["secret"]}), "ads: it has no list of hashes"),
         (json.dumps({"ads": [7]}), "ads: it has no list of hashes"),

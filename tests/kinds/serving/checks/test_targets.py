@@ -130,9 +130,9 @@ REFUSED = [
         "node. Fix: set pipeline: 2, so that a layer stays on one node.",
     ),
     (
-        format_distributed(pool="p5en", accelerators=16, pipeline=2),
-        "blueprint.yaml:4:38: roles.worker.accelerators: 16: an expert's width, 1536, split 8 ways is 192, which cuts "
-        "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: set accelerators: 2 or 4 or 8, or expert: on.",
+        format_aggregated(LARGE, "engine: sglang\n", pool="p5en", accelerators=8),
+        "blueprint.yaml:4:38: roles.worker.accelerators: 8: an expert's width, 1536, split 8 ways is 192, which cuts "
+        "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: set accelerators: 1 or 2 or 4, or expert: on.",
     ),
     (
         format_distributed(pool="p5en", accelerators=12, pipeline=3),
