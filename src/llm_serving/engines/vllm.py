@@ -513,7 +513,7 @@ def _describe_misfit(model: Model, device: Accelerators, context: int, setup: Re
     ways = setup.tensor
     if ways > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {ways}"
-    whole_experts, whole_blocks = bool(setup.expert_ranks), needs_whole_blocks(device)
+    whole_experts, whole_blocks = bool(setup.expert_ranks), lacks_fp8(device)
     return (
         describe_long_context(model, context)
         or describe_missing_kernels(model, device.name)
@@ -524,18 +524,14 @@ def _describe_misfit(model: Model, device: Accelerators, context: int, setup: Re
 
 def _describe_narrow_cache(model: Architecture, device: Accelerators, dtype: str) -> str:
     """Return why no cache in 8 bits runs on these accelerators, as a sentence; empty where one does, or has 16."""
-    if dtype != "fp8" or _computes_fp8(device) or not (model.latent or model.kind in _TRITON_KINDS):
+    if dtype != "fp8" or not lacks_fp8(device) or not (model.latent or model.kind in _TRITON_KINDS):
         return ""
     return f"no kernel of its attention reads a cache in 8 bits on {device.name}: it needs kv_cache: auto"
 
 
-def needs_whole_blocks(device: Accelerators) -> bool:
-    """Return whether experts in FP8 are not split within a block of scales, as on GPUs that compute in 16 bits."""
-    return not _computes_fp8(device)
-
-
-def _computes_fp8(device: Accelerators) -> bool:
-    return device.kind != "gpu" or "fp8" in device.dense_tflops
+def lacks_fp8(device: Accelerators) -> bool:
+    """Return whether these are GPUs that compute in 16 bits at the least, such as A100 and A10G."""
+    return device.kind == "gpu" and "fp8" not in device.dense_tflops
 
 
 def _cuts_blocks_of_experts(model: Architecture, tensor_parallel: int) -> bool:
@@ -559,7 +555,8 @@ def _has_sparse_vectors(model: Architecture) -> bool:
 def select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> str:
     """Return how a token is stored on these accelerators, as `compute_kv_layer_bytes` takes it.
 
-    Sparse attention over compressed vectors has 8 bits without scales on Blackwell, and with them alone on RTX PRO.
+    Sparse attention over compressed vectors has its 8 bits without scales on Blackwell, and no other than 8 bits, with
+    scales, on RTX PRO.
     Source: vLLM 0.32.0, v1/attention/backends/mla/flashinfer_mla_sparse.py.
     """
     if not _has_sparse_vectors(model) or dtype not in ("auto", "fp8"):

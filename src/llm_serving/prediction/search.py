@@ -666,7 +666,7 @@ def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
     """Yield the splits of a node; whole experts are spread where parts of each are not possible, and over copies of the
     attention layers, which keep a cache each."""
     assert instance.accelerators
-    whole_blocks = vllm.needs_whole_blocks(instance.accelerators)
+    whole_blocks = vllm.lacks_fp8(instance.accelerators)
     for tensor in list_tensor_sizes(model, instance):
         misfit = vllm.describe_indivisible(model, tensor, whole_blocks=whole_blocks)
         yield Split(tensor, whole_experts=model.experts > 0 and misfit != "")
