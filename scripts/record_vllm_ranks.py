@@ -92,7 +92,8 @@ def ask(questions: list[Question], instance: str, folder: Path, triton: str) -> 
         scheme = models.find(question.model).scheme
         words += ["--allow-deprecated-quantization"] if scheme and scheme.is_deprecated else []
         lines.append(json.dumps({"folder": str(place), "words": words}))
-    device = vllm._require_accelerators(instances.load()[instance])
+    device = instances.load()[instance].accelerators
+    assert device
     python = paths.ROOT / engine_env.FOLDER / "bin" / "python"
     program = paths.ROOT / "scripts" / "vllm_without_gpu.py"
     result = subprocess.run(

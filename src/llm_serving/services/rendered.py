@@ -86,8 +86,10 @@ def read_kind(file: Path, fleet: Fleet) -> str:
     return keys.get("kind", DEFAULT_KIND) if keys.get("fleet") == fleet.name and "services" in keys else ""
 
 
-def list_fargate(services: Sequence[Service], name: str) -> Iterator[Units]:
+def list_fargate(orchestrator: str, services: Sequence[Service], name: str) -> Iterator[Units]:
     """Yield the cores and the memory of the tasks of the deployment `name` that run on Fargate, and not in a pool."""
+    if orchestrator != "ecs":
+        return
     tasks = [service for service in services if not service.placement.pool]
     memory_bytes = sum(service.replicas.min * service.resources.memory_bytes for service in tasks)
     yield Units("fargate-vcpu", sum(service.replicas.min * service.resources.cpus for service in tasks), name)

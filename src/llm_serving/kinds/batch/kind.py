@@ -35,9 +35,7 @@ class BatchKind(Kind[Blueprint, BatchDeployment]):
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[BatchStack]).value
-        if deployment.stack.orchestrator == "eks":
-            return ()
-        return rendered.list_fargate(deployment.services, deployment.name)
+        return rendered.list_fargate(deployment.stack.orchestrator, deployment.services, deployment.name)
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         if not blueprint.value.endpoint.model:

@@ -19,8 +19,7 @@ def list_units(stack: GatewayStack, services: Sequence[Service]) -> Iterator[Uni
     yield Units("rds-storage-gib", stack.database_gib, stack.name)
     yield Units(stack.cache_type, CACHE_NODES, stack.name)
     yield Units("kms-key", 1, stack.name)
-    if stack.orchestrator == "ecs":
-        yield from rendered.list_fargate(services, stack.name)
+    yield from rendered.list_fargate(stack.orchestrator, services, stack.name)
     if stack.load_balancer:
         yield Units("application-load-balancer", 1, stack.name)
 

@@ -57,9 +57,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[ServingStack]).value
-        if deployment.stack.orchestrator == "eks":
-            return ()
-        return rendered.list_fargate(deployment.services, deployment.name)
+        return rendered.list_fargate(deployment.stack.orchestrator, deployment.services, deployment.name)
 
     def get_engine(self, blueprint: Blueprint) -> str:
         return blueprint.engine

@@ -50,7 +50,8 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
         cut = vllm.describe_indivisible(
             placed.model, placed.role.tensor, whole_experts=placed.role.expert, whole_blocks=True
         )
-        if cut:  # placement has refused all that vLLM 0.32.0 does not split
+        # Placement has refused all that vLLM 0.32.0 does not split, of a model whose numbers are known.
+        if cut and placed.model.is_known:
             fix = "set expert: on, or use framework: plain"
             yield placed.refuse("accelerators", f"{cut}; Triton's vLLM needs whole ones", fix, placed.role.accelerators)
 
