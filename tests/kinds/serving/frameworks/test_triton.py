@@ -262,3 +262,13 @@ def test_what_triton_does_not_run_is_refused_by_name(tmp_path: Path, text: str, 
     with pytest.raises(InputError) as error:
         resolve(tmp_path, text, target)
     assert message in str(error.value)
+
+
+def test_a_split_of_a_model_that_is_not_known_is_left_to_the_engine(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"model_type": "zebra", "num_attention_heads": 6, "num_hidden_layers": 4, "hidden_size": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 1000000000}, "weight_map": {}}')
+    text = format_blueprint("memory: unchecked\n", worker=FOUR_GPUS).replace("Qwen/Qwen3-0.6B", str(folder))
+    assert resolve(tmp_path, text).framework == "triton"
