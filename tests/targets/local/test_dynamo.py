@@ -93,10 +93,9 @@ def test_a_prompt_goes_where_its_beginning_was_seen_unless_the_policy_is_another
 def test_requests_go_on_when_their_worker_is_killed(plan: DeploymentPlan) -> None:
     victim, _ = _find_workers(plan, "tiny")
     migrated = serving.sum_counter(f"{plan.deployment.url}/metrics", MIGRATIONS)
-    with serving.Load(plan.deployment.url, deadline_s=300, users=4, output_tokens=100) as load:
-        load.wait_answers(4)
-        victim.suspend()  # what it has stays with it: if it had none, it would be the next one's
-        load.wait_answers(4)
+    victim.suspend()  # each second request is its own and stays with it
+    with serving.Load(plan.deployment.url, deadline_s=300, users=4) as load:
+        load.wait_answers(2)
         victim.kill()
         assert serving.complete(plan.deployment.url, model="other")
         load.wait_answers(8)
