@@ -9,12 +9,8 @@ models -> placement of each role on its pool -> KV transfer -> command lines -> 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from pydantic import JsonValue
-
-from llm_serving.catalog import models
-from llm_serving.fleet import aws_limits
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
@@ -22,8 +18,10 @@ from llm_serving.kinds.serving import (
     answer_parsers,
     kv_tiers,
     measured_capacity,
+    notes,
     placement,
     processes,
+    router_policy,
     services,
     sharing,
 )
@@ -35,14 +33,13 @@ from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, PlacementError, PlacementSearch
 from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import (
-    RouterPolicy,
     compute_fixed_replicas,
     get_max_requests,
     get_shared,
     resolve_scale,
 )
-from llm_serving.kinds.serving.stack import RouterContainer, ServingStack
-from llm_serving.services import load_balancer, tasks
+from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.services import load_balancer
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
@@ -69,7 +66,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         settings,
         resolve_name(blueprint),
         environment,
-        resolve_policy(settings, environment),
+        router_policy.resolve_policy(settings, environment),
         transfer,
         blueprint.path.parent,
     )
@@ -110,27 +107,19 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         admitted=settings.roles.admitted,
         unused_keys=settings.unused_keys,
         environment=environment,
-        notes=(
-            *_list_notes(context, placed_roles),
-            *turns.describe(settings, environment, placed_roles),
-            *_list_start_notes(context, engine_services),
-            *_list_image_notes(context, (*(role.image for role in engine_roles), *_find_images(adapted.config))),
-        ),
-        emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
+        notes=tuple(notes.list_notes(context, placed_roles, engine_services, adapted.config)),
+        emulated=(*notes.list_emulated(context, placed_roles), *environment.emulated),
         cached_prompts=tuple(
             line
             for placed in placed_roles
-            for line in kv_tiers.describe(settings, placed, resolve_shared_prefix(settings, environment))
+            for line in kv_tiers.describe(settings, placed, router_policy.resolve_shared_prefix(settings, environment))
         ),
     )
-    shortages = tuple(measured_capacity.list_shortages(deployment))
-    stack = None
-    if context.conventions.runs_tasks:
-        container = processes.build_router_container(context, engine_services)
-        stack = _build_stack(deployment, settings, container)
-    elif context.conventions.is_kubernetes and context.door:
-        stack = ServingStack(orchestrator="eks", reads=())
-    return deployment.model_copy(update={"notes": (*deployment.notes, *shortages), "stack": stack})
+    update = {
+        "notes": (*deployment.notes, *measured_capacity.list_shortages(deployment)),
+        "stack": _build_stack(context, deployment, engine_services),
+    }
+    return deployment.model_copy(update=update)
 
 
 def _fold(
@@ -159,18 +148,22 @@ def _fold(
 
 
 def _build_stack(
-    deployment: ServingDeployment, settings: Blueprint, router_container: RouterContainer | None
-) -> ServingStack:
-    """Build the data of the stack that makes the services, where no chart does."""
-    tiers = settings.tuning.kv_tiers
-    row, balancer = settings.load_balancer, deployment.load_balancer
+    context: Context, deployment: ServingDeployment, engine_services: Sequence[Service]
+) -> ServingStack | None:
+    """Build the data of the stack: of tasks all that it makes, of pods only the routers' role; None without one."""
+    if context.conventions.is_kubernetes and context.door:
+        return ServingStack(orchestrator="eks", reads=())
+    if not context.conventions.runs_tasks:
+        return None
+    tiers = context.blueprint.tuning.kv_tiers
+    row, balancer = context.blueprint.load_balancer, deployment.load_balancer
     adapters = [location for model in deployment.served_models for location in model.adapters.values()]
     return ServingStack(
         reads=(*(model.weights.uri for model in deployment.loaded_models), *adapters),
         caches=(tiers.s3.bucket,) if tiers and tiers.s3 else (),
         errors=deployment.slo.errors,
         request_timeout_s=deployment.request_timeout_s,
-        router_container=router_container,
+        router_container=processes.build_router_container(context, engine_services),
         load_balancer=load_balancer.resolve(row, balancer.drain_s) if row and balancer else None,
     )
 
@@ -207,29 +200,6 @@ def _place_checked_roles(
     fleet_conflicts = engine_limits.check_drivers(settings, fleet.value, environment, placed_roles)
     raise_mistakes([*blueprint.locate(conflicts), *fleet.locate(fleet_conflicts)])
     return placed_roles
-
-
-def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
-    """Return how the router chooses a replica: as written, else by cached prefixes where prompts share enough.
-
-    Of requests whose answers have no tokens, the router reads no text: by prefixes it would send all of them to one
-    replica until that has much more to do than the others. Source: vllm-router 0.1.17, called.
-    """
-    if blueprint.is_pooled and blueprint.roles.router.policy in (None, "cache-aware"):
-        return "load-aware"
-    router = processes.get_router(blueprint)
-    if "load-aware" not in router.policies:
-        return blueprint.roles.router.policy or "round-robin"
-    shares_enough = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share
-    is_cache_aware = shares_enough and blueprint.tuning.prefix_cache
-    return blueprint.roles.router.policy or ("cache-aware" if is_cache_aware else "load-aware")
-
-
-def resolve_shared_prefix(blueprint: Blueprint, environment: Environment) -> float:
-    """Return share of a prompt that others share: as the blueprint states it, else as it was measured."""
-    if blueprint.traffic.has_shared_prefix or environment.measured is None:
-        return blueprint.traffic.shared_prefix
-    return environment.measured.shared_prefix
 
 
 def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], environment: Environment) -> str:
@@ -404,162 +374,3 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
         drain_s=min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)),
         ranges=load_balancer.list_ranges(fleet),
     )
-
-
-def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
-    title, settings = context.conventions.title, context.blueprint
-    if settings.unused_keys:
-        yield tasks.describe_unused(settings.task, settings.unused_keys)
-    framework = settings.framework_row
-    if framework.note:
-        yield framework.note
-    pair = context.pair
-    if pair and pair.local and context.conventions.is_local:
-        yield pair.local.note
-    models_placed = {placed.model.name: placed.model for placed in placed_roles}
-    for model in models_placed.values():
-        if not model.is_known:
-            yield (
-                f"Memory of {model.name}: not computed, since its kind, {model.kind or 'without a name'}, is not known "
-                "here. Its weights and a tenth have room; whether a request of the whole context does, the engine "
-                "decides when it starts."
-            )
-    speculative = settings.tuning.speculative
-    if speculative and speculative.model and checked_models.find_draft(settings.tuning) is None:
-        yield (
-            f"Memory of the draft model {speculative.model}: not computed, since no such model is known here. "
-            "Its weights and its cache take a part of what is computed for the KV cache."
-        )
-    for model in models_placed.values():
-        if checked_models.predicts_itself(settings.tuning) and not (model.is_known and model.prediction_tensors):
-            yield (
-                f"Memory of the layers of {model.name} that predict tokens: not computed. Their weights and their "
-                "cache take a part of what is computed for the KV cache."
-            )
-    arguments = {
-        name: value for placed in placed_roles for name, value in settings.merge_arguments(placed.role).items()
-    }
-    for name in context.engine.code_arguments:
-        if arguments.get(name):
-            yield (
-                f"engine_arguments.{name} makes the engine run code, of the model's folder or of a module: read it "
-                "before you deploy a blueprint that is not your own."
-            )
-    for placed in placed_roles:
-        role = placed.role
-        if placed.model.vision:
-            yield from pictures.describe(context.blueprint, placed)
-        if get_shared(role):
-            continue
-        if settings.roles.takes_turns(placed.name) and context.conventions.is_local:
-            yield (
-                f"On {title} all models of {placed.name} stay in memory: one that sleeps frees only what it has on "
-                "an accelerator."
-            )
-        device = placed.instance.accelerators
-        if device and context.conventions.is_local:
-            yield (
-                f"On {title} the engine runs on CPU; the {role.accelerators} x {device.name} of "
-                f"{placed.instance.name} that the pool {role.pool} gives each replica of {placed.name} "
-                "stay unused."
-            )
-        if context.is_node_service(1) and role.replicas.max > 1 and not settings.disruption.surge:
-            yield (
-                f"An upgrade stops all {role.replicas.max} replicas of {placed.name} at once, each of which is a "
-                f"service with a name of its own. disruption: {{surge: on}} starts the new ones first, if the pool "
-                f"{role.pool} holds both."
-            )
-        if not context.conventions.is_local and role.replicas.max == 1 and not settings.disruption.surge:
-            yield (
-                f"An upgrade stops the one replica of {placed.name} before it starts the new one, and nothing answers "
-                f"meanwhile. disruption: {{surge: on}} starts the new one first, if the pool {role.pool} holds both."
-            )
-        if context.conventions.is_local and role.replicas.min != role.replicas.max:
-            replicas = compute_fixed_replicas(role).min
-            yield f"Nothing scales on {title}: {placed.name} runs {replicas} of {role.replicas} replicas."
-    if settings.is_pooled and settings.roles.router.policy in (None, "cache-aware"):
-        path = tasks.POOLED[settings.task].path
-        yield f"The router's policy is {context.policy}: of requests to {path} it reads no text to follow."
-    elif settings.roles.router.policy is None and "load-aware" in context.router.policies:
-        yield f"The router's policy is {context.policy}, {_describe_policy(context)}."
-    if context.transfer == "host":
-        has_rdma = all(placed.rdma for placed in placed_roles)
-        reason = "as the blueprint asks" if has_rdma else "for the pools have no EFA with GPUDirect RDMA"
-        if not placement.transfers_by_rdma(settings):
-            reason = f"the one way of {settings.engine} here"
-        yield (
-            f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
-            "`blueprint baseline` before you pay for it."
-        )
-        for placed in placed_roles:
-            if placed.cache_limit is not None and placed.fit:
-                yield (
-                    f"The KV cache of {placed.name} is {placed.cache_limit / 2**30:.1f} GiB an accelerator, "
-                    f"{placed.fit.cache_tokens:,} tokens: the transfer keeps a copy of all of it in the node's "
-                    "memory, which has no more room."
-                )
-
-
-def _list_start_notes(context: Context, engine_services: Sequence[Service]) -> Iterator[str]:
-    """Yield engines whose start may take longer than tasks are given."""
-    limit_min = aws_limits.TASK_START_S / 60
-    starts = {service.role: service.probe.deadline_s / 60 for service in engine_services if service.probe}
-    for role, start_min in starts.items():
-        if context.conventions.runs_tasks and start_min > limit_min:
-            megabytes = processes.MIN_LOAD_BYTES_S / 1e6
-            yield (
-                f"{context.conventions.title} ends a container that has not answered {limit_min:.0f} minutes after its "
-                f"start. {role} may take {start_min:.0f}, with {megabytes:.0f} MB/s from S3: if its tasks end there, "
-                "use a pool of types with a faster network, or EKS."
-            )
-
-
-def _find_images(config: Mapping[str, JsonValue]) -> Iterator[str]:
-    """Yield the images of a framework's configuration, of what runs beside the engines."""
-    for key, value in config.items():
-        if isinstance(value, str) and key.lower().endswith("image"):
-            yield value
-        elif isinstance(value, dict):
-            yield from _find_images(value)
-
-
-def _list_image_notes(context: Context, references: Iterable[str]) -> Iterator[str]:
-    """Yield images that are pulled by a tag which their registry can move; tags of the fleet's own never do."""
-    for image in dict.fromkeys(filter(None, references)):
-        if "@" not in image and not image.startswith(f"{context.environment.registry}/"):
-            yield f"{image} is pulled by its tag; `blueprint images pin` keeps the digest in images.lock.yaml."
-
-
-def _describe_policy(context: Context) -> str:
-    """Return what decided the policy: the share of the prompts and where it is from, or that none is kept."""
-    traffic, measured = context.blueprint.traffic, context.environment.measured
-    if not context.blueprint.tuning.prefix_cache:
-        return "since by tuning: {prefix_cache: off} no engine keeps a prompt"
-    shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
-    threshold = context.router.cache_aware_share
-    comparison = f"{'more' if shared_prefix > threshold else 'not more'} than the {threshold:.0%} that it follows"
-    if traffic.has_shared_prefix or (measured is None and traffic.prompt_file is None):
-        statement = (
-            f"{shared_prefix:.0%} of each prompt is shared, {comparison}"
-            if shared_prefix
-            else "its prompts share nothing"
-        )
-        return f"since by the blueprint's traffic {statement}"
-    if measured is None:
-        return f"until `blueprint validate` has measured what the prompts of {traffic.prompt_file} share"
-    return (
-        f"since by the validation of {measured.measured_at} earlier prompts begin with {shared_prefix:.0%} of each, "
-        f"{comparison}"
-    )
-
-
-def _list_emulated(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
-    devices = dict.fromkeys(
-        (placed.instance.accelerators.name, placed.instance.name)
-        for placed in placed_roles
-        if placed.instance.accelerators and context.conventions.is_local
-    )
-    for device, name in devices:
-        yield f"The engine runs on this machine's CPU in place of {device} on {name}, at the CPU's speed."
-    if any(placed.model.random for placed in placed_roles):
-        yield models.RANDOM_NOTICE

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llm_serving.catalog import engines
-from llm_serving.kinds.serving import measured_capacity, predicted_load, resolve
+from llm_serving.kinds.serving import measured_capacity, predicted_load, router_policy
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
@@ -111,7 +111,7 @@ def _describe_router(blueprint: Blueprint, deployment: ServingDeployment) -> str
     max_requests = blueprint.roles.router.max_requests
     limit = f", at most {max_requests} requests in flight, then 429" if max_requests else ""
     keys = ", asks for a key of a team" if blueprint.auth else ""
-    return f"{resolve.resolve_policy(blueprint, deployment.environment)}{limit}{keys}"
+    return f"{router_policy.resolve_policy(blueprint, deployment.environment)}{limit}{keys}"
 
 
 def _describe_lengths(deployment: ServingDeployment) -> str:
