@@ -14,7 +14,7 @@ from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
 from llm_serving.engines.memory import ReplicaSetup
-from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving import engine_process
 from llm_serving.settings import own_yaml
 from tests import engines_own
 from tests.charts import objects
@@ -160,11 +160,11 @@ def test_weights_stream_with_clients_and_memory_that_the_machine_has(values: Map
     assert bool(configs) == ("--load-format=runai_streamer" in engine.role["command"])
     shared = parse_gib(engine.role.get("sharedMemory", DEFAULTS["engine"]["sharedMemory"]))
     for config in map(json.loads, configs):
-        assert config["concurrency"] == processes.compute_stream_clients(engine.types)
+        assert config["concurrency"] == engine_process.compute_stream_clients(engine.types)
         assert config.get("distributed", False) == (engine.accelerators > 1)
-        limit = config.get("memory_limit", processes.MAX_STREAM_BYTES)
+        limit = config.get("memory_limit", engine_process.MAX_STREAM_BYTES)
         free = (parse_gib(engine.get_resource("memory")) - shared) * 2**30
-        assert limit <= free * processes.STREAM_SHARE
+        assert limit <= free * engine_process.STREAM_SHARE
 
 
 @each_engine

@@ -10,8 +10,8 @@ from llm_serving.catalog import engines
 from llm_serving.kinds.serving import auth
 from llm_serving.kinds.serving.auth import Auth
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import list_port_names
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.processes import list_port_names
 from llm_serving.kinds.serving.summary import describe_for_others
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.environment import Environment

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.kinds.serving import adapter_loading, measured_capacity, predicted_load, price, processes, summary
+from llm_serving.kinds.serving import adapter_loading, measured_capacity, predicted_load, price, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import list_port_names
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Service
@@ -203,7 +204,7 @@ def test_ports_are_claimed_and_accelerators_paid_once(tmp_path: Path) -> None:
     deployment, apart = resolve_text(tmp_path), resolve_text(tmp_path, APART)
     file = tmp_path / "blueprint.yaml"
     file.write_text(BLUEPRINT)
-    names = processes.list_port_names(load(file, Blueprint).value)
+    names = list_port_names(load(file, Blueprint).value)
     assert "chat-1" in names and not [name for name in names if name.startswith(("code", "embed"))]
     costs = [price.price_deployment(each) for each in (deployment, apart)]
     assert costs[0] and costs[1] and costs[1][0] == pytest.approx(3 * costs[0][0])

@@ -15,7 +15,7 @@ from llm_serving.kinds.batch.deployment import API, WORKER, BatchDeployment
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
 from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.kinds.serving import blueprint as serving_blueprints
-from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving import context
 from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import Roles, WorkerRole
@@ -40,7 +40,7 @@ RESTART_S = 1
 def list_port_names(blueprint: Blueprint) -> list[str]:
     """List the ports that a target must choose if processes share one machine."""
     own_serving = _build_serving_settings(blueprint, "batch")
-    return [API, *(processes.list_port_names(own_serving) if own_serving else [])]
+    return [API, *(context.list_port_names(own_serving) if own_serving else [])]
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> BatchDeployment:

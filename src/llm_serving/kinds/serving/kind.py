@@ -11,10 +11,10 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.serving import (
     adapters,
+    context,
     measured_capacity,
     measured_prompts,
     predicted_load,
-    processes,
     summary,
 )
 from llm_serving.kinds.serving import blueprint as blueprints
@@ -43,7 +43,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
 
     read = staticmethod(blueprints.read)
     resolve = staticmethod(resolving.resolve)
-    list_port_names = staticmethod(processes.list_port_names)
+    list_port_names = staticmethod(context.list_port_names)
     check_remote_files = staticmethod(adapters.check_remote)
     describe_for_others = staticmethod(summary.describe_for_others)
     estimate_load = staticmethod(predicted_load.predict_requests_per_s)

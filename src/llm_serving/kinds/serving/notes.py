@@ -8,11 +8,11 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import models
 from llm_serving.fleet import aws_limits
-from llm_serving.kinds.serving import placement, processes, router_policy
+from llm_serving.kinds.serving import engine_process, placement, router_policy
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.checks import pictures, turns
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import compute_fixed_replicas, get_shared
 from llm_serving.services import tasks
 from llm_serving.services.service import Service
@@ -167,7 +167,7 @@ def _describe_host_transfer(context: Context, placed_roles: Sequence[PlacedRole]
 def _describe_long_starts(context: Context, engine_services: Sequence[Service]) -> Iterator[str]:
     """Yield engines whose start may take longer than tasks are given."""
     limit_min = aws_limits.TASK_START_S / 60
-    megabytes = processes.MIN_LOAD_BYTES_S / 1e6
+    megabytes = engine_process.MIN_LOAD_BYTES_S / 1e6
     starts = {service.role: service.probe.deadline_s / 60 for service in engine_services if service.probe}
     for role, start_min in starts.items():
         if start_min > limit_min:

@@ -20,18 +20,18 @@ from llm_serving.kinds.serving import (
     measured_capacity,
     notes,
     placement,
-    processes,
     router_policy,
+    router_process,
     services,
     sharing,
 )
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets, turns
 from llm_serving.kinds.serving.checks import models as checked_models
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placement import PlacedRole, PlacementError, PlacementSearch
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import (
     compute_fixed_replicas,
     get_max_requests,
@@ -94,10 +94,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         roles=(*engine_roles, router),
         services=tuple(adapted.services),
         url=environment.conventions.url.format(
-            deployment=context.name, namespace=environment.namespace, port=processes.select_entry_port(context)
+            deployment=context.name, namespace=environment.namespace, port=router_process.select_entry_port(context)
         ),
         door=context.door,
-        request_timeout_s=processes.compute_request_timeout_s(settings),
+        request_timeout_s=router_process.compute_request_timeout_s(settings),
         pool_master=_build_pool_master(context, engine_roles),
         is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
@@ -163,7 +163,7 @@ def _build_stack(
         caches=(tiers.s3.bucket,) if tiers and tiers.s3 else (),
         errors=deployment.slo.errors,
         request_timeout_s=deployment.request_timeout_s,
-        router_container=processes.build_router_container(context, engine_services),
+        router_container=router_process.build_router_container(context, engine_services),
         load_balancer=load_balancer.resolve(row, balancer.drain_s) if row and balancer else None,
     )
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llm_serving.kinds.serving import processes
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.processes import Context
+from llm_serving.kinds.serving.context import Context, get_router
 from llm_serving.kinds.serving.roles import RouterPolicy
 from llm_serving.services import tasks
 from llm_serving.services.environment import Environment
@@ -21,7 +20,7 @@ def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPoli
     written = blueprint.roles.router.policy
     if _reads_no_text(blueprint):
         return "load-aware"
-    router = processes.get_router(blueprint)
+    router = get_router(blueprint)
     if "load-aware" not in router.policies:
         return written or "round-robin"
     shares_enough = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from llm_serving.catalog import images
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.kinds.serving import options, processes
+from llm_serving.kinds.serving import engine_process, options, router_process
 from llm_serving.kinds.serving.blueprint import Disruption
+from llm_serving.kinds.serving.context import METRICS_PORT, PORTS, ROUTER_ADMIN_PORT, Context, list_event_ports
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services import deployments
 from llm_serving.services.models import ServedModel
@@ -64,7 +64,7 @@ def build_engine_services(context: Context, placed: PlacedRole, resolved: Role) 
     services, else one for the role.
     """
     services: list[Service] = []
-    for replica, rank in processes.list_instance_keys(context, placed):
+    for replica, rank in engine_process.list_instance_keys(context, placed):
         built = _build_engine_service(context, placed, resolved, replica, rank)
         if rank and context.conventions.is_kubernetes:
             services[-1] = services[-1].model_copy(update={"worker_command": built.command})
@@ -79,12 +79,12 @@ def build_router_service(
     """Build the service of the router, which clients call."""
     alone = [role.served_model for role in engine_roles if role.served_model and not role.sleepers]
     served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
-    built = processes.build_router_service(context, engine_services, served_model)
+    built = router_process.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
     if context.conventions.runs_tasks and not context.router.beside:  # which stops at once, in its own container
         update["env"] = {**built.env, STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)}
     if not context.conventions.is_local:
-        metrics_port = processes.ROUTER_ADMIN_PORT if context.router.beside else processes.METRICS_PORT
+        metrics_port = ROUTER_ADMIN_PORT if context.router.beside else METRICS_PORT
         usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
         update["ports"] = {"metrics": metrics_port, **usage}
     if context.blueprint.auth and not context.conventions.is_local:
@@ -103,7 +103,7 @@ def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, 
     served_model = resolved.served_model
     if served_model is None:
         raise ValueError(f"the role {resolved.name} runs no engine")
-    built = processes.build_engine_service(context, placed, served_model, replica, rank)
+    built = engine_process.build_engine_service(context, placed, served_model, replica, rank)
     update: dict[str, object] = {"calls": _build_calls(context.blueprint.traces)}
     if not context.conventions.is_local:
         mounts = {
@@ -224,10 +224,10 @@ def _build_calls(traces: str | None) -> dict[str, Call]:
 
 def _build_prefetch(context: Context, placed: PlacedRole, served_model: ServedModel) -> Prefetch | None:
     """Build what of S3 is copied to the node; None where nothing is."""
-    uris = processes.list_prefetch_uris(context, placed, served_model)
+    uris = engine_process.list_prefetch_uris(context, placed, served_model)
     if not uris:
         return None
-    weight_bytes = served_model.weights.bytes if processes.name_weights_folder(context, placed) in uris else 0
+    weight_bytes = served_model.weights.bytes if engine_process.name_weights_folder(context, placed) in uris else 0
     return Prefetch(
         image=context.pin_image(images.COPIER),
         uris=uris,
@@ -246,10 +246,10 @@ def _build_compile_cache(
     parts = (image, served_model.weights.uri, accelerators.name if accelerators else "")
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     if claim := setting.partition(":")[2]:
-        mount = Mount(path=processes.COMPILE_CACHE_FOLDER, claim=claim, key=key)
+        mount = Mount(path=engine_process.COMPILE_CACHE_FOLDER, claim=claim, key=key)
     else:
         node_path = f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}"
-        mount = Mount(path=processes.COMPILE_CACHE_FOLDER, node_path=node_path)
+        mount = Mount(path=engine_process.COMPILE_CACHE_FOLDER, node_path=node_path)
     return {"compile-cache": mount}
 
 
@@ -257,17 +257,17 @@ def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
     """Return further ports that a container of a role listens at."""
     port_uses = {
         "side": bool(context.transfer) and placed.name in context.engine.transfers[context.transfer].listeners,
-        **dict.fromkeys(processes.list_event_ports(context.engine, context.policy), True),
+        **dict.fromkeys(list_event_ports(context.engine, context.policy), True),
         "master": placed.nodes > 1,
         "data": placed.nodes > 1 and placed.parallelism.data > 1,
     }
-    return {name: processes.PORTS[name] for name, is_used in port_uses.items() if is_used}
+    return {name: PORTS[name] for name, is_used in port_uses.items() if is_used}
 
 
 def _build_tier_mounts(context: Context, role: EngineRole, image: str, served_model: ServedModel) -> dict[str, Mount]:
     """Build the folders of cached prompts, of containers."""
     tuning, conventions = context.blueprint.tuning, context.conventions
-    key = processes.build_tier_key(context, role, served_model, image)
+    key = engine_process.build_tier_key(context, role, served_model, image)
     mounts = {}
     if "disk" in tuning.folder_bytes:
         node_path = f"{conventions.node_disk}/kv-cache/{context.name}/{key}"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving import engine_process
+from llm_serving.kinds.serving.context import Context, resolve_executable
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import ModelSwitch, get_shared
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
@@ -54,8 +54,8 @@ def fold_service(context: Context, head: Service, sharers: Sequence[Service]) ->
     return head.model_copy(
         update={
             "command": (
-                processes.resolve_executable(context.environment, "python3"),
-                f"{processes.locate_modules(context)}/{PROGRAM}",
+                resolve_executable(context.environment, "python3"),
+                f"{engine_process.locate_modules(context)}/{PROGRAM}",
                 *_format_options(context, head),
                 *(word for engine in engines for word in ("--engine", *_build_command(engine, env))),
             ),

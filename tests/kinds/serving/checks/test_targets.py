@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.catalog import engines, instances, models
-from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving import engine_process
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -891,10 +891,10 @@ def test_a_claim_for_compiled_programs_is_refused_where_there_are_none(tmp_path:
     ],
 )
 def test_clients_of_s3_fill_an_accelerators_share_of_network_and_cores(name: str, clients: int) -> None:
-    assert processes.compute_stream_clients([instances.find(name)]) == clients
+    assert engine_process.compute_stream_clients([instances.find(name)]) == clients
     smallest = [instances.find("p5.48xlarge"), instances.find("g6e.48xlarge")]
-    assert processes.compute_stream_clients(smallest) == 2, "all instances of a role take the same command"
-    assert processes.compute_stream_clients([instances.find("m8g.large")]) == 1
+    assert engine_process.compute_stream_clients(smallest) == 2, "all instances of a role take the same command"
+    assert engine_process.compute_stream_clients([instances.find("m8g.large")]) == 1
 
 
 def test_the_engine_streams_with_as_many_clients_of_s3_as_its_instance_fills(tmp_path: Path) -> None:

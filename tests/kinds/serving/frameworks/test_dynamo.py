@@ -12,8 +12,8 @@ import pytest
 
 from llm_serving.catalog import engine_options, engines
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import list_port_names
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.processes import list_port_names
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from tests import matrix_cells

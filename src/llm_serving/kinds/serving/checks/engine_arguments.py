@@ -10,10 +10,10 @@ from pydantic import JsonValue
 from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engine_options import EngineOptions
 from llm_serving.catalog.engines import Engine
-from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving import engine_process
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.settings.document import Conflict
 
 ARGUMENTS, ENVIRONMENT = "engine_arguments", "environment"
@@ -117,7 +117,7 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
     reason = f"the deployment writes it by itself on {context.conventions.title}"
     for placed in placed_roles:
         role = placed.role
-        parts = processes.list_command_parts(context, context.describe_node(placed))
+        parts = engine_process.list_command_parts(context, context.describe_node(placed))
         words = [word for part in parts for word in part.arguments]
         for path, value in context.blueprint.list_arguments(placed.key_path, role):
             option = path[-1]

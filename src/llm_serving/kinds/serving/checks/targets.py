@@ -9,9 +9,10 @@ from llm_serving.catalog import engines
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.serving import auth, processes, sharing
+from llm_serving.kinds.serving import auth, sharing
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_limits
+from llm_serving.kinds.serving.context import get_router
 from llm_serving.kinds.serving.deployment import map_latencies
 from llm_serving.kinds.serving.objectives import LATENCIES, find_lowest_limit, list_latencies
 from llm_serving.kinds.serving.placement import (
@@ -45,7 +46,7 @@ def check(
     yield from _check_offload(settings)
     yield from _check_keeper(settings, environment, placed_roles)
     yield from _check_tier_bucket(settings, fleet, conventions)
-    yield from auth.check(settings.auth, processes.get_router(settings), environment)
+    yield from auth.check(settings.auth, get_router(settings), environment)
     if not conventions.is_local:
         yield from _check_claims(settings, conventions)
         yield from _check_host_memory(settings, placed_roles)
@@ -227,7 +228,7 @@ def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> 
 
 def _check_router(settings: Blueprint) -> Iterator[Conflict]:
     """Yield what the router of this engine, framework and pattern does not have."""
-    role, router = settings.roles.router, processes.get_router(settings)
+    role, router = settings.roles.router, get_router(settings)
     under = f" under {settings.framework}" if settings.framework_row.router else ""
     described = f"the router of {settings.engine}{under} in the pattern {settings.pattern}"
     if role.policy and role.policy not in router.policies:
@@ -245,7 +246,7 @@ def _check_named_replicas(
     settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Conflict]:
     """Yield where a router that takes a fixed name of each replica does not get them."""
-    if processes.get_router(settings).beside is None:
+    if get_router(settings).beside is None:
         return
     described = f"the router of {settings.engine} before prefill and decode reads a name of each replica when it starts"
     if not conventions.runs_tasks:

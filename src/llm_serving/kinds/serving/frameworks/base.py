@@ -11,8 +11,8 @@ from pydantic import JsonValue
 from llm_serving.catalog import engine_options, engines
 from llm_serving.catalog.engines import FrameworkEngine
 from llm_serving.kinds.serving import answer_parsers
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 

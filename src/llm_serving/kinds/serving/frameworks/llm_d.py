@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
+from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
 from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.processes import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
 from llm_serving.kinds.serving.roles import get_max_requests, resolve_scale
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict

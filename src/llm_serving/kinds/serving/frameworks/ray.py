@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options
-from llm_serving.kinds.serving import processes
+from llm_serving.kinds.serving.context import Context, resolve_executable
 from llm_serving.kinds.serving.frameworks.base import (
     SERVER_OPTIONS,
     Adapted,
@@ -24,7 +24,6 @@ from llm_serving.kinds.serving.frameworks.base import (
     split_command,
 )
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.processes import Context
 from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas, get_max_requests, resolve_scale
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
 from llm_serving.settings.document import Conflict
@@ -156,7 +155,7 @@ def _build_local_nodes(
     """
     environment = context.environment
     address = f"{LOOPBACK}:{environment.ports['router-admin']}"
-    program = (processes.resolve_executable(environment, "python3"), str(STARTUP_FOLDER / "ray_node.py"))
+    program = (resolve_executable(environment, "python3"), str(STARTUP_FOLDER / "ray_node.py"))
     env = {
         **variables,
         "PYTHONPATH": str(STARTUP_FOLDER),

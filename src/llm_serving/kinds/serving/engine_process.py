@@ -1,4 +1,4 @@
-"""Command lines and environments: rows of the engines' catalog with the deployment's numbers filled in."""
+"""Command line and environment of an engine: rows of the catalog with the deployment's numbers filled in."""
 
 from __future__ import annotations
 
@@ -6,47 +6,27 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving.catalog import engine_options, engines, images, registry
-from llm_serving.catalog.engines import CommandPart, Engine, Values
+from llm_serving.catalog import engine_options, engines, registry
+from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.engines.memory import CpuLoad
-from llm_serving.fleet import image_cache
-from llm_serving.fleet.aws_limits import INSTANCE_START_S
-from llm_serving.kinds.serving import auth, options
-from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.checks.models import find_draft
-from llm_serving.kinds.serving.deployment import DECODE, PREFILL
+from llm_serving.kinds.serving.context import ENGINE_PORT, PORTS, Context, resolve_executable
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
-from llm_serving.kinds.serving.stack import RouterContainer
-from llm_serving.services import deployments, tasks
-from llm_serving.services.deployment import Door
-from llm_serving.services.environment import Conventions, Discovery, Environment, format_peer_name
+from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas
+from llm_serving.services import tasks
+from llm_serving.services.environment import Environment
 from llm_serving.services.models import ServedModel, Weights
-from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
+from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Traffic
-
-ENGINE_PORT, ROUTER_PORT = deployments.WORKER_PORT, deployments.ENTRY_PORT
-ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8081, 9090, 9091
-"""Ports of a container that has its own address."""
 
 GROUP_RANK, GROUP_LEADER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
 """Variables that a LeaderWorkerSet gives its pods: Kubernetes fills them in."""
-
-RELEASE, NAMESPACE = "$(RELEASE)", "$(NAMESPACE)"
-"""Variables that charts/inference gives its pods, so that the values serve any release in any namespace."""
-
-SELECTOR_LABELS = {"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"}
-LEADER_LABELS = {"inference/listens": "true"}
-"""Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
-
-PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "cache": 5655}
-"""Further ports of an engine's container: KV transfers and events, ranks of a replica, the server of cached prompts."""
 
 MIN_LOAD_BYTES_S = 200e6
 """Lowest rate of streaming weights, bytes per second, for the limit of a start: a tenth of a good S3's."""
@@ -75,101 +55,6 @@ COMPILE_CACHE_FOLDER = "/compile-cache"
 WEIGHTS_FOLDER, DRAFT_FOLDER = "weights", "draft"
 """Folders that weights are copied to before the engine starts, where they are not streamed: the model's, and those of
 the draft model."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the command lines of all roles are built from."""
-
-    blueprint: Blueprint
-    name: str
-    """The deployment's."""
-
-    environment: Environment
-    policy: RouterPolicy
-    transfer: str
-    """Which of the engine's transfers hands caches on; empty where none do."""
-
-    folder: Path
-    """The blueprint's."""
-
-    @property
-    def conventions(self) -> Conventions:
-        """What the target does in its own way."""
-        return self.environment.conventions
-
-    @property
-    def prefetch_folder(self) -> str:
-        """Folder of a container that files of S3 are copied to before its process starts."""
-        return f"{self.environment.data_folder}/fetched"
-
-    @property
-    def engine(self) -> engines.Engine:
-        return self.blueprint.engine_row
-
-    @property
-    def pair(self) -> engines.FrameworkEngine | None:
-        """What the framework says of the engine; None where it runs all as their own rows say."""
-        return self.blueprint.framework_row.engines.get(self.blueprint.engine)
-
-    @property
-    def door(self) -> Door | None:
-        """What asks for keys of teams; None where everybody may call."""
-        return auth.build_door(self.blueprint.auth, self.name, self.folder, self.environment)
-
-    @property
-    def router(self) -> engines.Router:
-        return get_router(self.blueprint)
-
-    def is_node_service(self, nodes: int) -> bool:
-        """Return whether each of the nodes of each replica is a service by itself, with a name of its own."""
-        return self.conventions.runs_tasks and (nodes > 1 or self.router.beside is not None)
-
-    def pin_image(self, image: str) -> str:
-        """Return an image as it is pulled: from the fleet's registry or its cache, with its digest if known."""
-        pinned = images.pin(image.replace("{registry}", self.environment.registry), self.environment.image_digests)
-        return image_cache.rewrite(pinned, self.environment.image_prefixes)
-
-    def select_platform(self, placed: PlacedRole) -> engines.Platform:
-        """Return the engine on the processors that it runs on: the pool's accelerators, or this machine's CPU."""
-        return placed.platform if not self.conventions.is_local else self.engine.platforms["cpu"]
-
-    def describe_node(self, placed: PlacedRole, rank: int = 0) -> Node:
-        """Return node `rank` of the replicas of a role."""
-        platform = self.select_platform(placed)
-        return Node(self.blueprint, placed, platform, self.conventions, rank)
-
-    def streams(self, placed: PlacedRole) -> bool:
-        """Return whether the engine streams its weights from S3."""
-        return self.blueprint.tuning.stream_weights and self.engine.streams_on(self.select_platform(placed))
-
-
-def get_router(blueprint: Blueprint) -> engines.Router:
-    """Return the row of the blueprint's router, which its engine and its framework decide together."""
-    return engines.get_router(blueprint.engine, blueprint.framework, is_disaggregated=blueprint.is_disaggregated)
-
-
-def list_port_names(blueprint: Blueprint) -> list[str]:
-    """Return names of the ports that a target must choose where processes share one machine."""
-    keeper = blueprint.tuning.keeper
-    processes = [
-        f"{name}-{index}"
-        for name, role in blueprint.roles.replica_roles.items()
-        for index in range(compute_fixed_replicas(role).min)
-    ]
-    extra_names = [
-        *(["side"] if blueprint.is_disaggregated else []),
-        *list_event_ports(blueprint.engine_row, blueprint.roles.router.policy),
-        *(["cache"] if keeper and keeper.server_bytes else []),
-    ]
-    return [
-        "router",
-        "router-admin",
-        "router-metrics",
-        *([auth.USAGE_PORT] if blueprint.auth else []),
-        *processes,
-        *(f"{process}-{name}" for process in processes for name in extra_names),
-    ]
 
 
 def _compute_stream_bytes(placed: PlacedRole) -> int:
@@ -220,21 +105,14 @@ def build_engine_service(
     context: Context, placed: PlacedRole, served_model: ServedModel, replica: int, rank: int
 ) -> Service:
     """Return the engine on one node of a replica: what its command line decides."""
-    role = placed.role
-    environment, platform = context.environment, context.select_platform(placed)
+    environment, role = context.environment, placed.role
     process_name = _build_process_name(context, placed.name, placed.nodes, replica, rank)
     node = context.describe_node(placed, rank)
     parts = list_command_parts(context, node)
-    tiers = locate_tiers(context, role, served_model)
-    keeper = context.blueprint.tuning.keeper
     values = {
         **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, placed.name, replica, rank),
-        **{f"{tier}_tier": folder for tier, folder in tiers.items()},
-        "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
-        "pool_key": "",
-        "pool_master": f"{context.name}-{keeper.master}:{keeper.master_port}" if keeper else "",
-        "tier_key": build_tier_key(context, role, served_model, context.blueprint.image or context.engine.image),
+        **_build_cache_values(context, role, served_model),
     }
     settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
     templates = (
@@ -243,51 +121,69 @@ def build_engine_service(
         *(context.engine.settings_arguments if settings else ()),
     )
     own_arguments = format_engine_arguments(context, role)
-    if keeper and keeper.names_lack == "command":
-        accelerators = placed.instance.accelerators
-        environment_text = json.dumps(context.blueprint.merge_environment(role), sort_keys=True)
-        words = (*engines.fill_arguments(templates, values), *own_arguments)
-        image = context.blueprint.image or platform.image or context.engine.image
-        rest = (accelerators.name if accelerators else "", environment_text, *words)
-        values["pool_key"] = build_tier_key(context, role, served_model, image, rest)
-    command = engines.fill_arguments(templates, values) + own_arguments
-    fetches = list_fetches(context, placed, served_model)
-    env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
-    env |= context.blueprint.merge_environment(role)
+    words = (*engines.fill_arguments(templates, values), *own_arguments)
+    values["pool_key"] = _build_pool_key(context, node, served_model, words)
+    words = (*engines.fill_arguments(templates, values), *own_arguments)
+    max_bytes = context.blueprint.tuning.folder_bytes
+    folder_bytes = {folder: max_bytes[tier] for tier, folder in locate_tiers(context, role, served_model).items()}
+    cache_server = engines.fill_arguments((word for part in parts for word in part.beside), values)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
     own_address = environment.hidden_host if context.conventions.is_local else ""
-    env |= dict.fromkeys(address_variables, own_address) if own_address else {}
+    start_limit_s = _compute_start_limit_s(node.platform, served_model)
     return Service(
         name=process_name,
         role=placed.name,
         command=(
-            *(environment.fetcher if fetches else ()),
-            *(word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri)),
-            *(("--",) if fetches else ()),
-            *_keep_cache(
-                environment,
-                {folder: context.blueprint.tuning.folder_bytes[tier] for tier, folder in tiers.items()},
-                engines.fill_arguments((word for part in parts for word in part.beside), values),
-            ),
-            *_write_settings(values["settings_file"], settings),
-            resolve_executable(environment, command[0]),
-            *command[1:],
+            *_fetch_weights(context, placed, served_model),
+            *_keep_cache(environment, folder_bytes, cache_server),
+            *write_settings(values["settings_file"], settings),
+            resolve_executable(environment, words[0]),
+            *words[1:],
         ),
-        env={**environment.env, **env},
+        env={
+            **environment.env,
+            **engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values),
+            **context.blueprint.merge_environment(role),
+            **(dict.fromkeys(address_variables, own_address) if own_address else {}),
+        },
         host=environment.hidden_host,
-        port=_select_port(context, process_name, ENGINE_PORT),
+        port=context.select_port(process_name, ENGINE_PORT),
         probe=None
         if rank
-        else _build_probe(
-            context,
-            served_model,
-            _compute_start_limit_s(platform, served_model),
-            context.engine.health,
-            _read_warm_prompt(context, role),
-        ),
+        else build_probe(context, served_model, start_limit_s, context.engine.health, _read_warm_prompt(context, role)),
         address_variables=() if own_address else address_variables,
         resources=Resources(memory_bytes=_compute_memory_bytes(context, placed, served_model)),
     )
+
+
+def _build_cache_values(context: Context, role: EngineRole, served_model: ServedModel) -> Values:
+    """Return where cached prompts are kept, and by which names."""
+    tiers, keeper = locate_tiers(context, role, served_model), context.blueprint.tuning.keeper
+    return {
+        **{f"{tier}_tier": folder for tier, folder in tiers.items()},
+        "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
+        "pool_key": "",
+        "pool_master": f"{context.name}-{keeper.master}:{keeper.master_port}" if keeper else "",
+        "tier_key": build_tier_key(context, role, served_model, context.blueprint.image or context.engine.image),
+    }
+
+
+def _build_pool_key(context: Context, node: Node, served_model: ServedModel, words: Sequence[str]) -> str:
+    """Return what names of prompts in a pool begin with, where the whole command line decides their bytes; else ""."""
+    keeper, accelerators = context.blueprint.tuning.keeper, node.placed.instance.accelerators
+    if keeper is None or keeper.names_lack != "command":
+        return ""
+    image = context.blueprint.image or node.platform.image or context.engine.image
+    environment = json.dumps(context.blueprint.merge_environment(node.role), sort_keys=True)
+    rest = (accelerators.name if accelerators else "", environment, *words)
+    return build_tier_key(context, node.role, served_model, image, rest)
+
+
+def _fetch_weights(context: Context, placed: PlacedRole, served_model: ServedModel) -> tuple[str, ...]:
+    """Return what copies weights from S3 and becomes the engine; nothing where none are copied."""
+    fetches = list_fetches(context, placed, served_model)
+    copies = (word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri))
+    return (*context.environment.fetcher, *copies, "--") if fetches else ()
 
 
 def locate_tiers(context: Context, role: EngineRole, served_model: ServedModel) -> dict[str, str]:
@@ -344,7 +240,7 @@ def _keep_cache(environment: Environment, folder_bytes: Mapping[str, int], serve
     return (resolve_executable(environment, "python3"), *program, *sizes, "--", *server, "--")
 
 
-def _write_settings(file: object, settings: Mapping[str, object]) -> tuple[str, ...]:
+def write_settings(file: object, settings: Mapping[str, object]) -> tuple[str, ...]:
     """Return what writes an engine's file of settings and becomes the engine; nothing where it has none."""
     program = "import os, sys; open(sys.argv[1], 'w').write(sys.argv[2]); os.execvp(sys.argv[3], sys.argv[3:])"
     return ("python3", "-c", program, str(file), json.dumps(settings)) if settings else ()
@@ -423,14 +319,9 @@ def _build_shared_values(context: Context, node: Node, served_model: ServedModel
         "spare_experts": placed.spare_experts,
         "start_limit_s": math.ceil(_compute_start_limit_s(node.platform, served_model)),
         "socket_folder": context.environment.socket_folder,
-        "settings_file": _locate_settings(context),
+        "settings_file": context.settings_file,
         **options.build_values(node),
     }
-
-
-def _locate_settings(context: Context) -> str:
-    """Return the file of settings that a command writes before its program starts."""
-    return f"{context.environment.socket_folder}/settings.json"
 
 
 def _count_threads(context: Context, placed: PlacedRole, rank_count: int) -> int:
@@ -447,10 +338,10 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
     takes_turns = context.blueprint.roles.takes_turns(role)
     own_cache = process_name if conventions.is_local else role if takes_turns else ""
     return {
-        "port": _select_port(context, process_name, ENGINE_PORT),
+        "port": context.select_port(process_name, ENGINE_PORT),
         "hidden_host": environment.hidden_host,
-        "cache_port": _select_port(context, f"{process_name}-cache", PORTS["cache"]),
-        "nixl_side_channel_port": _select_port(context, f"{process_name}-side", PORTS["side"]),
+        "cache_port": context.select_port(f"{process_name}-cache", PORTS["cache"]),
+        "nixl_side_channel_port": context.select_port(f"{process_name}-side", PORTS["side"]),
         "kv_events_endpoint": _build_kv_endpoint(context, process_name, "events"),
         # Each data-parallel rank adds its number to an address with this word: vllm/distributed/kv_events.py of 0.31.0.
         "kv_events_socket": f"ipc://{environment.socket_folder}/inproc-{process_name}",
@@ -461,30 +352,13 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
         "compile_cache": COMPILE_CACHE_FOLDER,
         "module_folder": locate_modules(context),
         "rank": GROUP_RANK if conventions.is_kubernetes and rank else rank,
-        "leader_address": GROUP_LEADER
-        if conventions.is_kubernetes
-        else build_peer_name(context, f"{role}-{replica}-0"),
+        "leader_address": GROUP_LEADER if conventions.is_kubernetes else context.build_peer_name(f"{role}-{replica}-0"),
     }
 
 
 def locate_modules(context: Context) -> str:
     """Return the folder of the modules in images/ that the engine loads."""
     return context.environment.module_folder or context.engine.module_folder
-
-
-def build_peer_name(context: Context, service: str) -> str:
-    """Return the DNS name by which the deployment's processes find a service of it."""
-    return format_peer_name(_name_release(context), service, _name_namespace(context))
-
-
-def _name_release(context: Context) -> str:
-    """Return what the services' names begin with, as their own command lines write it."""
-    return RELEASE if context.conventions.is_kubernetes else context.name
-
-
-def _name_namespace(context: Context) -> str:
-    """Return the namespace of the deployment, as its own command lines write it."""
-    return NAMESPACE if context.conventions.is_kubernetes else context.environment.namespace
 
 
 def _count_ranks(role: EngineRole) -> int:
@@ -582,219 +456,12 @@ def count_concurrent_requests(traffic: Traffic) -> int:
     return traffic.users or min(OPEN_LOOP_REQUESTS, traffic.max_concurrency or OPEN_LOOP_REQUESTS)
 
 
-def build_router_service(context: Context, engine_services: Sequence[Service], served_model: ServedModel) -> Service:
-    """Return the router before the engines: what its command line decides."""
-    router, environment = context.router, context.environment
-    mode, values = _select_discovery_mode(context), _build_router_values(context, engine_services)
-    rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
-    command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
-    if command:
-        command = (resolve_executable(environment, command[0]), *command[1:])
-    return Service(
-        name="router",
-        role="router",
-        is_entry=True,
-        command=(
-            *_build_image_command(environment, engines.fill_arguments(router.front, values)),
-            *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
-            *command,
-        ),
-        env={
-            # Where it reads the keys of teams.
-            **(environment.env if context.door and not context.conventions.is_local else {}),
-            **engines.fill_env((router.environment, mode.environment), values),
-        },
-        # Where clients need a key, the probe asks the router itself.
-        host=environment.hidden_host if context.door else LOOPBACK,
-        port=_select_port(context, "router-admin" if context.door else "router", ROUTER_PORT),
-        probe=_build_probe(context, served_model, _compute_router_start_s(engine_services)),
-        resources=Resources(memory_bytes=router.base_bytes),
-    )
-
-
-def build_router_container(context: Context, engine_services: Sequence[Service]) -> RouterContainer | None:
-    """Build what routes in place of the router's own container; None where that does."""
-    beside = context.router.beside
-    if beside is None:
-        return None
-    # It starts beside the engines, whose machines may have to start before.
-    start_s = INSTANCE_START_S + _compute_router_start_s(engine_services)
-    values = {**_build_router_values(context, engine_services), "start_limit_s": math.ceil(start_s)}
-    settings = engines.fill_settings((beside.settings,), values)
-    command = engines.fill_arguments(beside.command, values)
-    return RouterContainer(
-        name=beside.name,
-        image=engine_services[0].image,
-        command=(*_write_settings(values["settings_file"], settings), *command),
-        env={**context.environment.env, **engines.fill_env((beside.environment,), values)},
-        port=ROUTER_ADMIN_PORT,
-        health=beside.health,
-        start_s=start_s,
-        cpus=beside.cpus,
-        memory_bytes=beside.memory_bytes,
-        disk_bytes=beside.disk_bytes,
-    )
-
-
-def _compute_router_start_s(engine_services: Sequence[Service]) -> float:
-    """Return longest start of a router that waits for its engines, in seconds."""
-    return max(engine.probe.deadline_s for engine in engine_services if engine.probe)
-
-
-def select_entry_port(context: Context) -> int:
-    return _select_port(context, "router", ROUTER_PORT)
-
-
-def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
-    if not context.router.discovery:
-        return engines.DiscoveryMode()
-    discovery = context.router.discovery[select_discovery(context)]
-    if context.blueprint.is_disaggregated and discovery.disaggregated:
-        return discovery.disaggregated
-    return (discovery.engine_details if needs_engine_details(context) else None) or discovery.aggregated
-
-
-def _build_router_values(context: Context, engine_services: Sequence[Service]) -> Values:
-    roles = dict.fromkeys(engine.role for engine in engine_services)
-    endpoints = {
-        role: _list_endpoints(context, [engine for engine in engine_services if engine.role == role]) for role in roles
-    }
-    split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
-    policy = context.router.policies[_select_policy(context, engine_services)].split()
-    settings = context.blueprint.roles.router
-    return {
-        "host": context.conventions.bind_host,
-        "port": select_entry_port(context),
-        "hidden_host": context.environment.hidden_host,
-        "router_port": _select_port(context, "router-admin", ROUTER_ADMIN_PORT),
-        "metrics_host": context.environment.member_host,
-        "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
-        "policy": policy[0] if len(policy) == 1 else tuple(policy),
-        "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
-        "ranks": count_routed_ranks(context),
-        "imbalance": _compute_imbalance(context.blueprint),
-        "log_format": () if context.blueprint.logs == "text" else (context.blueprint.logs,),
-        "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
-        **auth.build_values(context.blueprint.auth, context.door, context.environment),
-        "request_timeout_s": compute_request_timeout_s(context.blueprint),
-        "settings_file": _locate_settings(context),
-        "namespace": _name_namespace(context),
-        "engine_port": ENGINE_PORT,
-        "discovery_port": DISCOVERY_PORT,
-        "nixl_side_channel_port": PORTS["side"],
-        "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
-        **split_roles,
-        **{f"{role}_count": len(addresses) for role, addresses in split_roles.items()},
-    }
-
-
-def compute_request_timeout_s(blueprint: Blueprint) -> int:
-    """Return longest request, up to its last token, in the router's whole seconds."""
-    return math.ceil(blueprint.roles.router.request_timeout)
-
-
-def _select_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
-    """Return the policy: with one replica at a known address there is no choice, and load-aware needs two."""
-    is_single = select_discovery(context) == "addresses" and len(engine_services) == 1
-    return "round-robin" if is_single and context.policy == "load-aware" else context.policy
-
-
-def _select_decode_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
-    """Return the policy of decode, which computes no prompt: a cached prefix saves it nothing."""
-    policy = "load-aware" if context.policy == "cache-aware" else context.policy
-    decode_count = sum(engine.role == DECODE for engine in engine_services)
-    is_single = select_discovery(context) == "addresses" and decode_count < 2
-    return "round-robin" if is_single and policy == "load-aware" else policy
-
-
-def count_routed_ranks(context: Context) -> int:
-    """Return data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
-
-    The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines: prefill and
-    decode need as many. It takes none for several models or accelerators.
-    """
-    roles = context.blueprint.roles
-    if context.policy not in ("cache-aware", "consistent-hash") or roles.workers or roles.models:
-        return 1
-    rank_counts = {role.data for role in roles.engine_roles.values()}
-    return rank_counts.pop() if len(rank_counts) == 1 else 1
-
-
-def needs_engine_details(context: Context) -> bool:
-    """Return whether the router asks an engine for more than its models."""
-    return context.policy == "kv-aware" or count_routed_ranks(context) > 1
-
-
-def select_discovery(context: Context) -> Discovery:
-    """Return how the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
-    discovery = _select_conventional_discovery(context)
-    return discovery if discovery in context.router.discovery else "names"
-
-
-def _select_conventional_discovery(context: Context) -> Discovery:
-    # A router takes no option for the model of an engine, and none for its weight: only its API does.
-    has_unlike_engines = bool(context.blueprint.roles.models or context.blueprint.roles.workers)
-    # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
-    # and misses those that answer later. Besides, its own image is older than this policy.
-    uses_kv_events = context.policy == "kv-aware"
-    if has_unlike_engines or uses_kv_events:
-        return "names"
-    if context.conventions.is_local:
-        return "addresses"
-    return "labels" if context.conventions.is_kubernetes else "names"
-
-
-def _build_image_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:
-    """Return a program of the router's image and its arguments, as it is called here."""
-    return (*environment.image_programs.get(words[0], words[:1]), *words[1:]) if words else ()
-
-
-def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tuple[str, ...]:
-    """Return how the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
-    conventions, discovery = context.conventions, select_discovery(context)
-    if discovery == "labels":
-        engine = engines_of_role[0]
-        templates = {**SELECTOR_LABELS, **(LEADER_LABELS if engine.nodes > 1 else {})}
-        names = {"deployment": _name_release(context), "role": engine.role}
-        return tuple(f"{key}={value.format(**names)}" for key, value in templates.items())
-    leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
-    weight = context.blueprint.roles.get_weight(engines_of_role[0].role)
-    suffix = f"={weight}" if weight > 1 else ""
-    if conventions.is_local:
-        scheme = "http://" if discovery == "addresses" else ""
-        return tuple(f"{scheme}{process.host}:{process.port}{suffix}" for process in leaders)
-    return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}{suffix}" for process in leaders)
-
-
-def list_event_ports(engine: Engine, policy: RouterPolicy | None) -> tuple[str, ...]:
-    """Return names of the ports at which an engine says what its cache holds; none where that goes another way."""
-    option = engine.options.get("kv-events") if policy == "kv-aware" else None
-    words = " ".join(option.arguments) if option else ""
-    return tuple(name for name in ("events", "replay") if f"{{kv_{name}_endpoint}}" in words)
-
-
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:
     """Return where an engine publishes its cache's events, as ZeroMQ writes addresses."""
-    port = _select_port(context, f"{process_name}-{port_name}", PORTS[port_name])
+    port = context.select_port(f"{process_name}-{port_name}", PORTS[port_name])
     # The loopback address in IPv6's notation: by its colons an engine knows to listen and not to connect.
     host = f"[::ffff:{context.environment.hidden_host}]" if context.conventions.is_local else "*"
     return f"tcp://{host}:{port}"
-
-
-def _compute_imbalance(blueprint: Blueprint) -> int:
-    """Return requests that a replica may have more than another before its queue counts more than a cached prefix."""
-    replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.replica_roles.values())
-    return max(1, count_concurrent_requests(blueprint.traffic) // (2 * replicas))
-
-
-def _select_port(context: Context, name: str, default: int) -> int:
-    """Return the port that the target chose, or the fixed one where each process has its own address."""
-    return context.environment.ports.get(name, 0) if context.conventions.is_local else default
-
-
-def resolve_executable(environment: Environment, name: str) -> str:
-    """Return a program of the engine's environment; its name only where an image's PATH has it."""
-    return f"{environment.engine_folder}/{name}" if environment.engine_folder else name
 
 
 def _read_warm_prompt(context: Context, role: EngineRole) -> str:
@@ -803,7 +470,7 @@ def _read_warm_prompt(context: Context, role: EngineRole) -> str:
     return (context.folder / file).read_text(encoding="utf-8") if file else ""
 
 
-def _build_probe(
+def build_probe(
     context: Context, served_model: ServedModel, deadline_s: float, health: str = "", warm_prompt: str = ""
 ) -> Probe:
     """Return a request of the API that the traffic uses: chat may fail where completions succeed."""

@@ -1,0 +1,158 @@
+"""What the command lines of all roles are built from: the blueprint where it runs, and its ports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_serving.catalog import engines, images
+from llm_serving.catalog.engines import Engine
+from llm_serving.fleet import image_cache
+from llm_serving.kinds.serving import auth
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.options import Node
+from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.roles import RouterPolicy, compute_fixed_replicas
+from llm_serving.services import deployments
+from llm_serving.services.deployment import Door
+from llm_serving.services.environment import Conventions, Environment, format_peer_name
+
+ENGINE_PORT, ROUTER_PORT = deployments.WORKER_PORT, deployments.ENTRY_PORT
+ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8081, 9090, 9091
+"""Ports of a container that has its own address."""
+
+RELEASE, NAMESPACE = "$(RELEASE)", "$(NAMESPACE)"
+"""Variables that charts/inference gives its pods, so that the values serve any release in any namespace."""
+
+PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "cache": 5655}
+"""Further ports of an engine's container: KV transfers and events, ranks of a replica, the server of cached prompts."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the command lines of all roles are built from."""
+
+    blueprint: Blueprint
+    name: str
+    """The deployment's."""
+
+    environment: Environment
+    policy: RouterPolicy
+    transfer: str
+    """Which of the engine's transfers hands caches on; empty where none do."""
+
+    folder: Path
+    """The blueprint's."""
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the target does in its own way."""
+        return self.environment.conventions
+
+    @property
+    def prefetch_folder(self) -> str:
+        """Folder of a container that files of S3 are copied to before its process starts."""
+        return f"{self.environment.data_folder}/fetched"
+
+    @property
+    def engine(self) -> engines.Engine:
+        return self.blueprint.engine_row
+
+    @property
+    def pair(self) -> engines.FrameworkEngine | None:
+        """What the framework says of the engine; None where it runs all as their own rows say."""
+        return self.blueprint.framework_row.engines.get(self.blueprint.engine)
+
+    @property
+    def door(self) -> Door | None:
+        """What asks for keys of teams; None where everybody may call."""
+        return auth.build_door(self.blueprint.auth, self.name, self.folder, self.environment)
+
+    @property
+    def router(self) -> engines.Router:
+        return get_router(self.blueprint)
+
+    def is_node_service(self, nodes: int) -> bool:
+        """Return whether each of the nodes of each replica is a service by itself, with a name of its own."""
+        return self.conventions.runs_tasks and (nodes > 1 or self.router.beside is not None)
+
+    def pin_image(self, image: str) -> str:
+        """Return an image as it is pulled: from the fleet's registry or its cache, with its digest if known."""
+        pinned = images.pin(image.replace("{registry}", self.environment.registry), self.environment.image_digests)
+        return image_cache.rewrite(pinned, self.environment.image_prefixes)
+
+    def select_platform(self, placed: PlacedRole) -> engines.Platform:
+        """Return the engine on the processors that it runs on: the pool's accelerators, or this machine's CPU."""
+        return placed.platform if not self.conventions.is_local else self.engine.platforms["cpu"]
+
+    def describe_node(self, placed: PlacedRole, rank: int = 0) -> Node:
+        """Return node `rank` of the replicas of a role."""
+        platform = self.select_platform(placed)
+        return Node(self.blueprint, placed, platform, self.conventions, rank)
+
+    def streams(self, placed: PlacedRole) -> bool:
+        """Return whether the engine streams its weights from S3."""
+        return self.blueprint.tuning.stream_weights and self.engine.streams_on(self.select_platform(placed))
+
+    @property
+    def release(self) -> str:
+        """What the services' names begin with, as their own command lines write it."""
+        return RELEASE if self.conventions.is_kubernetes else self.name
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the deployment, as its own command lines write it."""
+        return NAMESPACE if self.conventions.is_kubernetes else self.environment.namespace
+
+    @property
+    def settings_file(self) -> str:
+        """The file of settings that a command writes before its program starts."""
+        return f"{self.environment.socket_folder}/settings.json"
+
+    def build_peer_name(self, service: str) -> str:
+        """Return the DNS name by which the deployment's processes find a service of it."""
+        return format_peer_name(self.release, service, self.namespace)
+
+    def select_port(self, name: str, default: int) -> int:
+        """Return the port that the target chose, or the fixed one where each process has its own address."""
+        return self.environment.ports.get(name, 0) if self.conventions.is_local else default
+
+
+def get_router(blueprint: Blueprint) -> engines.Router:
+    """Return the row of the blueprint's router, which its engine and its framework decide together."""
+    return engines.get_router(blueprint.engine, blueprint.framework, is_disaggregated=blueprint.is_disaggregated)
+
+
+def list_port_names(blueprint: Blueprint) -> list[str]:
+    """Return names of the ports that a target must choose where processes share one machine."""
+    keeper = blueprint.tuning.keeper
+    processes = [
+        f"{name}-{index}"
+        for name, role in blueprint.roles.replica_roles.items()
+        for index in range(compute_fixed_replicas(role).min)
+    ]
+    extra_names = [
+        *(["side"] if blueprint.is_disaggregated else []),
+        *list_event_ports(blueprint.engine_row, blueprint.roles.router.policy),
+        *(["cache"] if keeper and keeper.server_bytes else []),
+    ]
+    return [
+        "router",
+        "router-admin",
+        "router-metrics",
+        *([auth.USAGE_PORT] if blueprint.auth else []),
+        *processes,
+        *(f"{process}-{name}" for process in processes for name in extra_names),
+    ]
+
+
+def list_event_ports(engine: Engine, policy: RouterPolicy | None) -> tuple[str, ...]:
+    """Return names of the ports at which an engine says what its cache holds; none where that goes another way."""
+    option = engine.options.get("kv-events") if policy == "kv-aware" else None
+    words = " ".join(option.arguments) if option else ""
+    return tuple(name for name in ("events", "replay") if f"{{kv_{name}_endpoint}}" in words)
+
+
+def resolve_executable(environment: Environment, name: str) -> str:
+    """Return a program of the engine's environment; its name only where an image's PATH has it."""
+    return f"{environment.engine_folder}/{name}" if environment.engine_folder else name

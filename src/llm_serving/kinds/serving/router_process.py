@@ -1,0 +1,223 @@
+"""Command line and environment of the router: rows of the catalog with the deployment's numbers filled in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import CommandPart, Values
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
+from llm_serving.kinds.serving import auth
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import (
+    DISCOVERY_PORT,
+    ENGINE_PORT,
+    METRICS_PORT,
+    PORTS,
+    ROUTER_ADMIN_PORT,
+    ROUTER_PORT,
+    Context,
+    resolve_executable,
+)
+from llm_serving.kinds.serving.deployment import DECODE, PREFILL
+from llm_serving.kinds.serving.engine_process import build_probe, count_concurrent_requests, write_settings
+from llm_serving.kinds.serving.roles import RouterPolicy, compute_fixed_replicas
+from llm_serving.kinds.serving.stack import RouterContainer
+from llm_serving.services.environment import Discovery, Environment
+from llm_serving.services.models import ServedModel
+from llm_serving.services.service import LOOPBACK, Resources, Service
+
+SELECTOR_LABELS = {"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"}
+LEADER_LABELS = {"inference/listens": "true"}
+"""Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
+
+
+def build_router_service(context: Context, engine_services: Sequence[Service], served_model: ServedModel) -> Service:
+    """Return the router before the engines: what its command line decides."""
+    router, environment = context.router, context.environment
+    mode, values = _select_discovery_mode(context), _build_router_values(context, engine_services)
+    rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
+    command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
+    if command:
+        command = (resolve_executable(environment, command[0]), *command[1:])
+    return Service(
+        name="router",
+        role="router",
+        is_entry=True,
+        command=(
+            *_build_image_command(environment, engines.fill_arguments(router.front, values)),
+            *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
+            *command,
+        ),
+        env={
+            # Where it reads the keys of teams.
+            **(environment.env if context.door and not context.conventions.is_local else {}),
+            **engines.fill_env((router.environment, mode.environment), values),
+        },
+        # Where clients need a key, the probe asks the router itself.
+        host=environment.hidden_host if context.door else LOOPBACK,
+        port=context.select_port("router-admin" if context.door else "router", ROUTER_PORT),
+        probe=build_probe(context, served_model, _compute_router_start_s(engine_services)),
+        resources=Resources(memory_bytes=router.base_bytes),
+    )
+
+
+def build_router_container(context: Context, engine_services: Sequence[Service]) -> RouterContainer | None:
+    """Build what routes in place of the router's own container; None where that does."""
+    beside = context.router.beside
+    if beside is None:
+        return None
+    # It starts beside the engines, whose machines may have to start before.
+    start_s = INSTANCE_START_S + _compute_router_start_s(engine_services)
+    values = {**_build_router_values(context, engine_services), "start_limit_s": math.ceil(start_s)}
+    settings = engines.fill_settings((beside.settings,), values)
+    command = engines.fill_arguments(beside.command, values)
+    return RouterContainer(
+        name=beside.name,
+        image=engine_services[0].image,
+        command=(*write_settings(values["settings_file"], settings), *command),
+        env={**context.environment.env, **engines.fill_env((beside.environment,), values)},
+        port=ROUTER_ADMIN_PORT,
+        health=beside.health,
+        start_s=start_s,
+        cpus=beside.cpus,
+        memory_bytes=beside.memory_bytes,
+        disk_bytes=beside.disk_bytes,
+    )
+
+
+def _compute_router_start_s(engine_services: Sequence[Service]) -> float:
+    """Return longest start of a router that waits for its engines, in seconds."""
+    return max(engine.probe.deadline_s for engine in engine_services if engine.probe)
+
+
+def select_entry_port(context: Context) -> int:
+    return context.select_port("router", ROUTER_PORT)
+
+
+def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
+    if not context.router.discovery:
+        return engines.DiscoveryMode()
+    discovery = context.router.discovery[select_discovery(context)]
+    if context.blueprint.is_disaggregated and discovery.disaggregated:
+        return discovery.disaggregated
+    return (discovery.engine_details if needs_engine_details(context) else None) or discovery.aggregated
+
+
+def _build_router_values(context: Context, engine_services: Sequence[Service]) -> Values:
+    roles = dict.fromkeys(engine.role for engine in engine_services)
+    endpoints = {
+        role: _list_endpoints(context, [engine for engine in engine_services if engine.role == role]) for role in roles
+    }
+    split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
+    policy = context.router.policies[_select_policy(context, engine_services)].split()
+    settings = context.blueprint.roles.router
+    return {
+        "host": context.conventions.bind_host,
+        "port": select_entry_port(context),
+        "hidden_host": context.environment.hidden_host,
+        "router_port": context.select_port("router-admin", ROUTER_ADMIN_PORT),
+        "metrics_host": context.environment.member_host,
+        "metrics_port": context.select_port("router-metrics", METRICS_PORT),
+        "policy": policy[0] if len(policy) == 1 else tuple(policy),
+        "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
+        "ranks": count_routed_ranks(context),
+        "imbalance": _compute_imbalance(context.blueprint),
+        "log_format": () if context.blueprint.logs == "text" else (context.blueprint.logs,),
+        "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
+        **auth.build_values(context.blueprint.auth, context.door, context.environment),
+        "request_timeout_s": compute_request_timeout_s(context.blueprint),
+        "settings_file": context.settings_file,
+        "namespace": context.namespace,
+        "engine_port": ENGINE_PORT,
+        "discovery_port": DISCOVERY_PORT,
+        "nixl_side_channel_port": PORTS["side"],
+        "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
+        **split_roles,
+        **{f"{role}_count": len(addresses) for role, addresses in split_roles.items()},
+    }
+
+
+def compute_request_timeout_s(blueprint: Blueprint) -> int:
+    """Return longest request, up to its last token, in the router's whole seconds."""
+    return math.ceil(blueprint.roles.router.request_timeout)
+
+
+def _select_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
+    """Return the policy: with one replica at a known address there is no choice, and load-aware needs two."""
+    is_single = select_discovery(context) == "addresses" and len(engine_services) == 1
+    return "round-robin" if is_single and context.policy == "load-aware" else context.policy
+
+
+def _select_decode_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
+    """Return the policy of decode, which computes no prompt: a cached prefix saves it nothing."""
+    policy = "load-aware" if context.policy == "cache-aware" else context.policy
+    decode_count = sum(engine.role == DECODE for engine in engine_services)
+    is_single = select_discovery(context) == "addresses" and decode_count < 2
+    return "round-robin" if is_single and policy == "load-aware" else policy
+
+
+def count_routed_ranks(context: Context) -> int:
+    """Return data-parallel ranks of each replica between which the router chooses: those whose caches a policy follows.
+
+    The engine chooses by its ranks' queues otherwise. The router takes one number of ranks for all engines: prefill and
+    decode need as many. It takes none for several models or accelerators.
+    """
+    roles = context.blueprint.roles
+    if context.policy not in ("cache-aware", "consistent-hash") or roles.workers or roles.models:
+        return 1
+    rank_counts = {role.data for role in roles.engine_roles.values()}
+    return rank_counts.pop() if len(rank_counts) == 1 else 1
+
+
+def needs_engine_details(context: Context) -> bool:
+    """Return whether the router asks an engine for more than its models."""
+    return context.policy == "kv-aware" or count_routed_ranks(context) > 1
+
+
+def select_discovery(context: Context) -> Discovery:
+    """Return how the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
+    discovery = _select_conventional_discovery(context)
+    return discovery if discovery in context.router.discovery else "names"
+
+
+def _select_conventional_discovery(context: Context) -> Discovery:
+    # A router takes no option for the model of an engine, and none for its weight: only its API does.
+    has_unlike_engines = bool(context.blueprint.roles.models or context.blueprint.roles.workers)
+    # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
+    # and misses those that answer later. Besides, its own image is older than this policy.
+    uses_kv_events = context.policy == "kv-aware"
+    if has_unlike_engines or uses_kv_events:
+        return "names"
+    if context.conventions.is_local:
+        return "addresses"
+    return "labels" if context.conventions.is_kubernetes else "names"
+
+
+def _build_image_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:
+    """Return a program of the router's image and its arguments, as it is called here."""
+    return (*environment.image_programs.get(words[0], words[:1]), *words[1:]) if words else ()
+
+
+def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tuple[str, ...]:
+    """Return how the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
+    conventions, discovery = context.conventions, select_discovery(context)
+    if discovery == "labels":
+        engine = engines_of_role[0]
+        templates = {**SELECTOR_LABELS, **(LEADER_LABELS if engine.nodes > 1 else {})}
+        names = {"deployment": context.release, "role": engine.role}
+        return tuple(f"{key}={value.format(**names)}" for key, value in templates.items())
+    leaders = [engine for engine in engines_of_role if engine.node is None or engine.node.rank == 0]
+    weight = context.blueprint.roles.get_weight(engines_of_role[0].role)
+    suffix = f"={weight}" if weight > 1 else ""
+    if conventions.is_local:
+        scheme = "http://" if discovery == "addresses" else ""
+        return tuple(f"{scheme}{process.host}:{process.port}{suffix}" for process in leaders)
+    return tuple(f"{context.build_peer_name(process.name)}:{ENGINE_PORT}{suffix}" for process in leaders)
+
+
+def _compute_imbalance(blueprint: Blueprint) -> int:
+    """Return requests that a replica may have more than another before its queue counts more than a cached prefix."""
+    replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.replica_roles.values())
+    return max(1, count_concurrent_requests(blueprint.traffic) // (2 * replicas))
