@@ -7,7 +7,9 @@ just as well that was made some other way.
 from __future__ import annotations
 
 from infra.bindings import aws
+from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.security_group import VpcRanges
 from infra.constructs.vpc import Network, find_existing_vpc
 from llm_serving.fleet import names
 from llm_serving.fleet.model import ExistingNetwork
@@ -26,4 +28,13 @@ def find_network(stack: FleetStack) -> Network:
             ).id
             for zone in stack.fleet.zones
         },
+    )
+
+
+def find_ranges(stack: FleetStack, vpc_id: str) -> VpcRanges:
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=vpc_id)
+    data = f"data.aws_vpc.{vpc.friendly_unique_id}"
+    return VpcRanges(
+        primary=vpc.cidr_block,
+        secondary=format_expression(f"setsubtract({data}.cidr_block_associations[*].cidr_block, [{data}.cidr_block])"),
     )

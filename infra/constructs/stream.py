@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import policy, secrets, task_network, task_roles, valkey
+from infra.constructs import network, policy, secrets, task_network, task_roles, valkey
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
 from infra.constructs.role import add_role, list_policies
@@ -97,13 +97,11 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
         description=f"The job of {context.name}",
         vpc_id=context.network.vpc_id,
     )
-    vpc = aws.data_aws_vpc.DataAwsVpc(context.stack, "range", id=context.network.vpc_id)
-    everywhere = "0.0.0.0/0"
-    reached = {"Endpoint": (vpc.cidr_block if stream.endpoint_in_network else everywhere, stream.endpoint_port)}
-    if stream.secrets and (everywhere, HTTPS) not in reached.values():
-        reached["Secrets"] = (everywhere, HTTPS)
-    for description, (addresses, port) in reached.items():
-        add_rule(context.stack, f"job-to-{description.lower()}", group, "out", description, port, cidr=addresses)
+    stack, everywhere, port = context.stack, "0.0.0.0/0", stream.endpoint_port
+    vpc = network.find_ranges(stack, context.network.vpc_id) if stream.endpoint_in_network else None
+    add_rule(stack, "job-to-endpoint", group, "out", "Endpoint", port, vpc=vpc, cidr=None if vpc else everywhere)
+    if stream.secrets and (vpc or port != HTTPS):
+        add_rule(stack, "job-to-secrets", group, "out", "Secrets", HTTPS, cidr=everywhere)
     if stream.answer_files:
         name = f"{context.stack.account.service_prefix}.{context.stack.fleet.region}.s3"
         prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(context.stack, "s3-addresses", name=name)

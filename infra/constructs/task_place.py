@@ -8,7 +8,6 @@ from typing import Any
 
 from infra.bindings import aws, cdktf
 from infra.constructs import network, task
-from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import find_key
 from infra.constructs.security_group import VpcRanges
@@ -36,8 +35,6 @@ class TaskPlace:
 
 def find_place(stack: FleetStack) -> TaskPlace:
     fleet_network = network.find_network(stack)
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
-    data = f"data.aws_vpc.{vpc.friendly_unique_id}"
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
         stack, "peers", name=names.format_namespace(stack.fleet), type="DNS_PRIVATE"
     )
@@ -45,12 +42,7 @@ def find_place(stack: FleetStack) -> TaskPlace:
         cluster_arn=stack.account.build_arn("ecs", f"cluster/{stack.cluster_name}"),
         cluster_key=find_key(stack, "ecs"),
         vpc_id=fleet_network.vpc_id,
-        vpc=VpcRanges(
-            primary=vpc.cidr_block,
-            secondary=format_expression(
-                f"setsubtract({data}.cidr_block_associations[*].cidr_block, [{data}.cidr_block])"
-            ),
-        ),
+        vpc=network.find_ranges(stack, fleet_network.vpc_id),
         subnets=dict(fleet_network.private_subnets),
         namespace_id=namespace.id,
     )

@@ -31,6 +31,8 @@ def test_every_action_is_an_operation_of_its_service(needs: AccountNeeds) -> Non
     for actions in needs.permissions.values():
         for action in actions:
             service, _, name = action.partition(":")
+            if "LogDeliver" in name:  # which no client calls: AWS asks for them within calls of other services
+                continue
             model = loader.load_service_model(API_NAMES.get(service, service), "service-2")
             assert name in model["operations"], action
 

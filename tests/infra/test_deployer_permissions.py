@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llm_serving.aws.preflight import permissions
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
-
-Stack = dict[str, Any]
+from tests.infra import needed_actions
 
 PARTS = {
     "network": ("network",),
@@ -21,80 +19,6 @@ PARTS = {
     "ecs": ("instances", "ECS"),
 }
 """Parts of `list_actions_by_part` by the stack that they are for."""
-
-ACTIONS = {
-    "aws_autoscaling_group": ("autoscaling:CreateAutoScalingGroup", "autoscaling:CreateOrUpdateTags"),
-    "aws_budgets_budget": ("budgets:ModifyBudget",),
-    "aws_cloudwatch_dashboard": ("cloudwatch:PutDashboard",),
-    "aws_cloudwatch_event_rule": ("events:PutRule", "events:TagResource"),
-    "aws_cloudwatch_event_target": ("events:PutTargets",),
-    "aws_cloudwatch_log_group": ("logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:TagResource"),
-    "aws_cloudwatch_metric_alarm": ("cloudwatch:PutMetricAlarm",),
-    # EC2 gives every VPC the group; the provider takes its rules away.
-    "aws_default_security_group": ("ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress"),
-    "aws_ec2_capacity_reservation": ("ec2:CreateCapacityReservation",),
-    "aws_ecr_lifecycle_policy": ("ecr:PutLifecyclePolicy",),
-    "aws_ecr_pull_through_cache_rule": ("ecr:CreatePullThroughCacheRule", "iam:CreateServiceLinkedRole"),
-    "aws_ecr_repository": ("ecr:CreateRepository", "ecr:TagResource"),
-    "aws_ecr_repository_creation_template": ("ecr:CreateRepositoryCreationTemplate",),
-    "aws_ecs_capacity_provider": ("ecs:CreateCapacityProvider", "ecs:TagResource"),
-    "aws_ecs_cluster": ("ecs:CreateCluster", "ecs:TagResource", "iam:CreateServiceLinkedRole"),
-    "aws_ecs_cluster_capacity_providers": ("ecs:PutClusterCapacityProviders",),
-    "aws_ecs_task_definition": ("ecs:RegisterTaskDefinition", "iam:PassRole"),
-    "aws_eip": ("ec2:AllocateAddress",),
-    "aws_eks_access_entry": ("eks:CreateAccessEntry",),
-    "aws_eks_access_policy_association": ("eks:AssociateAccessPolicy",),
-    "aws_eks_addon": ("eks:CreateAddon",),
-    # Secrets are encrypted with the fleet's key, by a grant that EKS makes in the caller's name.
-    "aws_eks_cluster": ("eks:CreateCluster", "eks:TagResource", "iam:PassRole", "kms:CreateGrant"),
-    "aws_eks_node_group": ("eks:CreateNodegroup", "iam:PassRole"),
-    "aws_eks_pod_identity_association": ("eks:CreatePodIdentityAssociation", "iam:PassRole"),
-    "aws_flow_log": ("ec2:CreateFlowLogs", "logs:CreateLogDelivery"),
-    "aws_iam_instance_profile": ("iam:AddRoleToInstanceProfile", "iam:CreateInstanceProfile", "iam:TagInstanceProfile"),
-    "aws_iam_role": ("iam:CreateRole", "iam:TagRole"),
-    "aws_iam_role_policy": ("iam:PutRolePolicy",),
-    "aws_iam_role_policy_attachment": ("iam:AttachRolePolicy",),
-    "aws_internet_gateway": ("ec2:AttachInternetGateway", "ec2:CreateInternetGateway"),
-    "aws_kms_alias": ("kms:CreateAlias",),
-    "aws_kms_key": ("kms:CreateKey", "kms:EnableKeyRotation", "kms:TagResource"),
-    "aws_lambda_event_source_mapping": ("lambda:CreateEventSourceMapping", "lambda:TagResource"),
-    "aws_lambda_function": ("iam:PassRole", "lambda:CreateFunction", "lambda:TagResource"),
-    "aws_lambda_invocation": ("lambda:InvokeFunction",),
-    "aws_lambda_permission": ("lambda:AddPermission",),
-    "aws_launch_template": ("ec2:CreateLaunchTemplate",),
-    "aws_nat_gateway": ("ec2:CreateNatGateway",),
-    "aws_placement_group": ("ec2:CreatePlacementGroup",),
-    "aws_resourcegroups_group": ("resource-groups:CreateGroup",),
-    "aws_resourcegroups_resource": ("resource-groups:GroupResources",),
-    "aws_route": ("ec2:CreateRoute",),
-    "aws_route_table": ("ec2:CreateRouteTable",),
-    "aws_route_table_association": ("ec2:AssociateRouteTable",),
-    "aws_s3_bucket": ("s3:CreateBucket", "s3:PutBucketTagging"),
-    "aws_s3_bucket_lifecycle_configuration": ("s3:PutLifecycleConfiguration",),
-    "aws_s3_bucket_notification": ("s3:PutBucketNotification",),
-    "aws_s3_bucket_ownership_controls": ("s3:PutBucketOwnershipControls",),
-    "aws_s3_bucket_policy": ("s3:PutBucketPolicy",),
-    "aws_s3_bucket_public_access_block": ("s3:PutBucketPublicAccessBlock",),
-    "aws_s3_bucket_server_side_encryption_configuration": ("s3:PutEncryptionConfiguration",),
-    "aws_s3_bucket_versioning": ("s3:PutBucketVersioning",),
-    "aws_security_group": ("ec2:CreateSecurityGroup",),
-    "aws_service_discovery_http_namespace": ("servicediscovery:CreateHttpNamespace", "servicediscovery:TagResource"),
-    "aws_service_discovery_private_dns_namespace": (
-        *("route53:CreateHostedZone", "servicediscovery:CreatePrivateDnsNamespace"),
-    ),
-    "aws_sqs_queue": ("sqs:CreateQueue", "sqs:TagQueue"),
-    "aws_sqs_queue_policy": ("sqs:SetQueueAttributes",),
-    "aws_subnet": ("ec2:CreateSubnet",),
-    "aws_vpc": ("ec2:CreateVpc", "ec2:ModifyVpcAttribute"),
-    "aws_vpc_endpoint": ("ec2:CreateVpcEndpoint",),
-    "aws_vpc_security_group_egress_rule": ("ec2:AuthorizeSecurityGroupEgress",),
-    "aws_vpc_security_group_ingress_rule": ("ec2:AuthorizeSecurityGroupIngress",),
-}
-"""What creating a resource takes with its tags, by kind.
-
-Sources: AWS Service Authorization Reference; EKS user guide, "Encrypt Kubernetes secrets with KMS"; Cloud Map developer
-guide, "AWS Cloud Map API permissions"; VPC user guide, "Publish flow logs to Amazon S3"; 2026-11.
-"""
 
 
 @pytest.mark.parametrize("stack_name", PARTS)
@@ -105,6 +29,5 @@ def test_preflight_asks_for_what_each_resource_takes(synth_folder: Path, stack_n
         fleet = load(file.parents[2] / "fleet.yaml", Fleet).value
         by_part = permissions.list_actions_by_part(fleet)
         asked = {action for part in PARTS[stack_name] for action in by_part.get(part, ())}
-        kinds = json.loads(file.read_text()).get("resource", {})
-        missing = {kind: sorted(set(ACTIONS[kind]) - asked) for kind in kinds if not set(ACTIONS[kind]) <= asked}
+        missing = needed_actions.find_unasked(json.loads(file.read_text()), asked)
         assert missing == {}, f"{fleet.name}, {file.parents[2].name}"

@@ -24,7 +24,7 @@ from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
 from llm_serving.services import rendered
 from llm_serving.settings.errors import InputError
 from tests.asl_validator.fixtures import FindErrors
-from tests.infra import started_tasks
+from tests.infra import needed_actions, started_tasks
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import ON_ECS, SHAPES
 from tests.infra.deployments import ACCOUNT
@@ -577,6 +577,10 @@ def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(stacks: Stac
     assert properties["projection.date.range"] == "NOW-92DAYS,NOW", "the fleet keeps results for 90 days"
     assert "aws_glue_catalog_table" not in stacks["outside"]["resource"], "without Parquet"
     assert not [kind for kind in resources if "crawler" in kind]
+
+
+def test_preflight_asks_for_what_each_resource_takes(stacks: Stacks, fleet: Path) -> None:
+    assert needed_actions.find_unasked_of_kind(stacks, loading.load_fleet(fleet).value, "batch") == {}
 
 
 def test_whatever_the_stack_starts_counts_against_a_quota_that_preflight_asks_for(stacks: Stacks) -> None:

@@ -14,6 +14,7 @@ import yaml
 from infra import stack_rules
 from llm_serving.fleet import loading
 from llm_serving.kinds.gateway.cloud_program import Place
+from tests.infra import needed_actions
 from tests.infra.deployments import Stack
 from tests.infra.gateway.conftest import CERTIFICATE, SHAPES
 from tests.infra.presumed_names import find_missing
@@ -34,6 +35,10 @@ def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, 
 
 def test_what_a_gateway_names_is_made_by_its_own_stack_or_the_fleets(all_stacks: Stacks) -> None:
     assert find_missing(all_stacks) == []
+
+
+def test_preflight_asks_for_what_each_resource_takes(stacks: Stacks, fleet: Path) -> None:
+    assert needed_actions.find_unasked_of_kind(stacks, loading.load_fleet(fleet).value, "gateway") == {}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -18,7 +18,7 @@ from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
 from llm_serving.targets import probe
-from tests.infra import aws_calls, dashboards, deployments, started_tasks
+from tests.infra import aws_calls, dashboards, deployments, needed_actions, started_tasks
 from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL, write_blueprint
 
 Stack = dict[str, Any]
@@ -597,6 +597,10 @@ def test_an_alarm_uses_no_more_metrics_than_cloudwatch_allows(stacks: Stacks) ->
 
 def test_whatever_the_stack_starts_counts_against_a_quota_that_preflight_asks_for(stacks: Stacks) -> None:
     started_tasks.assert_counted(stacks, "serving")
+
+
+def test_preflight_asks_for_what_each_resource_takes(stacks: Stacks, fleet: Path) -> None:
+    assert needed_actions.find_unasked_of_kind(stacks, loading.load_fleet(fleet).value, "serving") == {}
 
 
 @each_shape

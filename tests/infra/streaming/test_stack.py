@@ -15,6 +15,7 @@ from llm_serving.catalog import signals
 from llm_serving.fleet import loading
 from llm_serving.kinds.streaming import cloud, programs
 from tests.catalog import published
+from tests.infra import needed_actions
 from tests.infra.deployments import Stack
 from tests.infra.presumed_names import find_missing
 from tests.infra.streaming.conftest import SHAPES
@@ -55,6 +56,10 @@ def test_what_a_stream_names_is_made_by_its_own_stack_or_the_fleets(all_stacks: 
     assert find_missing(all_stacks) == []
 
 
+def test_preflight_asks_for_what_each_resource_takes(stacks: Stacks, fleet: Path) -> None:
+    assert needed_actions.find_unasked_of_kind(stacks, loading.load_fleet(fleet).value, "streaming") == {}
+
+
 def test_the_job_reads_its_settings_whole_from_parts_that_a_property_holds(stacks: Stacks) -> None:
     groups = read_groups(stacks["outside"])
     assert max(len(value) for value in groups["settings"].values()) <= cloud.MAX_PROPERTY
@@ -85,10 +90,14 @@ def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:
 )
 def test_the_job_reaches_its_endpoint_alone_beside_them(stacks: Stacks, shape: str, address: str, port: int) -> None:
     rules = stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
-    aws = {"job-to-s3", "job-to-secrets"} if shape == "outside" else set()
-    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", "driver-https", *aws}
+    further = {"job-to-s3", "job-to-secrets"} if shape == "outside" else {"job-to-endpoint-secondary"}
+    assert set(rules) == {"clients-to-kafka", "clients-to-cache", "job-to-endpoint", "driver-https", *further}
     rule = rules["job-to-endpoint"]
     assert (rule["cidr_ipv4"], rule["from_port"], rule["to_port"]) == (address, port, port)
+    if shape == "shop":  # the endpoint may be in a subnet of the VPC's further ranges
+        further_ranges = rules["job-to-endpoint-secondary"]
+        assert "data.aws_vpc.range.cidr_block_associations[*].cidr_block" in further_ranges["for_each"]
+        assert (further_ranges["cidr_ipv4"], further_ranges["to_port"]) == ("${each.value}", port)
 
 
 def test_the_job_reads_events_and_writes_answers_and_dead_letters(stacks: Stacks) -> None:
