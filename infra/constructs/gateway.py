@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.constructs import valkey
+from infra.constructs import key, valkey
 from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement, allow
@@ -25,8 +25,9 @@ from llm_serving.kinds.gateway.stack import (
 )
 from llm_serving.services.service import Service
 
-_RESTORE_DAYS = 7
-"""How long the secret can be restored after `destroy`; the database without it has no keys."""
+_RESTORE_DAYS = key.DELETION_DAYS
+"""How long the secret can be restored after `destroy`: as long as the key that encrypts it and the database's backups,
+which have no keys without it. Secrets Manager's longest too."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 
-_DELETION_WINDOW_DAYS = 30
+DELETION_DAYS = 30
 """KMS's longest: what the key has encrypted is lost with it."""
 
 
@@ -25,7 +25,7 @@ def add_key(
         name,
         description=description,
         enable_key_rotation=True,
-        deletion_window_in_days=_DELETION_WINDOW_DAYS,
+        deletion_window_in_days=DELETION_DAYS,
         policy=policy.build_document(_build_delegation(stack.account), *grants),
     )
     aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=kms_key.key_id)

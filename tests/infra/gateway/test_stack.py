@@ -57,6 +57,13 @@ def test_the_programs_read_where_the_servers_are_from_one_parameter(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_the_secret_can_be_restored_for_as_long_as_the_key_of_the_backups(stacks: Stacks, shape: str) -> None:
+    resources = stacks[shape]["resource"]
+    [key], [secret] = resources["aws_kms_key"].values(), resources["aws_secretsmanager_secret"].values()
+    assert secret["recovery_window_in_days"] == key["deletion_window_in_days"] == 30
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_terraform_knows_no_secret(stacks: Stacks, shape: str) -> None:
     resources = stacks[shape]["resource"]
     assert resources["aws_db_instance"]["database"]["manage_master_user_password"] is True
