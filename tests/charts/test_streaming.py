@@ -107,6 +107,14 @@ def test_the_job_is_told_how_it_logs_in_to_kafka_and_its_sizes(manifests: list[d
     assert topics == {job["kafka"][name] for name in ("events", "results", "deadLetters")}
 
 
+def test_kafka_s_pods_have_the_memory_that_java_takes_reserved_on_their_nodes(manifests: list[dict[str, Any]]) -> None:
+    user_operator = find(manifests, "Kafka")["spec"]["entityOperator"]["userOperator"]
+    for component in (find(manifests, "KafkaNodePool")["spec"], user_operator):
+        requests, limits = component["resources"]["requests"], component["resources"]["limits"]
+        assert requests["memory"] == limits["memory"]
+        assert requests["cpu"]
+
+
 def test_flink_logs_json_where_the_blueprint_says_so(
     render_chart: Render, values: dict[str, Any], manifests: list[dict[str, Any]], schema_location: str
 ) -> None:

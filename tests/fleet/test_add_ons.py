@@ -112,6 +112,15 @@ def test_prometheus_leaves_most_of_a_system_nodes_disk_to_others() -> None:
     assert int(spec["retentionSize"].removesuffix("GB")) * 1e9 < disk_bytes / 3
 
 
+def test_no_default_alert_rings_for_as_long_as_a_healthy_fleet_is_up() -> None:
+    """Each rings on EKS, or where all accelerators are in use. Source: the chart's rules-1.14, 87.21.0."""
+    values = {row.add_on.name: row.values for row in add_ons.select_add_ons(load_example("mixed"))}
+    prometheus = values["kube-prometheus-stack"]
+    parts = ("kubeControllerManager", "kubeEtcd", "kubeProxy", "kubeScheduler")
+    assert not any(prometheus[part]["enabled"] for part in parts), "their targets are out of reach"
+    assert prometheus["defaultRules"]["disabled"] == {"KubeCPUOvercommit": True, "KubeMemoryOvercommit": True}
+
+
 def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
     names = [row.name for row in add_ons.load_add_ons()]
     assert names.index("karpenter") < names.index("node-pools")
