@@ -279,7 +279,10 @@ def run(options: argparse.Namespace) -> int:
                 front.send_signal(signal.SIGHUP)
             time.sleep(POLL_INTERVAL_S)
         status = front.poll()
-        front.terminate()
+        # One that was asked to stop ends with its requests: where a container beside this one routes, the command is no
+        # router, and has ended before them.
+        if not is_stopping:
+            front.terminate()
         front.wait()
         return status or backend.returncode
 

@@ -183,14 +183,24 @@ def _build_main_container(
     mounts = [
         {"sourceVolume": name, "containerPath": mount.path, "readOnly": False} for name, mount in service.mounts.items()
     ]
+    # A companion starts before it and ends after it, with the requests under way: ECS reverses the order as it stops a
+    # task. Source: ECS API reference, ContainerDefinition, dependsOn, 2026-11.
+    dependencies = {str(sidecar["name"]): "START" for sidecar in sidecars if _is_companion(sidecar)}
     if service.prefetch:
         mounts.append({"sourceVolume": "fetched", "containerPath": FETCH_DIR, "readOnly": True})
+        dependencies |= {f"fetch-{name}": "SUCCESS" for name in service.prefetch.uris}
+    if dependencies:
         container["dependsOn"] = [
-            {"containerName": f"fetch-{name}", "condition": "SUCCESS"} for name in service.prefetch.uris
+            {"containerName": name, "condition": condition} for name, condition in dependencies.items()
         ]
     if mounts:
         container["mountPoints"] = mounts
     return container
+
+
+def _is_companion(sidecar: ContainerDefinition) -> bool:
+    """Return whether the task ends with it, and it waits for no other container."""
+    return bool(sidecar["essential"]) and "dependsOn" not in sidecar
 
 
 def _build_volumes(service: Service) -> list[aws.ecs_task_definition.EcsTaskDefinitionVolume]:

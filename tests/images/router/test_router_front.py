@@ -497,6 +497,23 @@ def test_a_stream_outlives_the_signal_to_stop(router: Router, tmp_path: Path) ->
         assert program.wait(60) == 7, "the router's exit status"
 
 
+def test_a_stream_outlives_a_command_that_is_no_router_and_ends_at_once(router: Router) -> None:
+    with run_front(router) as (port, program):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions?stream", b"{}")
+        router.chunks.put(b"one")
+        response = connection.getresponse()
+        assert response.read1(3) == b"one"
+        [command] = [child for child in psutil.Process(program.pid).children() if "nginx" not in child.name()]
+        program.send_signal(signal.SIGTERM)
+        command.wait(60)
+        processes.wait_until(lambda: not _is_listening(port), "the end of listening", 60, interval_s=0.02)
+        router.chunks.put(b"two")
+        router.chunks.put(b"")
+        assert response.read() == b"two"
+        assert program.wait(60) == 0x100 - signal.SIGTERM
+
+
 @pytest.mark.parametrize("delay_s", [3.0, 0.0])
 def test_where_clients_still_know_the_address_it_goes_on_after_the_signal(router: Router, delay_s: float) -> None:
     with run_front(router, env={STOP_DELAY_VARIABLE: str(delay_s)} if delay_s else {}) as (port, program):

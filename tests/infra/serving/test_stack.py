@@ -17,6 +17,7 @@ from infra.constructs.task import NODE_PROGRAM
 from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
+from llm_serving.services.service import STOP_DELAY_VARIABLE
 from llm_serving.targets import probe
 from tests.infra import aws_calls, dashboards, deployments, needed_actions, started_tasks
 from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL, write_blueprint
@@ -467,6 +468,9 @@ def test_the_orchestrator_runs_beside_nginx_on_fargate(stacks: Stacks) -> None:
     assert check["command"][4] == "http://127.0.0.1:8081/health"
     assert check["startPeriod"] + check["interval"] * check["retries"] >= 1800
     assert router["stopTimeout"] == orchestrator["stopTimeout"]
+    # ECS stops them in the reverse order: nginx, which goes on until clients have forgotten the address, before it.
+    assert router["dependsOn"] == [{"containerName": "orchestrator", "condition": "START"}]
+    assert {"name": STOP_DELAY_VARIABLE, "value": "15"} in router["environment"]
     [scrape] = read_collector_config(stacks["orchestrated"], "router")["receivers"]["prometheus"]["config"][
         "scrape_configs"
     ]

@@ -81,7 +81,7 @@ def build_router_service(
     served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
     built = router_process.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {}
-    if context.conventions.runs_tasks and not context.router.beside:  # which stops at once, in its own container
+    if context.conventions.runs_tasks:
         update["env"] = {**built.env, STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)}
     if not context.conventions.is_local:
         metrics_port = ROUTER_ADMIN_PORT if context.router.beside else METRICS_PORT
