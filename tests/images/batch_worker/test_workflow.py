@@ -108,6 +108,9 @@ def test_each_step_gets_its_chunk_and_its_answer_is_in_the_output(aws: str, stor
     assert ended["status"] == "SUCCEEDED"
     output = json.loads(ended["output"])
     assert (output["plan"], output["check"]["rows"], output["result"]) == ({"chunks": 2}, 2, {"state": "completed"})
+    # What became of the chunks is below the name of their list, where the stack lets the state machine write.
+    listed = store.client.list_objects_v2(Bucket=store.bucket, Prefix=Layout(settings.prefix).build(layout.CHUNKS, JOB))
+    assert [row["Key"].rpartition("/")[2] for row in listed["Contents"]] == ["chunks.json", "manifest.json"]
 
 
 def test_no_more_chunks_run_at_once_than_the_check_says(aws: str, store: Store, settings: Any) -> None:
