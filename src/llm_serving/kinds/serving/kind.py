@@ -57,7 +57,9 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[ServingStack]).value
-        return rendered.list_fargate(deployment.stack.orchestrator, deployment.services, deployment.name)
+        yield from rendered.list_fargate(deployment.stack.orchestrator, deployment.services, deployment.name)
+        if deployment.stack.load_balancer:
+            yield Units("application-load-balancer", 1, deployment.name)
 
     def get_engine(self, blueprint: Blueprint) -> str:
         return blueprint.engine
