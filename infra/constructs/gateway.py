@@ -147,6 +147,8 @@ def _add_database(context: GatewayContext, groups: ServerGroups) -> aws.db_insta
         instance_class=gateway.database_type,
         storage_type="gp3",
         allocated_storage=gateway.database_gib,
+        # Else a larger one, or more storage, waits for the maintenance window of the week, full or not.
+        apply_immediately=True,
         storage_encrypted=True,
         kms_key_id=context.key.arn,
         db_name=DATABASE,

@@ -12,6 +12,7 @@ from infra.constructs.expression import format_reference
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.role import add_role
 from llm_serving.fleet import machine_images, node_config
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.groups import Group
 
 NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore")
@@ -23,6 +24,10 @@ _CAPACITY_TYPES = {
     "spot": "SPOT",
     "capacity-block": "CAPACITY_BLOCK",
 }
+
+_DRAIN_S = 900
+"""Longest that EKS waits for the pods of a node, before the update fails. Source: EKS user guide, "Understand each
+phase of node updates", PodEvictionFailure, 2026-11."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ def add_node_group(
             max_size=max(1, group.max_size),
         ),
         update_config=e.EksNodeGroupUpdateConfig(max_unavailable=1),
+        timeouts=e.EksNodeGroupTimeouts(update=_compute_update_timeout(group)),
         # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. Source: EKS user guide, "Automatically
         # repair nodes", 2026-11. Its caps come after it: `infra.constructs.node_group_settings`.
         node_repair_config=e.EksNodeGroupNodeRepairConfig(enabled=True),
@@ -90,6 +96,15 @@ def add_node_group(
     ignored = ["scaling_config[0].desired_size", *(["scaling_config[0].min_size"] if in_block else [])]
     eks_node_group.add_override("lifecycle", {"ignore_changes": ignored})
     return eks_node_group
+
+
+def _compute_update_timeout(group: Group) -> str:
+    """Return how long Terraform waits for an update, which takes one node after the other.
+
+    By itself an hour, as for a handful of nodes: the apply failed while EKS went on. EKS ends one that stands still.
+    Source: hashicorp/terraform-provider-aws 5.100, eks_node_group, Timeouts.
+    """
+    return f"{max(60, group.max_size * (_DRAIN_S + INSTANCE_START_S) // 60)}m"
 
 
 def _build_cluster_data(context: NodeGroupContext) -> node_config.ClusterConnection:

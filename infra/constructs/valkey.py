@@ -50,6 +50,8 @@ def add_cache(
         engine="valkey",
         engine_version=VERSION,
         node_type=node_type,
+        # Else a larger type waits for the maintenance window of the week, full or not.
+        apply_immediately=True,
         parameter_group_name=parameters.name if parameters else None,
         num_cache_clusters=nodes,
         automatic_failover_enabled=True,

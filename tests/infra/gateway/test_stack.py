@@ -57,6 +57,14 @@ def test_the_programs_read_where_the_servers_are_from_one_parameter(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_servers_that_are_made_larger_do_not_wait_for_the_maintenance_window(stacks: Stacks, shape: str) -> None:
+    resources = stacks[shape]["resource"]
+    [database] = resources["aws_db_instance"].values()
+    [cache] = resources["aws_elasticache_replication_group"].values()
+    assert database["apply_immediately"] is cache["apply_immediately"] is True
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_secret_can_be_restored_for_as_long_as_the_key_of_the_backups(stacks: Stacks, shape: str) -> None:
     resources = stacks[shape]["resource"]
     [key], [secret] = resources["aws_kms_key"].values(), resources["aws_secretsmanager_secret"].values()

@@ -141,6 +141,19 @@ def test_an_update_of_a_node_group_without_spare_capacity_ends_a_node_first(mach
     assert minimal.isdisjoint({"system", "odcr-g6e-12xlarge-a-spot", "rocket-g6e-2xlarge-a-od"})
 
 
+def test_the_apply_waits_for_an_update_of_every_node_one_after_the_other(stacks: Stacks) -> None:
+    node_groups = [
+        group for stack in stacks.values() for group in stack.get("resource", {}).get("aws_eks_node_group", {}).values()
+    ]
+    for group in node_groups:
+        minutes = int(group["timeouts"]["update"].removesuffix("m"))
+        assert group["update_config"]["max_unavailable"] == 1
+        assert minutes >= max(60, 30 * group["scaling_config"]["max_size"]), (
+            "a drain and a start of a quarter of an hour"
+        )
+    assert max(group["scaling_config"]["max_size"] for group in node_groups) > 2, "more than the hour of by itself"
+
+
 def test_a_capacity_block_has_no_machine_before_it_starts(machines: Stack) -> None:
     groups_of_nodes = machines["resource"]["aws_eks_node_group"]
     block = groups_of_nodes["block-p5en-48xlarge-c-cb"]

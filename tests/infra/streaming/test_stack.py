@@ -74,6 +74,11 @@ def test_the_job_reads_its_settings_whole_from_parts_that_a_property_holds(stack
     }
 
 
+def test_the_apply_waits_for_an_update_of_every_broker_one_after_the_other(stacks: Stacks) -> None:
+    timeouts = {shape: stacks[shape]["resource"]["aws_msk_cluster"]["kafka"]["timeouts"]["update"] for shape in SHAPES}
+    assert timeouts == {"shop": "120m", "outside": "360m"}, "three brokers and twelve"
+
+
 def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:
     ingress = stacks["shop"]["resource"]["aws_vpc_security_group_ingress_rule"]
     assert {
