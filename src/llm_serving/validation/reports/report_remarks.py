@@ -40,7 +40,9 @@ def build(
 ) -> list[str]:
     """Return the remarks of a validation, in the order in which the report shows them."""
     return [
-        *_build_load_remarks(target, result, samples, tokens),
+        *_describe_load(target, result, samples),
+        *_describe_driver(target.traffic, result, samples),
+        *_describe_prompts(target, result, samples, tokens),
         *_build_latency_remarks(target.traffic, target.slo, samples, unmeasured),
         *_build_cache_remarks(target, overlap, tokens),
         *_build_replica_remarks(samples, replicas),
@@ -48,58 +50,64 @@ def build(
     ]
 
 
-def _build_load_remarks(
-    target: LoadTarget, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
-) -> list[str]:
+def _describe_load(target: LoadTarget, result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield how the load differs from what clients would send, or from what was planned."""
     traffic = target.traffic
-    remarks: list[str] = []
     if traffic.users is not None:
-        remarks.append(
+        yield (
             f"Closed loop of {traffic.users} users: a service that stops gets no more requests meanwhile, so that few "
             "see it; arrivals in traffic shows what clients would."
         )
     if len(samples) < result.planned:
         limit = traffic.time_limit
         sessions = "; a session ends with a failed request" if traffic.turns.max > 1 else ""
-        sent = f"{len(samples)} of {result.planned} requests were sent before the time limit of {limit:g} s"
-        remarks.append(f"{sent}{sessions}.")
+        yield f"{len(samples)} of {result.planned} requests were sent before the time limit of {limit:g} s{sessions}."
     if target.admitted and (refused := sum(sample.error == REFUSED for sample in samples)):
-        remarks.append(
+        yield (
             f"{refused} requests got 429: max_requests admits {target.admitted} at once. Fix: set users or "
             f"max_concurrency of traffic to {target.admitted} or less, or a higher max_requests."
         )
+
+
+def _describe_driver(traffic: Traffic, result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield what the driver itself added to the times."""
     busiest = max((process.cpu_share for process in result.processes), default=0.0)
     if busiest > BUSY_CPU_SHARE:
-        remarks.append(f"The load driver used {busiest:.0%} of a core: latencies may include its own delays.")
+        yield f"The load driver used {busiest:.0%} of a core: latencies may include its own delays."
     lateness = sample_statistics.summarize_latency([sample.late_ms for sample in samples])
     if lateness.p99 is not None and lateness.p99 > LATE_MS:
-        remarks.append(
+        yield (
             f"Requests were sent up to {lateness.p99:.0f} ms (p99) after they were due; their times include that delay."
         )
     waits = sample_statistics.summarize_latency([sample.waited_ms for sample in samples])
     if waits.p99 is not None and waits.p99 > LATE_MS:
-        remarks.append(
+        yield (
             f"Requests waited up to {waits.p99:.0f} ms (p99) for one of the {traffic.max_concurrency} requests at once "
             "to end; their times include that wait."
         )
+
+
+def _describe_prompts(
+    target: LoadTarget, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
+) -> Iterator[str]:
+    """Yield how prompts and answers differ from those that were asked for, or were not counted."""
+    traffic = target.traffic
     if traffic.data is not None and result.shared_prompt_count < len(samples):
-        remarks.append(
+        yield (
             f"{traffic.data} has {result.shared_prompt_count} prompts, fewer than the {len(samples)} requests: they "
             "were sent again, when engines may have had them in their caches."
         )
     if traffic.images and result.picture_tokens:
         size = f"{traffic.images.width} x {traffic.images.height}"
-        remarks.append(f"A picture of {size} is {result.picture_tokens} of the input tokens, by the server's usage.")
-    if tokens.input_exact is not None and tokens.input_exact < 1:
-        remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than requested.")
-    if tokens.output_exact is not None and tokens.output_exact < 1:
-        remarks.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than requested.")
+        yield f"A picture of {size} is {result.picture_tokens} of the input tokens, by the server's usage."
+    for name, exact in (("prompts", tokens.input_exact), ("answers", tokens.output_exact)):
+        if exact is not None and exact < 1:
+            yield f"{1 - exact:.0%} of the {name} have another length than requested."
     if target.task != tasks.DRAW and any(sample.input_tokens is None for sample in samples if sample.error is None):
         counted = "latencies are not shown by length" if target.is_pooled else "events are counted as output tokens"
-        remarks.append(f"The server reports no usage: {counted}.")
+        yield f"The server reports no usage: {counted}."
     if result.warm_up_failed:
-        remarks.append(f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted).")
-    return remarks
+        yield f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted)."
 
 
 def _build_latency_remarks(
