@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llm_serving.catalog import engines, instances, quantizations
 from llm_serving.catalog.engines import Platform, WideExperts
@@ -179,6 +180,14 @@ def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> t
         reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
         raise PlacementError(Conflict((*key_path, "pool"), reason, "use a pool of types that it has", role.pool))
     return pool, known_types
+
+
+class _Candidate(NamedTuple):
+    """Accelerators of one node that hold a model; the least memory comes first."""
+
+    bytes: int
+    degree: int
+    type: str
 
 
 @dataclass(frozen=True)
@@ -464,23 +473,7 @@ class PlacementSearch:
             return self._describe_larger_nodes()
         if not self.model.is_known:
             return "use more accelerators, types with more memory, or a smaller model"
-        model = apply_quantization(self.model, self.settings.tuning)
-        candidates = [
-            (degree * memory.compute_rank_bytes(instance.accelerators), degree, instance.name)
-            for instance in instances.load().values()
-            if instance.accelerators and instance.accelerators.kind == "gpu" and self._is_offered(instance)
-            for degree in memory.list_tensor_sizes(model, instance)
-            if self._memory_model.compute_fit(
-                model,
-                instance,
-                dataclasses.replace(
-                    self._build_setup(instance),
-                    tensor=degree,
-                    utilization=self._memory_model.UTILIZATION
-                    - self._compute_kept_share(instance.accelerators, degree),
-                ),
-            ).fits
-        ]
+        candidates = sorted(self._list_candidates())
         if not candidates:
             return (
                 f"use a smaller or more strongly quantized model{self._describe_several_nodes()}: "
@@ -493,18 +486,32 @@ class PlacementSearch:
             for name in pool.types
             if name not in own_pool.types and pool.orchestrator == own_pool.orchestrator
         }
-        own = sorted(candidate for candidate in candidates if candidate[2] in own_pool.types and candidate[1] > count)
-        rented = sorted(candidate for candidate in candidates if candidate[2] in other_pools)
-        same_count = sorted(candidate for candidate in candidates if candidate[1] == count)[:1]
-        suggested = own[:1] or rented[:1] or dict.fromkeys([*same_count, min(candidates)])
+        own = [candidate for candidate in candidates if candidate.type in own_pool.types and candidate.degree > count]
+        rented = [candidate for candidate in candidates if candidate.type in other_pools]
+        same_count = [candidate for candidate in candidates if candidate.degree == count]
+        suggested = own[:1] or rented[:1] or dict.fromkeys([*same_count[:1], candidates[0]])
         suggestions = [
-            f"pool: {other_pools[name]} and accelerators: {degree}"
-            if name in other_pools
-            else f"accelerators: {degree} on {name}"
-            for _, degree, name in suggested
+            f"pool: {other_pools[candidate.type]} and accelerators: {candidate.degree}"
+            if candidate.type in other_pools
+            else f"accelerators: {candidate.degree} on {candidate.type}"
+            for candidate in suggested
         ]
         own_place = "set pool in place of shares for one of them, or " if self._others else ""
         return f"{own_place}set {' or '.join(suggestions)}, or use a smaller model"
+
+    def _list_candidates(self) -> Iterator[_Candidate]:
+        """Yield the GPUs of one node, of types that the region offers, which hold the model."""
+        model, memory_model = apply_quantization(self.model, self.settings.tuning), self._memory_model
+        for instance in instances.load().values():
+            device = instance.accelerators
+            if device is None or device.kind != "gpu" or not self._is_offered(instance):
+                continue
+            setup = self._build_setup(instance)
+            for degree in memory.list_tensor_sizes(model, instance):
+                utilization = memory_model.UTILIZATION - self._compute_kept_share(device, degree)
+                split = dataclasses.replace(setup, tensor=degree, utilization=utilization)
+                if memory_model.compute_fit(model, instance, split).fits:
+                    yield _Candidate(degree * memory.compute_rank_bytes(device), degree, instance.name)
 
     def _is_offered(self, instance: Instance) -> bool:
         """Return whether the fleet's region offers the type, or the catalog does not know what the region offers."""

@@ -162,13 +162,36 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
         InputError: arrivals or lengths are missing, or a trace is too short.
     """
     traffic = document.value.traffic if document else None
-    if question.trace or (traffic and traffic.trace and document):
-        path = question.trace or document.path.parent / str(traffic and traffic.trace)  # type: ignore[union-attr]
-        return _build_from_trace(path, question, traffic)
+    trace_file = question.trace
+    if trace_file is None and document and document.value.traffic.trace:
+        trace_file = document.path.parent / document.value.traffic.trace
+    if trace_file:
+        return _build_from_trace(trace_file, question, traffic)
     rate = question.arrivals or (traffic.arrivals if traffic else None)
     if rate is None:
         reason = "a closed loop of users is not simulated" if traffic else "it is missing"
         raise InputError(f"--arrivals: {reason}. Fix: write --arrivals 10/s.")
+    lengths = _require_lengths(question, traffic)
+    base = {"arrivals": f"{rate:.10g}/s", **{name: _write_lengths(value) for name, value in lengths.items()}}
+    drawn = (traffic or Traffic.model_validate(base)).model_copy(update={"arrivals": rate, **lengths})
+    rows = predicted_load.draw_lengths(drawn, LENGTHS)
+    shared = question.shared_prefix
+    if shared is not None:
+        _require_longer_prompts(shared, rows)
+        base["shared_prefix"] = f"{100 * shared / (sum(row.input_tokens for row in rows) / len(rows)):.0f}%"
+        rows = [row._replace(shared_tokens=shared) for row in rows]
+    elif drawn.shared_prefix:
+        base |= {"shared_prefix": f"{100 * drawn.shared_prefix:g}%", "prefix_groups": drawn.prefix_groups}
+    burstiness = math.inf if drawn.process == "constant" else drawn.burstiness
+    return Workload(rate, rows, burstiness=burstiness), base
+
+
+def _require_lengths(question: Question, traffic: Traffic | None) -> dict[str, Any]:
+    """Return the lengths of prompts and answers, as `traffic` of a blueprint names them.
+
+    Raises:
+        InputError: neither the command line nor the blueprint has one of them.
+    """
     lengths = {
         "input_tokens": question.input_tokens or (traffic.input_tokens if traffic else None),
         "output_tokens": question.output_tokens or (traffic.output_tokens if traffic else None),
@@ -177,24 +200,14 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
         if value is None:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option}: it is missing. Fix: write {option} 100..300.")
-    base: dict[str, Any] = {
-        "arrivals": f"{rate:.10g}/s",
-        **{name: _write_lengths(value) for name, value in lengths.items()},
-    }
-    drawn = (traffic or Traffic.model_validate(base)).model_copy(update={"arrivals": rate, **lengths})
-    rows = predicted_load.draw_lengths(drawn, LENGTHS)
-    shared = question.shared_prefix
-    if shared is not None:
-        shortest = min(row.input_tokens for row in rows)
-        if shared > shortest:
-            reason = f"the shortest prompt has {shortest} tokens"
-            raise InputError(f"--shared-prefix: {shared}: {reason}. Fix: use {shortest} or less.")
-        base["shared_prefix"] = f"{100 * shared / (sum(row.input_tokens for row in rows) / len(rows)):.0f}%"
-    elif drawn.shared_prefix:
-        base |= {"shared_prefix": f"{100 * drawn.shared_prefix:g}%", "prefix_groups": drawn.prefix_groups}
-    drawn_lengths = rows if shared is None else [row._replace(shared_tokens=shared) for row in rows]
-    burstiness = math.inf if drawn.process == "constant" else drawn.burstiness
-    return Workload(rate, drawn_lengths, burstiness=burstiness), base
+    return lengths
+
+
+def _require_longer_prompts(shared: int, rows: Sequence[Length]) -> None:
+    shortest = min(row.input_tokens for row in rows)
+    if shared > shortest:
+        reason = f"the shortest prompt has {shortest} tokens"
+        raise InputError(f"--shared-prefix: {shared}: {reason}. Fix: use {shortest} or less.")
 
 
 def _write_lengths(value: Any) -> Any:
@@ -236,19 +249,15 @@ def list_types(question: Question) -> tuple[str, list[tuple[Instance, float]]]:
     """
     fleet = inputs.read_fleet(question.fleet).value if question.fleet else None
     region = question.region or (fleet.region if fleet else DEFAULT_REGION)
-    known = {row.name: row for row in instances.load().values() if row.accelerators and region in row.prices}
-    if not known:
-        regions = sorted({name for row in instances.load().values() if row.accelerators for name in row.prices})
-        raise InputError(
-            f"--region: {quote_value(region)}: the catalog has no prices of it. Fix: use {' or '.join(regions)}."
-        )
+    priced = _require_priced(region)
     for name in question.types:
-        if name not in known:
+        if name not in priced:
             row = instances.find(name)
             reason = f"it has no price in {region}" if row.accelerators else "it has no accelerators"
             raise InputError(f"--type: {quote_value(name)}: {reason}. Fix: use another type or region.")
-    rented = {name for pool in fleet.pools.values() for name in pool.types} if fleet else set(known)
-    chosen = [row for name, row in known.items() if name in rented and (not question.types or name in question.types)]
+    rented = {name for pool in fleet.pools.values() for name in pool.types} if fleet else set(priced)
+    wanted = rented.intersection(question.types or priced)
+    chosen = [row for name, row in priced.items() if name in wanted]
     if question.buy == "spot":
         chosen = [row for row in chosen if "spot" in row.purchase]
     if not chosen:
@@ -257,6 +266,22 @@ def list_types(question: Question) -> tuple[str, list[tuple[Instance, float]]]:
         )
         raise InputError(f"{subject}. Fix: use another fleet, --type or --buy.")
     return region, [(row, row.prices[region].usd_h) for row in chosen]
+
+
+def _require_priced(region: str) -> dict[str, Instance]:
+    """Return the types with accelerators that have a price in the region, by name.
+
+    Raises:
+        InputError: there are none.
+    """
+    accelerated = [row for row in instances.load().values() if row.accelerators]
+    priced = {row.name: row for row in accelerated if region in row.prices}
+    if not priced:
+        regions = sorted({name for row in accelerated for name in row.prices})
+        raise InputError(
+            f"--region: {quote_value(region)}: the catalog has no prices of it. Fix: use {' or '.join(regions)}."
+        )
+    return priced
 
 
 def _list_notes(question: Question, result: Result, traffic: dict[str, Any]) -> Iterator[str]:
@@ -282,21 +307,26 @@ def describe_quota(candidate: Candidate, buy: str) -> str:
 def build_payload(answer: Answer) -> dict[str, Any]:
     """Return the answer as `--json` shows it."""
     candidates = [build_candidate(candidate) for candidate in answer.result.candidates[: answer.top]]
-    slo: dict[str, dict[str, float]] = {}
-    for limit in answer.limits:
-        slo.setdefault(limit.metric, {})[limit.statistic] = limit.ms
     closest = answer.result.closest
     return {
         "model": answer.model.name,
         "region": answer.region,
         "prices_dated": answer.prices_dated,
-        "slo": slo,
+        "slo": _build_slo(answer.limits),
         "chosen": candidates[0] if candidates else None,
         "candidates": candidates,
         **({"closest": build_candidate(closest)} if closest else {}),
         "rejected": [row._asdict() for row in answer.result.rejected],
         "notes": list(answer.notes),
     }
+
+
+def _build_slo(limits: Sequence[Limit]) -> dict[str, dict[str, float]]:
+    """Return limits as a blueprint has them."""
+    slo: dict[str, dict[str, float]] = {}
+    for limit in limits:
+        slo.setdefault(limit.metric, {})[limit.statistic] = limit.ms
+    return slo
 
 
 def build_candidate(candidate: Candidate) -> dict[str, Any]:
@@ -409,9 +439,6 @@ def write(answer: Answer, folder: Path) -> None:
         **({"expert": True} if own.split.whole_experts else {}),
         **({"data": own.split.data} if own.split.data > 1 else {}),
     }
-    slo: dict[str, dict[str, float]] = {}
-    for limit in answer.limits:
-        slo.setdefault(limit.metric, {})[limit.statistic] = limit.ms
     blueprint = {
         "pattern": choose_pattern(candidate),
         "model": answer.model.name,
@@ -419,7 +446,7 @@ def write(answer: Answer, folder: Path) -> None:
         "roles": {name: {**role, "replicas": replicas} for name, replicas in count_replicas(candidate).items()},
         **({"tuning": build_tuning(candidate)} if build_tuning(candidate) else {}),
         "traffic": answer.traffic,
-        "slo": slo,
+        "slo": _build_slo(answer.limits),
     }
     zones = own.instance.zones.get(answer.region, ())
     pool: dict[str, Any] = {"types": own.instance.name, "buy": answer.buy, "size": f"0..{candidate.nodes}"}
