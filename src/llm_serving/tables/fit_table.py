@@ -247,20 +247,14 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     if not model.is_known:
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
         return
-    divisible = [
-        fit for fit in all_fits if not _select_memory_model(model).describe_indivisible(model, fit.tensor_parallel)
-    ]
+    misfits = [_select_memory_model(model).describe_indivisible(model, fit.tensor_parallel) for fit in all_fits]
+    divisible = [fit for fit, misfit in zip(all_fits, misfits, strict=True) if not misfit]
     if any(fit.cache_bytes < 0 for fit in divisible):
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
     if any(fit.cache_bytes >= 0 and not fit.fits for fit in divisible):
         yield Text("< 1       KV cache smaller than one request of this context", style="dim")
-    reasons = [
-        reason
-        for fit in all_fits
-        if (reason := _select_memory_model(model).describe_indivisible(model, fit.tensor_parallel))
-    ]
-    if reasons:
-        yield Text(f"no split  {reasons[0]}", style="dim")
+    if any(misfits):
+        yield Text(f"no split  {next(filter(None, misfits))}", style="dim")
     if any(fit.tokens_per_s for fit in all_fits):
         formula = "memory bandwidth / (weights that a token reads + half of its context's cache)"
         yield Text(f"tokens/s  at most, of one request: {formula}", style="dim")

@@ -249,6 +249,15 @@ def _render_legend(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     else:
         yield _render_note("? unknown: ", f"the catalog has no data for {fleet.region}")
     yield from _render_standing(fleet, costs)
+    yield from _render_prices(fleet, costs)
+    if "eks" in fleet.orchestrators:
+        message, is_soon = eks.describe_support(fleet.eks.version)
+        yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
+    yield from _render_efa(fleet)
+
+
+def _render_prices(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
+    """Say whose the prices of the pools are, and what they leave out."""
     for source in costs.sources:
         yield _render_note("on-demand prices: ", f"{source.name}, {source.date}")
     if reserved := sum(pool.reserved_usd_h for pool in costs.pools):
@@ -262,14 +271,15 @@ def _render_legend(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     reasons = {row.name: row.unpriced.get(fleet.region, "") for row in instances.select_known(costs.unknown)}
     for kinds, reason in _group_by_text(reasons):
         yield _render_note(f"no price for {kinds}: ", reason)
-    if "eks" in fleet.orchestrators:
-        message, is_soon = eks.describe_support(fleet.eks.version)
-        yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
-    efa_pools = [pool for pool in fleet.pools.values() if pool.efa]
-    efa_types = [row for pool in efa_pools for row in instances.select_known(pool.types)]
-    for kinds, text in _group_by_text({row.name: _describe_efa(row) for row in efa_types}):
+
+
+def _render_efa(fleet: Fleet) -> Iterator[Text]:
+    """Say what the types of pools with EFA have of it."""
+    pools = [pool for pool in fleet.pools.values() if pool.efa]
+    types = [row for pool in pools for row in instances.select_known(pool.types)]
+    for kinds, text in _group_by_text({row.name: _describe_efa(row) for row in types}):
         yield _render_note(f"EFA on {kinds}: ", text)
-    if any(pool.efa and fleet.get_orchestrator(pool) == "ecs" for pool in fleet.pools.values()):
+    if any(fleet.get_orchestrator(pool) == "ecs" for pool in pools):
         yield Text(_UNSEEN_EFA, "yellow")
 
 
