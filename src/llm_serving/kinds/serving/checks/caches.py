@@ -1,0 +1,205 @@
+"""What cannot work of KV caches: where they are kept, how prefill hands them to decode, and who reads of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from llm_serving.catalog import engines
+from llm_serving.fleet.model import Fleet
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.placement import PlacedRole, copies_cache, transfers_by_rdma
+from llm_serving.services.environment import Conventions, Environment
+from llm_serving.settings.document import Conflict
+
+
+def check(
+    settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield what forbids to keep KV caches where the blueprint says, or to hand them from prefill to decode."""
+    yield from _check_offload(settings)
+    yield from _check_keeper(settings, environment, placed_roles)
+    yield from _check_tier_bucket(settings, fleet, environment.conventions)
+    if not environment.conventions.is_local:
+        yield from _check_host_memory(settings, placed_roles)
+    yield from _check_transfer(settings, placed_roles)
+    yield from _check_transfer_split(settings, placed_roles)
+    yield from _check_kv_events(settings, environment.conventions, placed_roles)
+
+
+def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
+    tuning = settings.tuning
+    if settings.is_disaggregated and tuning.ram_bytes:
+        reason = (
+            "the engine has one connector for KV caches: offloading would replace the one that sends them to decode"
+        )
+        key, value = ("kv_tiers", ", ".join(tuning.kv_tiers.names)) if tuning.kv_tiers else ("kv_offload", "")
+        value = value or f"{tuning.ram_bytes / 2**30:g}Gi"
+        baseline = settings.pattern_row.baseline
+        fix = f"remove {key}, or set pattern: {baseline}" if baseline else f"remove {key}"
+        yield Conflict(("tuning", key), reason, fix, value)
+
+
+def _check_keeper(
+    settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield where what keeps cached prompts is not rendered, or would give what was computed for another."""
+    tiers, keeper, conventions = settings.tuning.kv_tiers, settings.tuning.keeper, environment.conventions
+    if tiers is None or keeper is None:
+        return
+    key_path = ("tuning", "kv_tiers", "by")
+    if not keeper.runs_on(environment.target):
+        reason = keeper.reasons["target"].format(target=conventions.title)
+        others = engines.suggest_cache_keepers(lambda row: row.runs_on(environment.target))
+        yield Conflict(key_path, reason, ", or ".join(filter(None, ("remove by", others))), tiers.by)
+        return
+    for placed in placed_roles:
+        if placed.role.adapters:
+            names, fix = ", ".join(placed.role.adapters), "remove adapters, or by of tuning.kv_tiers"
+            yield placed.refuse("adapters", keeper.reasons["adapters"], fix, names)
+        if placed.name == keeper.master:
+            reason = f"{keeper.title}'s master has this name among the deployment's objects"
+            yield Conflict(placed.key_path, reason, "give the role another name", keeper.master)
+        reason = ""
+        if placed.nodes > 1:
+            reason = keeper.reasons["nodes"]
+        elif placed.instance.accelerators is None and not conventions.is_local:
+            reason = keeper.reasons["no_accelerators"]
+        if reason:
+            reason = reason.format(role=placed.name, pool=placed.role.pool)
+            yield Conflict(key_path, reason, "remove kv_tiers", tiers.by)
+
+
+def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventions) -> Iterator[Conflict]:
+    """Yield a bucket of cached prompts that engines may not write to, or whose objects they would confuse."""
+    tiers = settings.tuning.kv_tiers
+    if tiers is None or tiers.s3 is None or tiers.keeper is None:
+        return
+    key_path, bucket = ("tuning", "kv_tiers", "s3"), tiers.s3.bucket
+    if conventions.is_local:
+        reason = f"the S3 of this machine has no address of its own for each bucket, which {tiers.keeper.title} needs"
+        yield Conflict((*key_path, "bucket"), reason, "remove s3 in a copy to try here", bucket)
+    elif bucket not in {row.bucket for row in fleet.storage.tier_buckets}:
+        reason = f"the fleet lets its engines write to no bucket {bucket}"
+        fix = f"set storage: {{tier_buckets: {{bucket: {bucket}}}}} in the fleet, and apply the fleet"
+        yield Conflict((*key_path, "bucket"), reason, fix, bucket)
+    if not settings.tuning.stream_weights:
+        reason = (
+            f"{tiers.keeper.title} names objects after the folder of the weights, which is the same for all that are "
+            "copied first"
+        )
+        yield Conflict((*key_path, "bucket"), reason, "set stream_weights: on, or remove s3", bucket)
+
+
+def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield roles whose node has no room for a copy of the cache of one request, which a transfer through it keeps."""
+    if not copies_cache(settings, placed_roles):
+        return
+    for placed in placed_roles:
+        fit = placed.limit_cache().fit
+        if fit and fit.computed and fit.cache_tokens < fit.context:
+            reason = (
+                "without RDMA the transfer keeps a copy of the KV cache in the node's memory: a replica on "
+                f"{placed.instance.name} has {placed.resources.memory_bytes / 2**30:.1f} GiB, of which "
+                f"half hold {max(0, fit.cache_tokens):,} tokens, and a request takes {fit.context:,}"
+            )
+            fix = "use a pool of types with more memory, or a shorter context"
+            yield placed.refuse("pool", reason, fix, placed.role.pool)
+
+
+def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield RDMA where the blueprint asks for it, or where the hardware has it."""
+    if not settings.is_disaggregated:
+        return
+    key_path = ("tuning", "kv_transfer")
+    without_rdma = [placed for placed in placed_roles if not placed.rdma]
+    if not transfers_by_rdma(settings):
+        if settings.tuning.kv_transfer == "rdma":
+            reason = f"the engine {settings.engine} has no transfer by EFA in the catalog"
+            yield Conflict(key_path, reason, "set kv_transfer: host", "rdma")
+        return
+    if settings.tuning.kv_transfer == "rdma":
+        for placed in without_rdma:
+            yield Conflict(key_path, *_describe_missing_rdma(placed), "rdma")
+    if not without_rdma and settings.tuning.kv_transfer != "host":
+        yield from _check_one_zone(placed_roles)
+
+
+def _describe_missing_rdma(placed: PlacedRole) -> tuple[str, str]:
+    """Return why a role has no RDMA, and the fix."""
+    subject = f"{placed.name}'s pool has {placed.instance.name}"
+    if not placed.instance.gpudirect_rdma:
+        reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
+        return reason, "set kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e"
+    if not placed.pool.efa:
+        return f"{subject}, and efa is off there", "set efa: on in the pool"
+    per_replica = placed.resources.accelerators
+    return (
+        f"{subject}, which has fewer EFA interfaces than replicas of {per_replica}",
+        f"set accelerators: {2 * per_replica} a replica",
+    )
+
+
+def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    first, last = placed_roles[0], placed_roles[-1]
+    if first.zones != last.zones:
+        reason = (
+            f"EFA traffic does not cross an Availability Zone: {first.name} runs in {', '.join(first.zones)} "
+            f"and {last.name} in {', '.join(last.zones)}"
+        )
+        fix = f"use a pool in {first.zones[0]}, or kv_transfer: host"
+        yield last.refuse("pool", reason, fix, last.role.pool)
+
+
+def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield tensor-parallel sizes of prefill and decode that the KV transfer does not support.
+
+    Source: vLLM 0.32.0, kv_connector/utils.py, `tp_ratio` and `is_kv_replicated`, and kv_connector/v1/nixl/
+    base_worker.py, `_validate_remote_agent_handshake`.
+    """
+    if not settings.is_disaggregated:
+        return
+    first, last = placed_roles[0], placed_roles[-1]
+    prefill, decode = first.role, last.role
+    model, subject = first.model, f"prefill splits a layer {prefill.tensor} ways and decode {decode.tensor}"
+    few, many = sorted((prefill.tensor, decode.tensor))
+    reason, fix = "", ""
+    if many % few:
+        reason = f"{subject}: the KV transfer needs one to be a multiple of the other"
+        fix = f"set accelerators: {prefill.tensor} or {2 * prefill.tensor} for decode"
+    elif prefill.tensor > decode.tensor and prefill.tensor > model.kv_heads and not model.latent:
+        reason = (
+            f"{subject}: the {model.kv_heads} key and value heads lie on several of prefill's accelerators each, and "
+            "the KV transfer then reads them into as many ways or more"
+        )
+        fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
+    if reason:
+        yield last.refuse("accelerators", reason, fix, decode.accelerators)
+
+
+def _check_kv_events(
+    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Conflict]:
+    """Yield routing by KV cache events, where the router does not get them."""
+    if settings.roles.router.policy != "kv-aware" or settings.framework_row.router:
+        return  # a framework's own router has its own ways
+    reason, fix = "", "set policy: cache-aware"
+    if settings.is_disaggregated:
+        # vllm-router 0.1.17, called: --pd-kv-events takes URLs that stand in --prefill, and with both ways of discovery
+        # the router ends. Its blocks have 16 tokens, where those of an engine on CPU have 128.
+        reason = (
+            "the router reads the cache events of prefill engines whose addresses it is given when it starts, and of "
+            "no others"
+        )
+        fix += "" if conventions.runs_tasks else ", or framework: dynamo"
+    if settings.roles.models:
+        reason = "the router reads the cache events of one model"
+    if any(settings.roles.get_weight(name) > 1 for name in settings.roles.engine_roles):
+        reason = "an engine of weight 2 or more is several entries of the router, and its cache's events are of one"
+    if any(placed.role.data > 1 for placed in placed_roles):
+        # vllm/distributed/kv_events.py of 0.32.0 adds the rank to the port of events, and to that of earlier ones.
+        reason = (
+            "each data-parallel rank publishes its cache's events on a port of its own; cache-aware chooses between "
+            "ranks as well"
+        )
+    if reason:
+        yield Conflict(("roles", "router", "policy"), reason, fix, "kv-aware")
