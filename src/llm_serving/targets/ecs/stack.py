@@ -71,6 +71,10 @@ class _EcsDeployment:
     fleet: Fleet
     deployment: Rendered[Any]
 
+    @property
+    def cluster(self) -> str:
+        return names.format_cluster_name(self.fleet)
+
     def list_service_names(self, service: Service) -> list[str]:
         """List the ECS services of a service: one for each choice of its pool."""
         choices = list_choices(self.fleet, service.placement.pool, service.node.group if service.node else None)
@@ -128,35 +132,51 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
                 return False
             given_up = {name: rollout for name, rollout in rollouts.items() if rollout.get("rolloutState") == "FAILED"}
             if not stack_context.endpoint:
-                deployed = _read_deployed(plan)
-                images.require_images(plan, (service.image for service in deployed.deployment.services))
-                _require_names(plan, deployed, stack.name)
+                _require_parts(plan, stack.name)
             if changes or given_up:
                 confirm(changes or _describe_restart(given_up))
             if changes:
                 apply.apply(stack_context, [stack])
         if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
-            return True
-        if not plan.deployment.services:
-            return True  # Terraform waits for what AWS runs
-        deployed, aws = _read_deployed(plan), plan.aws
-        outputs = context.read_states(stack_context)[stack.name].outputs
-        _start_again(aws, deployed, given_up)
-        _scale_from_zero(aws, deployed)
-        timeout_s = _MACHINES_TIMEOUT_S + planning.compute_start_s(deployed.deployment.services)
-        with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
-            _wait_until_steady(
-                aws,
-                deployed,
-                outputs["definitions"],
-                timeout_s,
-                lambda text: setattr(step, "note", text),
-                past={rollout["id"] for rollout in given_up.values()},
-            )
-        with console.step("Send a test request"):
-            _send_test_request(aws, deployed, outputs["ask"])
+        elif plan.deployment.services:  # Terraform waits for what AWS runs
+            _see_through(plan, given_up, context.read_states(stack_context)[stack.name].outputs)
     return bool(changes or given_up)
+
+
+def _require_parts(plan: DeploymentPlan, stack_name: str) -> None:
+    """Check that all images are there, and that the names of the ECS services are free.
+
+    Raises:
+        CheckFailed: an image is missing, or a name is taken.
+        Unavailable: AWS cannot be asked.
+    """
+    deployed = _read_deployed(plan)
+    images.require_images(plan, (service.image for service in deployed.deployment.services))
+    _require_names(plan, deployed, stack_name)
+
+
+def _see_through(plan: DeploymentPlan, given_up: Mapping[str, Mapping[str, Any]], outputs: Mapping[str, Any]) -> None:
+    """Wait until the tasks are ready, of services that ECS gave up too, and call them once.
+
+    Raises:
+        CheckFailed: they are not ready in time, or ECS gave them up; or the call failed.
+    """
+    deployed, aws = _read_deployed(plan), plan.aws
+    _start_again(aws, deployed, given_up)
+    _scale_from_zero(aws, deployed)
+    timeout_s = _MACHINES_TIMEOUT_S + planning.compute_start_s(deployed.deployment.services)
+    with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
+        _wait_until_steady(
+            aws,
+            deployed,
+            outputs["definitions"],
+            timeout_s,
+            lambda text: setattr(step, "note", text),
+            past={rollout["id"] for rollout in given_up.values()},
+        )
+    with console.step("Send a test request"):
+        _send_test_request(aws, deployed, outputs["ask"])
 
 
 def _require_names(plan: DeploymentPlan, deployed: _EcsDeployment, stack_name: str) -> None:
@@ -167,7 +187,7 @@ def _require_names(plan: DeploymentPlan, deployed: _EcsDeployment, stack_name: s
         CheckFailed: some are taken, or would be twice; names all of them.
         Unavailable: AWS cannot be asked.
     """
-    cluster, service_names = names.format_cluster_name(deployed.fleet), list(deployed.all_service_names)
+    cluster, service_names = deployed.cluster, list(deployed.all_service_names)
     if twice := [name for name, count in Counter(service_names).items() if count > 1]:
         raise CheckFailed(
             f"{plan.deployment.name}: two of its ECS services would be {', '.join(twice)}: the second choice of a pool "
@@ -245,7 +265,7 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
     """
     addons.require_tools(tunnel.TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
-    cluster, ecs = names.format_cluster_name(deployed.fleet), aws.client("ecs")
+    cluster, ecs = deployed.cluster, aws.client("ecs")
     with clients.translate_errors():
         tasks = [(service, _shorten_arn(task["taskArn"])) for service, task in _list_running(ecs, deployed, role)]
     return [
@@ -306,7 +326,6 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
     planning.require_endpoint(plan)
     addons.require_tools(tunnel.TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
-    cluster = names.format_cluster_name(deployed.fleet)
     entry = deployed.deployment.entry
     with clients.translate_errors():
         tasks = [task for _, task in _list_running(aws.client("ecs"), deployed, entry.role)]
@@ -319,7 +338,15 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
     if not containers:
         raise Unavailable(f"{plan.deployment.name}: no {entry.role} task is running")
     task, container = containers[0]
-    command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
+    command = [
+        "aws",
+        "ssm",
+        "start-session",
+        "--region",
+        aws.region,
+        "--target",
+        f"ecs:{deployed.cluster}_{task}_{container}",
+    ]
     [near_port] = processes.claim_free_ports(1)
     command += ["--document-name", "AWS-StartPortForwardingSession"]
     command += ["--parameters", f"portNumber={port or entry.port},localPortNumber={near_port}"]
@@ -371,9 +398,7 @@ def _read_rollouts(plan: DeploymentPlan) -> dict[str, dict[str, Any]]:
     """Read the last deployment of each ECS service that is there, by the service's name."""
     deployed, ecs = _read_deployed(plan), plan.aws.client("ecs")
     with clients.translate_errors():
-        services = list(
-            ecs_tasks.describe_services(ecs, names.format_cluster_name(plan.fleet.value), [*deployed.all_service_names])
-        )
+        services = list(ecs_tasks.describe_services(ecs, deployed.cluster, [*deployed.all_service_names]))
     return {
         service["serviceName"]: rollout
         for service in services
@@ -392,7 +417,7 @@ def _start_again(aws: AwsSession, deployed: _EcsDeployment, given_up: Mapping[st
 
     A service that Terraform just changed has a new deployment already.
     """
-    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    ecs, cluster = aws.client("ecs"), deployed.cluster
     for name, rollout in given_up.items():
         with clients.translate_errors():
             [ecs_service] = ecs.describe_services(cluster=cluster, services=[name])["services"]
@@ -404,7 +429,7 @@ def _start_again(aws: AwsSession, deployed: _EcsDeployment, given_up: Mapping[st
 
 def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
     """Start one replica of each role that scaled to zero, so that the test request gets a response."""
-    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    ecs, cluster = aws.client("ecs"), deployed.cluster
     for service in deployed.deployment.scale_to_zero_services:
         service_name = deployed.list_service_names(service)[0]
         with clients.translate_errors():
@@ -455,9 +480,7 @@ def _wait_until_steady(
 
 def _find_failure(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str, past: Container[str]) -> str:
     """Return why ECS gave up a service's deployment; empty if it did not."""
-    described = ecs.describe_services(
-        cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
-    )
+    described = ecs.describe_services(cluster=deployed.cluster, services=deployed.list_service_names(service))
     for ecs_service in described["services"]:
         for rollout in ecs_service["deployments"]:
             if rollout.get("rolloutState") == "FAILED" and rollout["id"] not in past:
@@ -492,7 +515,7 @@ def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict
     Raises:
         CheckFailed: the request failed; with the task's log.
     """
-    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    ecs, cluster = aws.client("ecs"), deployed.cluster
     network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
     with clients.translate_errors():
         arn = ecs_tasks.start(
@@ -523,11 +546,10 @@ def _list_running(ecs: Any, deployed: _EcsDeployment, role: str = "") -> Iterato
 
 def _list_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, status: str) -> list[dict[str, Any]]:
     """List the tasks of a service; empty if it or its cluster is not there."""
-    cluster = names.format_cluster_name(deployed.fleet)
     return [
         task
         for name in deployed.list_service_names(service)
-        for task in ecs_tasks.list_tasks(ecs, cluster, serviceName=name, desiredStatus=status)
+        for task in ecs_tasks.list_tasks(ecs, deployed.cluster, serviceName=name, desiredStatus=status)
     ]
 
 
