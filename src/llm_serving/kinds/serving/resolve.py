@@ -26,7 +26,7 @@ from llm_serving.kinds.serving import (
     sharing,
 )
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, targets, turns
+from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, pools, targets, turns
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
@@ -191,7 +191,7 @@ def _place_checked_roles(
     raise_mistakes(blueprint.locate(conflicts))
     conflicts = [
         *sharing.check(placed_roles),
-        *placement.check_pool_sizes(fleet.value, sharing.list_replicated(placed_roles)),
+        *pools.check_sizes(fleet.value, sharing.list_replicated(placed_roles)),
         *targets.check(settings, fleet.value, environment, placed_roles),
         *pictures.check(settings, placed_roles),
         *answer_parsers.check(settings, placed_roles),

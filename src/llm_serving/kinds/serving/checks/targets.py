@@ -11,9 +11,9 @@ from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import auth, sharing
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.checks import caches, engine_limits, scaling
+from llm_serving.kinds.serving.checks import caches, engine_limits, pools, scaling
 from llm_serving.kinds.serving.context import get_router
-from llm_serving.kinds.serving.placement import PlacedRole, check_surge, count_accelerators, format_bounds
+from llm_serving.kinds.serving.placement import PlacedRole, count_accelerators, format_bounds
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services import load_balancer, orchestrators
 from llm_serving.services.environment import Conventions, Environment
@@ -44,7 +44,7 @@ def check(
         yield from _check_cores(environment, replicated)
     else:
         yield from _check_claims(settings, conventions)
-        yield from _check_surge(settings, fleet, conventions, replicated)
+        yield from pools.check_surge(settings, fleet, conventions, replicated)
         yield from _check_load_balancer(settings, fleet, environment)
         yield from _check_gangs(conventions, replicated)
     if conventions.orchestrator:
@@ -156,17 +156,6 @@ def _check_named_replicas(
         if role.replicas.min != role.replicas.max:
             reason, replicas = f"{described}: it would not learn of others", format_bounds(role.replicas)
             yield placed.refuse("replicas", reason, f"set replicas: {role.replicas.max}", replicas)
-
-
-def _check_surge(
-    settings: Blueprint, fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
-    if not settings.disruption.surge:
-        return
-    yield from check_surge(fleet, placed_roles)
-    if conventions.runs_tasks and any(placed.nodes > 1 for placed in placed_roles):
-        reason = f"on {conventions.title} each node of a replica is a service, and two of one rank would share a name"
-        yield Conflict(("disruption", "surge"), reason, "set surge: off", "on")
 
 
 def _check_variables(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
