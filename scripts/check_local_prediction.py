@@ -26,12 +26,13 @@ from llm_serving.catalog import models, step_times
 from llm_serving.catalog.instances import Accelerators
 from llm_serving.cli import main as command_line
 from llm_serving.engines import vllm
+from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving import measured_loads
 from llm_serving.prediction import search
 from llm_serving.prediction.calibration import Load, calibrate
 from llm_serving.prediction.search import Limit, Metrics
 from llm_serving.prediction.simulation import Limits, Outcome, compute_percentile
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.services.traffic import Traffic
 from llm_serving.targets import registry
 from llm_serving.validation import base, run

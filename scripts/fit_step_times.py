@@ -28,10 +28,10 @@ from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4
 from llm_serving.catalog.step_times import EFFICIENCIES, SECONDS, Coefficients, FittedDevice, Interval, StepTimes
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 
 DATA = Path(__file__).parents[1] / "tests/prediction/data"
 POINTS, MODELS = DATA / "serving-points.csv", DATA / "models.yaml"

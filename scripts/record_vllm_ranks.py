@@ -1,4 +1,4 @@
-"""Record what one rank holds of each kind of model on each kind of GPU, as vLLM's own classes say.
+"""Record what the fullest rank holds of each kind of model on each kind of GPU, as vLLM's own classes say.
 
     .venv/bin/python -m scripts.record_vllm_ranks TRITON
 
@@ -9,6 +9,8 @@ which the arithmetic of memory is tested. TRITON is a folder with the package th
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -21,12 +23,12 @@ from llm_serving import console, paths
 from llm_serving.catalog import instances, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.targets.local import engine_env
 
 OUT = paths.ROOT / "tests" / "engines" / "data" / "vllm_ranks.json"
 CONTEXT = 4096
-LIMIT_S = 1800
+LIMIT_S = 3600
 
 CAPABILITIES = {
     "p4d.24xlarge": "8.0",
@@ -41,17 +43,41 @@ CAPABILITIES = {
 }
 """Compute capability of the GPUs of types. Source: developer.nvidia.com/cuda-gpus, read 2026-11-28."""
 
-SPLITS = (1, 2, 4, 8)
+WAYS = (1, 2, 4, 8)
+
+SPREAD = (
+    Split(2, pipeline=4),
+    Split(8, whole_experts=True),
+    Split(data=8, whole_experts=True),
+    Split(2, data=4, whole_experts=True),
+    Split(4, data=2),
+)
+"""What is asked beside layers that are only split, of the generations of GPUs below."""
+
+GENERATIONS = ("p4d.24xlarge", "p5en.48xlarge", "p6-b200.48xlarge")
 
 LEFT_OUT: Mapping[str, tuple[str, Any]] = {
-    "activation_scheme": ("quant_method", "dynamic"),
     "activation_scale_ub": ("quant_method", 1200.0),
+    "activation_scheme": ("quant_method", "dynamic"),
+    "compress_rope_theta": ("hc_mult", 160000),
     "hc_eps": ("hc_mult", 1e-6),
+    "hc_sinkhorn_iters": ("hc_mult", 20),
+    "hidden_act": ("hc_mult", "silu"),
+    "img_token_compression_config": ("num_channels", {}),
     "index_topk": ("index_n_heads", 2048),
+    "layer_norm_eps": ("num_channels", 1e-5),
     "layernorm_epsilon": ("model_type", 1e-5),
-    "norm_topk_prob": ("num_experts", True),
+    "norm_topk_prob": ("model_type", True),
     "position_embedding_type": ("model_type", "absolute"),
+    "rms_norm_eps": ("model_type", 1e-6),
     "rotary_dim": ("model_type", 64),
+    "scoring_func": ("num_local_experts", "sigmoid"),
+    "sliding_window_size": ("swa_num_key_value_heads", 128),
+    "sparse_topk_blocks": ("sparse_block_size", 16),
+    "swa_head_dim": ("swa_num_key_value_heads", 192),
+    "swa_num_attention_heads": ("swa_num_key_value_heads", 64),
+    "swa_v_head_dim": ("swa_num_key_value_heads", 128),
+    "swiglu_limit": ("hc_mult", 10.0),
 }
 """Keys of config.json that vLLM asks for and the catalog leaves out, since no memory follows from them: each with a key
 that it stands beside, and a value."""
@@ -63,35 +89,41 @@ SHORTENED = ("nvidia/Qwen3-235B-A22B-NVFP4", "meta-llama/Llama-3.1-405B-Instruct
 class Question(NamedTuple):
     model: str
     instance: str
-    tensor: int
+    split: Split
 
 
 def list_questions() -> Iterator[Question]:
-    """Yield one model for each architecture and form of weights, split as little as it fits, and as much."""
+    """Yield one model for each architecture and form of weights: split as little as it fits, as much, and spread."""
     rows = {(row.kind, row.quantization): name for name, row in models.load().items() if row.task != "draw"}
     for name in rows.values():
+        model = models.find(name)
         for instance in CAPABILITIES:
-            fitting = [ways for ways in SPLITS if _fits(models.find(name), instance, ways)]
-            widest = fitting[-1:] if models.find(name).task == "generate" else []
-            for ways in sorted({*fitting[:1], *widest}):
-                yield Question(name, instance, ways)
+            fitting = [Split(ways) for ways in WAYS if _fits(model, instance, Split(ways))]
+            yield from (Question(name, instance, split) for split in fitting[:1])
+            if model.task == "generate":
+                spread = [split for split in SPREAD if instance in GENERATIONS and _is_spread(model, instance, split)]
+                yield from (Question(name, instance, split) for split in (*fitting[1:][-1:], *spread))
 
 
-def _fits(model: Model, instance: str, ways: int) -> bool:
-    return vllm.compute_fit(model, instances.load()[instance], ReplicaSetup(ways, context=CONTEXT)).fits
+def _is_spread(model: Model, instance: str, split: Split) -> bool:
+    return (split.pipeline > 1 or model.experts > 0) and _fits(model, instance, split)
+
+
+def _fits(model: Model, instance: str, split: Split) -> bool:
+    setup = ReplicaSetup(**dataclasses.asdict(split), context=CONTEXT)
+    return vllm.compute_fit(model, instances.load()[instance], setup).fits
 
 
 def ask(questions: list[Question], instance: str, folder: Path, triton: str) -> list[dict[str, Any]]:
-    """Return the answers to the questions of one instance type."""
+    """Return the answers to the questions of one instance type, of the fullest stage each."""
     lines = []
     for question in questions:
         place = folder / question.model.replace("/", "--")
         place.mkdir(exist_ok=True)
         (place / "config.json").write_text(json.dumps(_complete(models.read_config(question.model))))
-        words = ["--max-model-len", str(CONTEXT), "--tensor-parallel-size", str(question.tensor)]
-        scheme = models.find(question.model).scheme
-        words += ["--allow-deprecated-quantization"] if scheme and scheme.is_deprecated else []
-        lines.append(json.dumps({"folder": str(place), "words": words}))
+        for stage in range(question.split.pipeline):
+            rank = stage * question.split.tensor
+            lines.append(json.dumps({"folder": str(place), "words": _list_words(question), "rank": rank}))
     device = instances.load()[instance].accelerators
     assert device
     python = paths.ROOT / engine_env.FOLDER / "bin" / "python"
@@ -105,7 +137,28 @@ def ask(questions: list[Question], instance: str, folder: Path, triton: str) -> 
         timeout=LIMIT_S,
         check=True,
     )
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    answers = map(json.loads, result.stdout.splitlines())
+    return [_merge(list(itertools.islice(answers, question.split.pipeline))) for question in questions]
+
+
+def _list_words(question: Question) -> list[str]:
+    split, scheme = question.split, models.find(question.model).scheme
+    sizes = {"tensor": split.tensor, "pipeline": split.pipeline, "data": split.data}
+    words = ["--max-model-len", str(CONTEXT)]
+    for name, size in sizes.items():
+        words += [f"--{name}-parallel-size", str(size)]
+    words += ["--enable-expert-parallel"] if split.whole_experts else []
+    return [*words, "--allow-deprecated-quantization"] if scheme and scheme.is_deprecated else words
+
+
+def _merge(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the most of each number and all kernels; the first error where one ended."""
+    failed = [stage for stage in stages if "error" in stage]
+    if failed:
+        return failed[0]
+    most = {name: max(stage[name] for stage in stages) for name in ("weight_bytes", "token_bytes")}
+    kernels = {name: sorted({row for stage in stages for row in stage[name]}) for name in ("attention", "experts")}
+    return most | kernels
 
 
 def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +177,8 @@ def main() -> None:
                 if "error" in answer:
                     console.err.print(f"{question}: {answer['error']}", soft_wrap=True)
                 else:
-                    rows.append({**question._asdict(), **answer})
+                    place = {"model": question.model, "instance": instance}
+                    rows.append({**place, **dataclasses.asdict(question.split), **answer})
             print(f"{instance}: {len(asked)} asked", flush=True)
     OUT.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 

@@ -2,10 +2,10 @@
 
     .venv-engine/bin/python scripts/vllm_without_gpu.py CAPABILITY MEMORY_GIB TRITON < QUESTIONS
 
-Reads a JSON question a line, with the `folder` of a model's config.json and the `words` of `vllm serve` behind it, and
-answers each with what one rank holds: bytes of its weights, bytes of a token in its cache, and the kernels of its
-attention and its experts; or with the error that vLLM ends with. TRITON is a folder with the package that torch's GPU
-build requires.
+Reads a JSON question a line, with the `folder` of a model's config.json, the `words` of `vllm serve` behind it and a
+`rank` of an engine. Answers each with what this rank holds: bytes of its weights, bytes of a token in its cache, and
+the kernels of its attention and its experts; or with the error that vLLM ends with. TRITON is a folder with the package
+that torch's GPU build requires.
 
 Nothing computes: tensors are on torch's meta device, the other ranks are torch's fake ones, and compiled libraries are
 stand-ins. vLLM's own are the checks, the choice of kernels by compute capability, and the shape of each tensor. What it
@@ -26,13 +26,14 @@ import unittest.mock
 from typing import Any
 
 CAPABILITY, MEMORY = tuple(map(int, sys.argv[1].split("."))), int(sys.argv[2]) << 30
-LIBRARIES = ("flashinfer", "cutlass", "quack", "tilelang", "deep_gemm", "pynvml")
+LIBRARIES = ("flashinfer", "cuda", "cutlass", "quack", "tilelang", "deep_gemm", "pynvml")
 EXTENSIONS = (
     "vllm._C_stable_libtorch",
     "vllm._moe_C_stable_libtorch",
     "vllm._flashmla_extension_C",
     "vllm.vllm_flash_attn._vllm_fa2_C",
     "vllm.vllm_flash_attn._vllm_fa3_C",
+    "vllm.vllm_flash_attn.cute",
     "vllm.third_party.flashmla.flash_mla_interface",
     "vllm.third_party.deep_gemm",
 )
@@ -56,7 +57,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the libraries that vLLM's GPU build brings along."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        is_missing = name in EXTENSIONS or name.partition(".")[0] in LIBRARIES
+        is_missing = name.startswith(EXTENSIONS) or name.partition(".")[0] in LIBRARIES
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_missing else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -71,6 +72,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 # With no device to see, vLLM keeps Triton though no driver is active (triton_utils/importing.py).
 os.environ.update(CUDA_VISIBLE_DEVICES="", VLLM_HAS_FLASHINFER_CUBIN="1", VLLM_LOGGING_LEVEL="ERROR")
 sys.path.insert(0, sys.argv[3])
+importlib.import_module("tvm_ffi")  # before it finds a stand-in of cuda's, whose types it uses
 sys.meta_path.insert(0, StandIns())
 
 import torch  # noqa: E402
@@ -153,6 +155,8 @@ def replace_gpu() -> None:
     # Modules register what a compiled operation has when they are imported, and not of one that stands in.
     for name in ("layers.fused_moe", "layers.quantization.fp8", "layers.quantization.modelopt", "models.deepseek_v2"):
         importlib.import_module(f"vllm.model_executor.{name}")
+    experts = importlib.import_module("vllm.model_executor.layers.fused_moe.expert_map_manager")
+    experts.ExpertMapManager.get_compressed_map_string = lambda _: ""  # a line of the log, of values that are not there
     namespace = torch._ops._OpNamespace
     find = namespace.__getattr__
 
@@ -186,16 +190,18 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     arguments = AsyncEngineArgs.from_cli_args(words)
     arguments.skip_tokenizer_init = True
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    ranks = config.parallel_config
-    torch.distributed.init_process_group(FAKE_RANKS, rank=0, world_size=ranks.world_size, store=FakeStore())
+    ranks, rank = config.parallel_config, question["rank"]
+    torch.distributed.init_process_group(
+        FAKE_RANKS, rank=rank, world_size=ranks.world_size_across_dp, store=FakeStore()
+    )
     make_group, group_ranks = torch.distributed.new_group, parallel_state.init_model_parallel_group
     torch.distributed.new_group = lambda members=None, **_: make_group(members, backend=FAKE_RANKS)
     parallel_state.init_model_parallel_group = lambda *values, **names: group_ranks(
         *values, **{**names, "use_message_queue_broadcaster": False}
     )
     with set_current_vllm_config(config):
-        parallel_state.init_distributed_environment(ranks.world_size, 0, "tcp://127.0.0.1:0", 0, FAKE_RANKS)
-        parallel_state.initialize_model_parallel(ranks.tensor_parallel_size)
+        parallel_state.init_distributed_environment(ranks.world_size, rank, "tcp://127.0.0.1:0", 0, FAKE_RANKS)
+        parallel_state.initialize_model_parallel(ranks.tensor_parallel_size, ranks.pipeline_parallel_size)
         workspace.init_workspace_manager(torch.device("meta"))
         with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), OnMeta():
             model = initialize_model(config)

@@ -80,7 +80,7 @@ def compute_fit(model, instance, setup):
     )
 
 
-def describe_indivisible(model, tensor_parallel, *, whole_experts=False):
+def describe_indivisible(model, split):
     return ""
 '''
 

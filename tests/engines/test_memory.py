@@ -15,7 +15,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, sglang, vllm
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 
 CATALOG = sorted(models.load())
 
@@ -508,10 +508,11 @@ def test_the_last_of_several_stages_has_a_draft_whole() -> None:
 
 
 def test_experts_are_spread_and_a_draft_without_any_is_split() -> None:
-    model, spread = models.find("Qwen/Qwen3-30B-A3B"), ReplicaSetup(2, expert_ranks=4, draft=DRAFT)
+    model, spread = models.find("Qwen/Qwen3-30B-A3B"), ReplicaSetup(2, data=2, whole_experts=True, draft=DRAFT)
     assert vllm.compute_draft_bytes(spread) == vllm.compute_weight_bytes(DRAFT, ReplicaSetup(2))
-    own_experts = ReplicaSetup(2, expert_ranks=4, draft=model)
-    assert vllm.compute_draft_bytes(own_experts) == vllm.compute_weight_bytes(model, ReplicaSetup(2, expert_ranks=4))
+    own_experts = ReplicaSetup(2, data=2, whole_experts=True, draft=model)
+    without_draft = ReplicaSetup(2, data=2, whole_experts=True)
+    assert vllm.compute_draft_bytes(own_experts) == vllm.compute_weight_bytes(model, without_draft)
 
 
 def test_a_draft_that_vllm_cannot_split_as_the_model_does_not_fit() -> None:
@@ -571,7 +572,7 @@ def test_a_sliding_window_limits_the_cache_of_long_requests() -> None:
     ],
 )
 def test_splits_that_engines_refuse_are_refused_with_the_reason(name: str, ways: int, reason: str) -> None:
-    assert vllm.describe_indivisible(models.find(name), ways, whole_blocks=True).startswith(reason)
+    assert vllm.describe_indivisible(models.find(name), Split(ways), whole_blocks=True).startswith(reason)
 
 
 def test_vllm_splits_experts_within_blocks_of_scales_on_gpus_that_compute_in_8_bits() -> None:
@@ -589,8 +590,8 @@ def test_shared_experts_are_split_by_whole_blocks_of_scales() -> None:
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     }
     model = architecture.parse(config, "made up")
-    assert vllm.describe_indivisible(model, 4, whole_experts=True) == ""
-    assert vllm.describe_indivisible(model, 8, whole_experts=True).startswith(
+    assert vllm.describe_indivisible(model, Split(4, whole_experts=True)) == ""
+    assert vllm.describe_indivisible(model, Split(8, whole_experts=True)).startswith(
         "the shared experts' width, 512, split 8 ways is 64, which cuts the FP8 blocks of 128"
     )
 
@@ -627,7 +628,7 @@ def test_a_checkpoint_in_32_bits_is_loaded_in_16() -> None:
     [("Qwen/Qwen3-235B-A22B-FP8", 4), ("Qwen/Qwen3-235B-A22B", 8), ("deepseek-ai/DeepSeek-V3", 16), ("mid", 8)],
 )
 def test_splits_that_vllm_accepts_are_accepted(name: str, ways: int) -> None:
-    assert vllm.describe_indivisible(models.find(name), ways) == ""
+    assert vllm.describe_indivisible(models.find(name), Split(ways)) == ""
 
 
 def test_235_billion_parameters_in_fp8_fit_no_single_h200() -> None:
@@ -680,7 +681,7 @@ def test_neuron_is_split_by_cores_and_marked_uncalibrated() -> None:
         ("p5.48xlarge", 4, {}, True),
         ("p5.48xlarge", 8, {}, False),
         ("p5.48xlarge", 4, {"pipeline": 2}, False),
-        ("p5.48xlarge", 1, {"expert_ranks": 8}, False),
+        ("p5.48xlarge", 1, {"data": 8, "whole_experts": True}, False),
         ("p5en.48xlarge", 1, {}, False),
         ("g6e.12xlarge", 4, {}, False),
         ("p5.48xlarge", 1, {"batch": memory.Batch(tokens=16384, sequences=1024)}, False),
@@ -718,8 +719,9 @@ def test_experts_over_data_parallel_ranks_need_buffers_for_the_batches_of_all() 
     spread = vllm.compute_reserve_bytes(model, batch, 1, 16)
     gathered = 15 * 8192 * 7168 * 2
     assert spread - alone == pytest.approx(2 * gathered + 1.95 * memory.GIB, abs=1)
-    split_too = vllm.compute_reserve_bytes(model, batch, 8, 8)
-    assert split_too == vllm.compute_reserve_bytes(model, batch, 8), "all accelerators have one batch"
+    dense = models.find("Qwen/Qwen3-8B")
+    copies = vllm.compute_reserve_bytes(dense, batch, 1, 16)
+    assert copies == vllm.compute_reserve_bytes(dense, batch), "copies of a model without experts exchange nothing"
 
 
 def _build_405b(**quantization: Any) -> Architecture:
@@ -989,7 +991,7 @@ def test_adapters_take_memory_for_each_matrix_of_the_largest_rank() -> None:
 def test_adapters_of_attention_alone_leave_the_memory_of_those_of_experts() -> None:
     model, p5 = models.find("Qwen/Qwen3-30B-A3B"), instances.find("p5.48xlarge")
 
-    def compute(*modules: str, **ways: int) -> int:
+    def compute(*modules: str, **ways: int | bool) -> int:
         setup = ReplicaSetup(context=8192, adapters=1, adapter_modules=modules, **ways)
         return vllm.compute_fit(model, p5, setup).adapter_bytes
 
@@ -997,7 +999,7 @@ def test_adapters_of_attention_alone_leave_the_memory_of_those_of_experts() -> N
     assert compute("experts") == 2 * 64 * experts
     assert compute("q_proj") == compute("qkv_proj") == 2 * 64 * attention
     assert compute() > compute("experts", "qkv_proj") == 2 * 64 * (experts + attention)
-    assert compute("experts", tensor=4, expert_ranks=4) == 2 * 64 * experts // 4
+    assert compute("experts", tensor=4, whole_experts=True) == 2 * 64 * experts // 4
 
 
 def test_layers_that_predict_tokens_are_a_model_without_ends() -> None:

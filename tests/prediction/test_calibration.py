@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from functools import cache
 
 from llm_serving.catalog import models, step_times
+from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving import measured_loads, predicted_load
 from llm_serving.prediction import search
 from llm_serving.prediction.calibration import Load, calibrate
 from llm_serving.prediction.search import Limit
 from llm_serving.prediction.simulation import Step, compute_percentile
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Workload
 from scripts import check_local_prediction as script
 from tests.prediction.loads import LinearStep

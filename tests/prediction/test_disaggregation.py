@@ -7,9 +7,9 @@ import random
 import pytest
 
 from llm_serving.catalog import instances, models
+from llm_serving.engines.memory import Split
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.simulation import Limits, Request, Simulation, compute_percentile
-from llm_serving.prediction.step_time import Split
 from llm_serving.prediction.workload import Length, Workload
 from tests.prediction.loads import TIMES_US, LinearStep
 

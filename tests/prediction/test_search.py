@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from llm_serving.catalog import instances, models
+from llm_serving.engines.memory import Split
 from llm_serving.prediction import search
 from llm_serving.prediction.search import Limit, Problem
-from llm_serving.prediction.step_time import Split, apply_precision
+from llm_serving.prediction.step_time import apply_precision
 from llm_serving.prediction.workload import Length, Workload
 
 TTFT, ITL = Limit("ttft_ms", "p95", 800), Limit("itl_ms", "p95", 50)

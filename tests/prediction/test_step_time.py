@@ -12,9 +12,10 @@ from llm_serving.catalog import instances, models, step_times
 from llm_serving.catalog.quantizations import FP8_TENSOR, MXFP4, NVFP4
 from llm_serving.catalog.step_times import StepTimes
 from llm_serving.engines import vllm
+from llm_serving.engines.memory import Split
 from llm_serving.prediction.calibration import calibrate
 from llm_serving.prediction.simulation import Limits, Request, Simulation, compute_percentile
-from llm_serving.prediction.step_time import Split, StepTime, apply_precision, select_precision
+from llm_serving.prediction.step_time import StepTime, apply_precision, select_precision
 from llm_serving.settings.errors import InputError
 from scripts import fit_step_times
 from scripts.fit_step_times import Maximum, OpenLoop, Point

@@ -14,7 +14,7 @@ from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
-from llm_serving.engines.memory import Batch, CpuLoad, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, CpuLoad, Fit, ReplicaSetup, Split
 from llm_serving.settings.errors import InputError
 
 
@@ -36,8 +36,8 @@ class MemoryModel(Protocol):
     def compute_fit(self, model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         """Return whether one replica serves requests of its context, and what remains for its KV cache."""
 
-    def describe_indivisible(self, model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
-        """Return why the model cannot be split this many ways, as a sentence; empty where it can."""
+    def describe_indivisible(self, model: Architecture, split: Split) -> str:
+        """Return why the model cannot be split this way, as a sentence; empty where it can."""
 
 
 def get_memory_model(engine: str) -> MemoryModel:

@@ -14,7 +14,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, CpuLoad, Division, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, CpuLoad, Division, Fit, ReplicaSetup, Split
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = 1.0
@@ -54,6 +54,6 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     return memory.build_fit(instance, setup, 1, division, reason if free < 0 else "")
 
 
-def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:  # noqa: ARG001
+def describe_indivisible(model: Architecture, split: Split) -> str:  # noqa: ARG001
     """Return an empty sentence: `unsupported_options` of the engine's row refuses every split."""
     return ""

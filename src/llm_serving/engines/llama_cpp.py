@@ -14,7 +14,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
-from llm_serving.engines.memory import Batch, CpuLoad, Division, Fit, ReplicaSetup
+from llm_serving.engines.memory import Batch, CpuLoad, Division, Fit, ReplicaSetup, Split
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = memory.NODE_SHARE
@@ -94,6 +94,6 @@ def _describe_shortage(model: Model, instance: Instance, slots: int, context: in
     )
 
 
-def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:  # noqa: ARG001
+def describe_indivisible(model: Architecture, split: Split) -> str:  # noqa: ARG001
     """Return an empty sentence: `unsupported_options` of the engine's row refuses every split."""
     return ""

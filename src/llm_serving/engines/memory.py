@@ -51,17 +51,38 @@ class Batch(BaseModel):
 
 
 @dataclass(frozen=True)
-class ReplicaSetup:
-    """How one replica of a model runs; what is left out is the engine's own choice."""
+class Split:
+    """How a replica splits its model over accelerators."""
 
     tensor: int = 1
-    """Accelerators that each layer is split over, in one instance."""
-
     pipeline: int = 1
-    """Stages of layers, each on another such instance."""
+    whole_experts: bool = False
+    """Whether each accelerator has whole experts, as many as the others, in place of a part of each. Their outputs are
+    summed as parts are: vLLM exchanges tokens only between data-parallel ranks (0.32.0, fused_moe/config.py,
+    `use_all2all_kernels`)."""
 
-    expert_ranks: int = 0
-    """Accelerators over which whole experts are spread; 0 splits each expert."""
+    data: int = 1
+    """Copies of the attention layers, each with requests of its own; the experts are spread over all of them."""
+
+    @property
+    def expert_ranks(self) -> int:
+        """Accelerators over which experts are spread, in whole or in parts."""
+        return self.tensor * self.data
+
+    @property
+    def ranks(self) -> int:
+        """Accelerators of the replica; of Neuron, cores."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def lanes(self) -> int:
+        """Batches that are under way at once, each with its share of the requests."""
+        return self.pipeline * self.data
+
+
+@dataclass(frozen=True)
+class ReplicaSetup(Split):
+    """How one replica of a model runs; what is left out is the engine's own choice."""
 
     spare_experts: int = 0
     """Copies of experts beside these, spread with them."""

@@ -7,7 +7,7 @@ handle_gpu_memory_settings); no start was measured. Weights are those of every e
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from typing import NamedTuple
 
 from llm_serving.catalog.architecture import Architecture, Vision
@@ -23,6 +23,7 @@ from llm_serving.engines.memory import (
     Division,
     Fit,
     ReplicaSetup,
+    Split,
     build_fit,
     compute_kv_bytes_per_token,
     compute_rank_bytes,
@@ -101,8 +102,13 @@ def _select_size(device: Accelerators) -> _Size:
 compute_cpu_cache_bytes = vllm.compute_cpu_cache_bytes
 """As on every engine whose requests share one cache."""
 
-describe_indivisible = functools.partial(vllm.describe_indivisible, whole_blocks=True)
-"""Heads and experts are split as vLLM does, and none within a block of FP8 scales."""
+
+def describe_indivisible(model: Architecture, split: Split) -> str:
+    """Return why the model cannot be split this way, as a sentence; empty where it can.
+
+    Heads and experts are split as vLLM does, and none within a block of FP8 scales.
+    """
+    return vllm.describe_indivisible(model, dataclasses.replace(split, data=1), whole_blocks=True)
 
 
 def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int:
@@ -129,6 +135,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     device = instance.accelerators
     if device is None:
         raise ValueError(f"{instance.name} has no accelerators")
+    setup = dataclasses.replace(setup, data=1)  # each copy has experts of its own
     context, batch = setup.context or model.max_context, setup.batch or select_batch(device)
     weights = vllm.compute_weight_bytes(model, setup)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
@@ -137,7 +144,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         reserve = budget - int((budget - reserve) * _compute_seeing_share(model.vision))
     cache = budget - weights - reserve
     tokens = _count_tokens(select_stage(model, setup.pipeline), cache, context, setup)
-    reason = _describe_misfit(model, device, setup.tensor, context, whole_experts=bool(setup.expert_ranks))
+    reason = _describe_misfit(model, device, setup, context)
     division = Division(budget, weights, reserve, cache, tokens)
     return build_fit(instance, setup, context, division, reason or describe_shortage(model, division, context))
 
@@ -182,14 +189,12 @@ def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: 
     return max(0, int((free_bytes - request_bytes) / (token_bytes + windows)))
 
 
-def _describe_misfit(
-    model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
-) -> str:
+def _describe_misfit(model: Model, device: Accelerators, split: Split, context: int) -> str:
     """Return what has nothing to do with memory."""
-    if tensor_parallel > count_ranks(device):
-        return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
+    if split.tensor > count_ranks(device):
+        return f"one instance has {count_ranks(device)}, not {split.tensor}"
     return (
         describe_long_context(model, context)
         or vllm.describe_missing_kernels(model, device.name)
-        or describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
+        or describe_indivisible(model, split)
     )

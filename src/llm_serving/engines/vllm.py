@@ -29,6 +29,7 @@ from llm_serving.engines.memory import (
     Division,
     Fit,
     ReplicaSetup,
+    Split,
     build_fit,
     compute_kv_bytes_per_token,
     compute_kv_layer_bytes,
@@ -79,6 +80,16 @@ _NARROW_KIND = "glm_moe_dsa"
 
 _SHARED_EXPERTS = ("shared expert", "shared experts")
 """Matrices beside the experts, by their names in families.yaml."""
+
+_SPLIT_SHARED_KINDS = ("glm4_moe", "glm4_moe_lite", "step3p7")
+"""Models whose shared experts are split where others have them whole on each accelerator: with whole experts, several
+ways and several copies of the attention layers (vLLM 0.32.0, model_executor/models, `is_sequence_parallel`)."""
+
+_BOTH_ENDS_KINDS = (
+    "gpt_oss", "mixtral", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe",
+)  # fmt: skip
+"""Models of which each stage, or the last, has the embedding and the output layer (vLLM 0.32.0, model_executor/models:
+those built whatever `get_pp_group` says)."""
 
 _LEAST_BLOCK = 32
 """Smallest block of FP8 scales into which vLLM cuts those of experts (vLLM 0.32.0, fused_moe/oracle/fp8.py)."""
@@ -245,7 +256,8 @@ def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accel
     """
     if model.dtype == "float32":
         model = model.model_copy(update={"dtype": "bfloat16"})  # as the engine loads it (config/model.py)
-    model = select_stage(model, setup.pipeline)
+    stage = select_stage(model, setup.pipeline)
+    model = stage.model_copy(update={"tied": model.tied}) if model.kind in _BOTH_ENDS_KINDS else stage
     total_bytes = sum(
         _compute_group_bytes(model, group, setup, device) for group in model.list_tensors() if group.loaded
     )
@@ -267,7 +279,7 @@ def compute_draft_bytes(setup: ReplicaSetup) -> int:
     if setup.draft is None:
         return 0
     return compute_weight_bytes(
-        setup.draft, ReplicaSetup(setup.tensor, expert_ranks=setup.expert_ranks if setup.draft.experts else 0)
+        setup.draft, ReplicaSetup(setup.tensor, data=setup.data, whole_experts=setup.whole_experts)
     )
 
 
@@ -284,23 +296,24 @@ def select_batch(device: Accelerators | None) -> Batch:
 
 
 def compute_reserve_bytes(
-    model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0, video_tokens: int = 0
+    model: Architecture, batch: Batch, tensor_parallel: int = 1, copies: int = 1, video_tokens: int = 0
 ) -> int:
     """Return memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs.
 
     Args:
-        expert_ranks: accelerators over which whole experts are spread. Where they are more than split a layer, each
-            gathers the batches of all and sends as much back (vLLM 0.32.0, distributed/device_communicators/
-            all2all.py, AgRsAll2AllManager): computed from the code, not measured.
+        copies: of the attention layers, beside experts that are spread over all. Each gathers the batches of all and
+            sends as much back (vLLM 0.32.0, distributed/device_communicators/all2all.py, AgRsAll2AllManager): computed
+            from the code, not measured.
         video_tokens: of the largest video that requests may have; 0 where they have none.
     """
-    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if max(tensor_parallel, expert_ranks) > 1 else 0)
+    exchanges = tensor_parallel > 1 or (model.experts > 0 and copies > 1)
+    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if exchanges else 0)
     graphs = 0 if model.encoder else _GRAPH_BYTES + _GRAPH_BYTES_PER_LAYER * model.layers
-    return _compute_step_bytes(model, batch, tensor_parallel, expert_ranks, video_tokens) + libraries + graphs
+    return _compute_step_bytes(model, batch, tensor_parallel, copies, video_tokens) + libraries + graphs
 
 
 def _compute_step_bytes(
-    model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0, video_tokens: int = 0
+    model: Architecture, batch: Batch, tensor_parallel: int = 1, copies: int = 1, video_tokens: int = 0
 ) -> int:
     """Return memory of the largest batch on one accelerator."""
     activation_bytes = 2  # activations are in 16 bits
@@ -310,8 +323,7 @@ def _compute_step_bytes(
     # Each token visits several experts, and their workspace stays allocated beside the sampler's.
     visit_bytes = batch.tokens * model.active_experts * activation_bytes
     experts = visit_bytes * (3 * divide_up(model.expert_intermediate, tensor_parallel) + model.hidden)
-    other_batches = max(0, expert_ranks // tensor_parallel - 1)
-    experts += 2 * other_batches * batch.tokens * model.hidden * activation_bytes
+    experts += 2 * (copies - 1 if model.experts else 0) * batch.tokens * model.hidden * activation_bytes
     pictures = _compute_picture_bytes(model, batch, tensor_parallel, video_tokens)
     return max(layers, sampler, pictures) + experts
 
@@ -349,8 +361,10 @@ def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
         ways = 1 if is_end else _count_parts(model, shape.split, setup.tensor)
         # Each end has its own adapter, also where one matrix is both.
         count = shape.times * (1 if is_end else model.count_layers(shape.layer_kind))
-        if shape.routed and setup.expert_ranks:
+        if shape.routed and setup.whole_experts:
             ways, count = 1, count * divide_up(model.experts, setup.expert_ranks) // model.experts
+        elif shape.routed:
+            ways = setup.expert_ranks
         split, whole = (shape.columns, shape.rows) if shape.rows == model.hidden else (shape.rows, shape.columns)
         numbers += count * (divide_up(split, ways) + whole)
     return setup.adapters * ADAPTER_RANK * numbers * _ADAPTER_NUMBER_BYTES
@@ -381,7 +395,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         or describe_shortage(model, division, context)
         or _describe_cache_shortage(model, device, division.cache)
     )
-    is_measured_split = setup.tensor <= _MEASURED_WAYS and setup.pipeline == 1 and not setup.expert_ranks
+    is_measured_split = setup.tensor == setup.ranks <= _MEASURED_WAYS and not setup.whole_experts
     has_more = setup.draft is not None or setup.adapters > 0
     is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype) and not has_more
     calibrated = device.name == _MEASURED_DEVICE and is_measured
@@ -447,8 +461,8 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
     largest_stage = select_stage(model, setup.pipeline)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     video_tokens = _count_video_tokens(model, setup)
-    without_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks)
-    with_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.expert_ranks, video_tokens)
+    without_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.data)
+    with_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.data, video_tokens)
     adapters = compute_adapter_bytes(largest_stage, setup)
     reserve = with_video + adapters
     cache = budget - weights - reserve
@@ -466,46 +480,55 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
     return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters)
 
 
-def describe_indivisible(
-    model: Architecture, tensor_parallel: int, *, whole_experts: bool = False, whole_blocks: bool = False
-) -> str:
-    """Return why the model cannot be split this many ways, as a sentence; empty where it can.
+def describe_indivisible(model: Architecture, split: Split, *, whole_blocks: bool = False) -> str:
+    """Return why the model cannot be split this way, as a sentence; empty where it can.
 
     Args:
-        whole_experts: experts are spread over accelerators instead of being split.
         whole_blocks: experts in FP8 are not split within a block, which shares one scale.
     """
-    t = tensor_parallel
+    t, parts = split.tensor, _count_expert_parts(split)
     if model.heads % t:
         return f"{model.heads} attention heads do not divide by {t}"
     if not model.latent and model.kv_heads % t and t % model.kv_heads:
         return f"{model.kv_heads} key and value heads neither divide by {t} nor are divided by it"
     # vLLM pads MXFP4 experts, and refuses the rest.
-    if model.expert_intermediate % t and model.quantization != "mxfp4" and not whole_experts:
-        return f"an expert's width, {model.expert_intermediate}, does not divide by {t}"
+    if model.expert_intermediate % parts and model.quantization != "mxfp4":
+        return f"an expert's width, {model.expert_intermediate}, does not divide by {parts}"
     if (not model.experts or model.dense_layers) and model.intermediate % t:
         return f"the feed-forward width, {model.intermediate}, does not divide by {t}"
     if model.quantization == "fp8" and model.fp8_block:
-        are_cut = not whole_blocks and _cuts_blocks_of_experts(model, t)
-        return _describe_broken_blocks(model, t, whole_experts or are_cut)
+        return _describe_broken_blocks(model, split, whole_blocks)
     return ""
 
 
-def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) -> str:
+def _describe_broken_blocks(model: Architecture, split: Split, whole_blocks: bool) -> str:
     """Return why FP8 weights cannot be split within a block, which shares one scale (vllm-project/vllm#17569)."""
-    widths = {} if whole_experts else {"an expert's width": model.expert_intermediate}
+    parts = _count_expert_parts(split)
+    widths = {}
+    if whole_blocks or not _cuts_blocks_of_experts(model, parts):
+        widths["an expert's width"] = (model.expert_intermediate, parts)
     for shape in model.tensors:
-        if shape.name in _SHARED_EXPERTS:
-            widths["the shared experts' width"] = int(shape.times * min(shape.rows, shape.columns))
+        if shape.name in _SHARED_EXPERTS and not _has_whole_shared_experts(model, split):
+            widths["the shared experts' width"] = (int(shape.times * min(shape.rows, shape.columns)), split.tensor)
     if not model.experts or model.dense_layers:
-        widths["the feed-forward width"] = model.intermediate
-    for width_name, width in widths.items():
-        if width % t or width // t % model.fp8_block:
+        widths["the feed-forward width"] = (model.intermediate, split.tensor)
+    for width_name, (width, ways) in widths.items():
+        if ways > 1 and (width % ways or width // ways % model.fp8_block):
             return (
-                f"{width_name}, {width}, split {t} ways is {width // t}, which cuts the FP8 blocks of "
+                f"{width_name}, {width}, split {ways} ways is {width // ways}, which cuts the FP8 blocks of "
                 f"{model.fp8_block}: fewer ways, or expert parallelism"
             )
     return ""
+
+
+def _count_expert_parts(split: Split) -> int:
+    """Return into how many parts an expert is split: over the ways of all copies of the attention layers."""
+    return 1 if split.whole_experts else split.expert_ranks
+
+
+def _has_whole_shared_experts(model: Architecture, split: Split) -> bool:
+    is_spread = split.whole_experts and split.tensor > 1 and split.data > 1
+    return is_spread and model.kind not in _SPLIT_SHARED_KINDS
 
 
 def _describe_misfit(model: Model, device: Accelerators, context: int, setup: ReplicaSetup) -> str:
@@ -513,12 +536,11 @@ def _describe_misfit(model: Model, device: Accelerators, context: int, setup: Re
     ways = setup.tensor
     if ways > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {ways}"
-    whole_experts, whole_blocks = bool(setup.expert_ranks), lacks_fp8(device)
     return (
         describe_long_context(model, context)
         or describe_missing_kernels(model, device.name)
         or _describe_narrow_cache(model, device, setup.dtype)
-        or describe_indivisible(model, ways, whole_experts=whole_experts, whole_blocks=whole_blocks)
+        or describe_indivisible(model, setup, whole_blocks=lacks_fp8(device))
     )
 
 
@@ -534,9 +556,9 @@ def lacks_fp8(device: Accelerators) -> bool:
     return device.kind == "gpu" and "fp8" not in device.dense_tflops
 
 
-def _cuts_blocks_of_experts(model: Architecture, tensor_parallel: int) -> bool:
+def _cuts_blocks_of_experts(model: Architecture, parts: int) -> bool:
     """Return whether vLLM gives parts of an expert smaller blocks of FP8 scales, so that it may be split within one."""
-    width, rest = divmod(model.expert_intermediate, tensor_parallel)
+    width, rest = divmod(model.expert_intermediate, parts)
     return model.fp8_block > 0 and rest == 0 and math.gcd(model.fp8_block, width, model.hidden) >= _LEAST_BLOCK
 
 
@@ -572,7 +594,7 @@ def _describe_broken_draft(model: Model, setup: ReplicaSetup) -> str:
         return ""
     if model.compressed:
         return f"the cache of a draft model, {setup.draft.name}, is not known beside DeepSeek V4's"
-    reason = describe_indivisible(setup.draft, setup.tensor, whole_experts=bool(setup.expert_ranks))
+    reason = describe_indivisible(setup.draft, setup)
     return f"of the draft model {setup.draft.name}, {reason}" if reason else ""
 
 
@@ -585,27 +607,37 @@ def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> 
 def _compute_group_bytes(
     model: Architecture, group: TensorGroup, setup: ReplicaSetup, device: Accelerators | None
 ) -> float:
-    if group.name == EXPERTS and setup.expert_ranks:
+    if group.name == EXPERTS:
+        return _compute_expert_bytes(model, group, setup, device)
+    if group.name in _SHARED_EXPERTS and _has_whole_shared_experts(model, setup):
+        return group.bytes
+    return group.bytes / _count_parts(model, group.split, setup.tensor)
+
+
+def _compute_expert_bytes(
+    model: Architecture, group: TensorGroup, setup: ReplicaSetup, device: Accelerators | None
+) -> float:
+    """Return bytes of the experts that one accelerator has, or of its part of each."""
+    parts, count = _count_expert_parts(setup), model.experts
+    if setup.whole_experts:
         count = divide_up(model.experts + setup.spare_experts, setup.expert_ranks)
-        return group.bytes * count / model.experts * _compute_padding(model, 1, device)
-    if group.name == EXPERTS and model.quantization == "mxfp4":
+    if model.quantization == "mxfp4":
         # vLLM's kernels take widths in steps: the hidden one of 256, the expert's of 128 after the split (vLLM 0.32.0,
         # fused_moe/oracle/mxfp4.py, Marlin and TensorRT-LLM). gpt-oss-20b then takes 13.7 GiB, not 12.8.
-        width = divide_up(divide_up(model.expert_intermediate, setup.tensor), 128) * 128
+        width = divide_up(divide_up(model.expert_intermediate, parts), 128) * 128
         hidden = divide_up(model.hidden, 256) * 256
-        count = group.parameters // (model.expert_intermediate * model.hidden)
-        return count * MXFP4.compute_bytes(hidden, width)
-    padding = _compute_padding(model, setup.tensor, device) if group.name == EXPERTS else 1
-    return group.bytes / _count_parts(model, group.split, setup.tensor) * padding
+        matrices = group.parameters // (model.expert_intermediate * model.hidden)
+        return matrices * count / model.experts * MXFP4.compute_bytes(hidden, width)
+    return group.bytes * count / model.experts / parts * _compute_padding(model, parts, device)
 
 
-def _compute_padding(model: Architecture, tensor_parallel: int, device: Accelerators | None) -> float:
+def _compute_padding(model: Architecture, parts: int, device: Accelerators | None) -> float:
     """Return times its size that a part of an expert takes on these accelerators."""
     if device is None or not device.name.startswith(_BLACKWELL):
         return 1
     if model.scheme is not None or model.kind in _GELU_KINDS:
         return 1
-    width = divide_up(model.expert_intermediate, tensor_parallel)
+    width = divide_up(model.expert_intermediate, parts)
     return divide_up(width, _PADDED_WIDTH) * _PADDED_WIDTH / width
 
 

@@ -9,9 +9,9 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes, load
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup, count_ranks
+from llm_serving.engines.memory import ReplicaSetup, Split, count_ranks
 from llm_serving.prediction.simulation import Limits, Request, Simulation
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.settings.errors import CheckFailed, InputError
 
 _ROUNDS, _LEAST_REQUESTS = 5, 20

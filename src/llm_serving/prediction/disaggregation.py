@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog import step_times
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Instance
-from llm_serving.engines.memory import compute_kv_bytes_per_token, count_ranks
+from llm_serving.engines.memory import Split, compute_kv_bytes_per_token, count_ranks
 from llm_serving.prediction.simulation import Request
-from llm_serving.prediction.step_time import Split
 
 
 def can_transfer(instance: Instance, split: Split) -> bool:

@@ -7,6 +7,7 @@ exceeds the best one found.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Fit, ReplicaSetup, count_ranks, list_tensor_sizes
+from llm_serving.engines.memory import Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.simulation import (
     Limits,
@@ -29,7 +30,7 @@ from llm_serving.prediction.simulation import (
     compute_percentile,
     compute_weighted_percentile,
 )
-from llm_serving.prediction.step_time import Split, StepTime, apply_precision, has_facts
+from llm_serving.prediction.step_time import StepTime, apply_precision, has_facts
 from llm_serving.prediction.workload import Workload
 
 METRICS = ("ttft_ms", "itl_ms", "e2e_ms")
@@ -668,7 +669,7 @@ def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
     assert instance.accelerators
     whole_blocks = vllm.lacks_fp8(instance.accelerators)
     for tensor in list_tensor_sizes(model, instance):
-        misfit = vllm.describe_indivisible(model, tensor, whole_blocks=whole_blocks)
+        misfit = vllm.describe_indivisible(model, Split(tensor), whole_blocks=whole_blocks)
         yield Split(tensor, whole_experts=model.experts > 0 and misfit != "")
         for data in _COPIES if model.experts else ():
             if tensor * data <= count_ranks(instance.accelerators):
@@ -676,12 +677,8 @@ def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
 
 
 def _compute_fit(model: Model, instance: Instance, split: Split, context: int, kv_type: str) -> Fit:
-    expert_ranks = split.expert_ranks if split.whole_experts else 0
-    return vllm.compute_fit(
-        model,
-        instance,
-        ReplicaSetup(split.tensor, pipeline=split.pipeline, expert_ranks=expert_ranks, context=context, dtype=kv_type),
-    )
+    setup = ReplicaSetup(**dataclasses.asdict(split), context=context, dtype=kv_type)
+    return vllm.compute_fit(model, instance, setup)
 
 
 def _list_number_types(model: Model, device: Accelerators) -> Iterable[tuple[str, str]]:

@@ -7,7 +7,6 @@ Pope et al., "Efficiently Scaling Transformer Inference", 2022. The numbers are 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from llm_serving.catalog import step_times
 from llm_serving.catalog.architecture import EXPERTS, Architecture
@@ -15,7 +14,7 @@ from llm_serving.catalog.instances import Accelerators
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4, Scheme
 from llm_serving.catalog.step_times import StepTimes
-from llm_serving.engines.memory import compute_kv_layer_bytes, compute_state_bytes
+from llm_serving.engines.memory import Split, compute_kv_layer_bytes, compute_state_bytes
 from llm_serving.settings.errors import InputError
 
 PRECISIONS = {"bf16": None, "fp8": FP8_TENSOR, "fp4": NVFP4}
@@ -33,36 +32,6 @@ _MULTIPLIED_IN = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8"}
 """In what the matrices of a scheme are multiplied, on hardware that can; int4 is widened to 16 bits everywhere."""
 
 _EFFICIENCIES = {"bf16": "bf16_efficiency", "fp8": "fp8_efficiency", "int8": "fp8_efficiency", "fp4": "fp4_efficiency"}
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a replica splits its model over accelerators."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    whole_experts: bool = False
-    """Whether each accelerator has whole experts, as many as the others, in place of a part of each. Their outputs are
-    summed as parts are: vLLM exchanges tokens only between data-parallel ranks (0.32.0, fused_moe/config.py,
-    `use_all2all_kernels`)."""
-
-    data: int = 1
-    """Copies of the attention layers, each with requests of its own; the experts are spread over all of them."""
-
-    @property
-    def expert_ranks(self) -> int:
-        """Accelerators over which experts are spread, in whole or in parts."""
-        return self.tensor * self.data
-
-    @property
-    def ranks(self) -> int:
-        """Accelerators of the replica; of Neuron, cores."""
-        return self.tensor * self.pipeline * self.data
-
-    @property
-    def lanes(self) -> int:
-        """Batches that are under way at once, each with its share of the requests."""
-        return self.pipeline * self.data
 
 
 def apply_precision(model: Model, precision: str) -> Model:

@@ -16,7 +16,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
-from llm_serving.engines.memory import Fit, ReplicaSetup
+from llm_serving.engines.memory import Fit, ReplicaSetup, Split
 from llm_serving.settings.units import format_bytes
 
 NOT_COMPUTED = "not computed"
@@ -50,6 +50,10 @@ def _select_platforms(model: Model) -> set[str]:
     """Kinds of processors in pools that the model's engine runs on."""
     platforms = engines.load_engines()[engines.find_reader(model.formats)].platforms
     return {kind for kind, platform in platforms.items() if platform.on_pools}
+
+
+def _describe_indivisible(model: Model, fit: Fit) -> str:
+    return _select_memory_model(model).describe_indivisible(model, Split(fit.tensor_parallel))
 
 
 def _select_memory_model(model: Model) -> MemoryModel:
@@ -237,7 +241,7 @@ def _render_cell(model: Model, fit: Fit | None) -> Text:
         return Text("")
     if fit.fits:
         return Text("fits" if model.encoder or not fit.computed else f"{fit.cache_tokens / 1000:,.1f}", style="green")
-    if fit.computed and _select_memory_model(model).describe_indivisible(model, fit.tensor_parallel):
+    if fit.computed and _describe_indivisible(model, fit):
         return Text("no split", style="red")
     return Text(f"-{format_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
@@ -247,7 +251,7 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     if not model.is_known:
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
         return
-    misfits = [_select_memory_model(model).describe_indivisible(model, fit.tensor_parallel) for fit in all_fits]
+    misfits = [_describe_indivisible(model, fit) for fit in all_fits]
     divisible = [fit for fit, misfit in zip(all_fits, misfits, strict=True) if not misfit]
     if any(fit.cache_bytes < 0 for fit in divisible):
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")

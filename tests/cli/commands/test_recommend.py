@@ -11,8 +11,8 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.cli import main
+from llm_serving.engines.memory import Split
 from llm_serving.prediction import search
-from llm_serving.prediction.step_time import Split
 
 ASKED = (
     "--model", "Qwen/Qwen3-8B", "--arrivals", "2/s", "--input-tokens", "500..1500", "--output-tokens", "100..200",

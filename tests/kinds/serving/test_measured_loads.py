@@ -16,13 +16,13 @@ from llm_serving import paths
 from llm_serving.catalog import instances, models, step_times
 from llm_serving.cli import main
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.kinds.serving import measured_loads
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.prediction import search
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, compute_percentile
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services.traffic import Traffic
 from llm_serving.targets import planning

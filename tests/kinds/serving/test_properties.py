@@ -139,7 +139,8 @@ def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
             ReplicaSetup(
                 parallelism.tensor,
                 pipeline=parallelism.pipeline,
-                expert_ranks=parallelism.tensor * parallelism.data if parallelism.expert else 0,
+                data=parallelism.data,
+                whole_experts=parallelism.expert,
                 context=blueprint.context,
                 dtype=blueprint.tuning.kv_cache,
             ),

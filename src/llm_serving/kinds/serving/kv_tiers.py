@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_serving.engines import memory
+from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole, apply_quantization
 from llm_serving.prediction import step_time
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.units import format_bytes
 

@@ -14,13 +14,13 @@ from llm_serving.catalog import instances, step_times
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.search import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile
-from llm_serving.prediction.step_time import Split, StepTime, apply_precision, has_facts
+from llm_serving.prediction.step_time import StepTime, apply_precision, has_facts
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.runs import REPORT_FILE, SWEEP_FOLDER
 from llm_serving.services.traffic import Traffic

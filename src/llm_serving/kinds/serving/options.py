@@ -225,8 +225,8 @@ def _has_deprecated_weights(node: Node) -> bool:
     return scheme is not None and scheme.is_deprecated
 
 
-def _has_whole_mixtures(node: Node) -> bool:
-    """Return whether each of several data-parallel ranks has all experts of a mixture."""
+def _has_mixture_ranks(node: Node) -> bool:
+    """Return whether several data-parallel ranks serve a mixture of experts without spreading whole ones."""
     return node.role.data > 1 and not node.role.expert and node.placed.model.experts > 0
 
 
@@ -242,7 +242,7 @@ OPTIONS = (
     Option("data-adapters", lambda node: node.role.data > 1 and node.role.adapters and node.rank == 0),
     Option("expert", lambda node: node.role.expert, "role.expert", "set expert: off"),
     Option("expert-data", lambda node: node.role.expert and node.role.data > 1, "role.data", "set data: 1"),
-    Option("mixture-data", _has_whole_mixtures, "role.data", "set data: 1"),
+    Option("mixture-data", _has_mixture_ranks, "role.data", "set data: 1"),
     Option(
         "nodes",
         lambda node: node.placed.nodes > 1,

@@ -17,7 +17,7 @@ from llm_serving.catalog.instances import DEVICES, Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
@@ -245,10 +245,6 @@ class PlacementSearch:
         return base.get_memory_model(self.settings.engine)
 
     @property
-    def _expert_ranks(self) -> int:
-        return self.role.tensor * self.role.data if self.role.expert else 0
-
-    @property
     def _wide_experts(self) -> WideExperts | None:
         is_wide = self.role.expert and self.role.data > 1 and self._spans_nodes
         return engines.load_engines()[self.settings.engine].wide_experts if is_wide else None
@@ -262,7 +258,7 @@ class PlacementSearch:
     @property
     def _spare_experts(self) -> int:
         """One or less for each accelerator, so that all hold as many."""
-        wide_experts, ranks = self._wide_experts, self._expert_ranks
+        wide_experts, ranks = self._wide_experts, self.role.split.expert_ranks
         is_balanced = wide_experts and self.model.kind in wide_experts.balanced_architectures
         return ranks - self.model.experts % ranks if is_balanced else 0
 
@@ -387,24 +383,34 @@ class PlacementSearch:
         if role.pipeline > self.model.layers:
             reason = f"the model has {self.model.layers} layers"
             raise self._build_error("pipeline", role.pipeline, reason, f"set pipeline: {self.model.layers} or less")
-        misfit = self._memory_model.describe_indivisible(self.model, role.tensor, whole_experts=role.expert)
+        if role.pipeline > 1 and self.model.encoder:
+            raise self._build_error("pipeline", role.pipeline, "no engine runs an encoder in stages", "set pipeline: 1")
+        misfit = self._describe_indivisible(role.split)
         if misfit:
-            degrees = [
-                degree
-                for degree in range(1, role.tensor)
-                if not self._memory_model.describe_indivisible(self.model, degree, whole_experts=role.expert)
-            ]
+            raise self._build_error("accelerators", role.accelerators, misfit, self._suggest_split(instance))
+
+    def _describe_indivisible(self, split: Split) -> str:
+        return self._memory_model.describe_indivisible(self.model, split)
+
+    def _suggest_split(self, instance: Instance) -> str:
+        """Return what to set in place of a split that the model does not allow."""
+        role, split = self.role, self.role.split
+        degrees = [
+            degree
+            for degree in range(1, split.tensor)
+            if not self._describe_indivisible(dataclasses.replace(split, tensor=degree))
+        ]
+        fixes = []
+        if degrees and instance.accelerators and self._select_platform(instance.accelerators).limits:
+            # A replica needs its whole node here.
+            largest = max(degree for degree in degrees if role.accelerators % degree == 0)
+            fixes.append(f"data: {role.accelerators // largest}")
+        elif degrees:
             options = [degree * role.pipeline * role.data for degree in degrees[-3:]]
-            fix = f"set accelerators: {' or '.join(map(str, options))}"
-            if instance.accelerators and self._select_platform(instance.accelerators).limits:
-                # A replica needs its whole node here.
-                largest = max(degree for degree in degrees if role.accelerators % degree == 0)
-                fix = f"set data: {role.accelerators // largest}"
-            if not role.expert and not self._memory_model.describe_indivisible(
-                self.model, role.tensor, whole_experts=True
-            ):
-                fix += ", or expert: on"
-            raise self._build_error("accelerators", role.accelerators, misfit, fix)
+            fixes.append(f"accelerators: {' or '.join(map(str, options))}")
+        if not role.expert and not self._describe_indivisible(dataclasses.replace(split, whole_experts=True)):
+            fixes.append("expert: on")
+        return f"set {', or '.join(fixes or ['data: 1'])}"
 
     def _compute_fit(self, instance: Instance) -> memory.Fit | None:
         if instance.accelerators is None and not self._takes_cpus:
@@ -416,10 +422,8 @@ class PlacementSearch:
             return memory.compute_unknown_fit(self.model, instance, setup)
         setup = dataclasses.replace(
             self._build_setup(instance),
-            tensor=self.role.tensor,
-            pipeline=self.role.pipeline,
+            **dataclasses.asdict(self.role.split),
             utilization=self._utilization,
-            expert_ranks=self._expert_ranks,
             spare_experts=self._spare_experts,
         )
         return self._memory_model.compute_fit(apply_quantization(self.model, self.settings.tuning), instance, setup)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from llm_serving.catalog import instances, models, step_times
+from llm_serving.catalog import engines, instances, models, step_times
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.engines import base
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
@@ -18,7 +19,7 @@ from llm_serving.kinds.serving.roles import MAX_WEIGHT
 from llm_serving.prediction import search, step_time
 from llm_serving.prediction.search import Limit
 from llm_serving.prediction.simulation import Limits, Simulation
-from llm_serving.prediction.step_time import Split, StepTime
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
@@ -157,14 +158,13 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
         return None
     model = apply_quantization(model, tuning)
     memory, context = base.get_memory_model(deployment.engine), min(served.context, model.max_context)
-    split = Split(own.tensor, own.pipeline, own.expert, own.data if own.expert and role.nodes == 1 else 1)
+    spreads_experts = model.experts and "expert-data" in engines.load_engines()[deployment.engine].options
+    split = Split(own.tensor, own.pipeline, own.expert, own.data if spreads_experts and role.nodes == 1 else 1)
     fit = memory.compute_fit(
         model,
         instance,
         ReplicaSetup(
-            split.tensor,
-            pipeline=split.pipeline,
-            expert_ranks=split.expert_ranks if split.whole_experts else 0,
+            **dataclasses.asdict(split),
             context=context,
             dtype=tuning.kv_cache,
             adapters=len(served.adapters),

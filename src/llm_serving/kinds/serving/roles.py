@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
+from llm_serving.engines.memory import Split
 from llm_serving.fleet.model import Name
 from llm_serving.kinds.serving.formats import FORMATS
 from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
@@ -175,6 +176,11 @@ class EngineRole(Settings):
     def tensor(self) -> int:
         """Ways that each layer is split (tensor parallelism)."""
         return self.accelerators // (self.pipeline * self.data)
+
+    @property
+    def split(self) -> Split:
+        """How a replica splits its model."""
+        return Split(self.tensor, self.pipeline, self.expert, self.data)
 
     def _check_even_split(self) -> Iterator[Conflict]:
         if self.accelerators % (self.pipeline * self.data):

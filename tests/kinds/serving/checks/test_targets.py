@@ -135,6 +135,15 @@ REFUSED = [
         "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: set accelerators: 1 or 2 or 4, or expert: on.",
     ),
     (
+        format_distributed(model=LARGE, pool="p5en", accelerators=32, data=32),
+        "blueprint.yaml:4:38: roles.worker.accelerators: 32: an expert's width, 1536, split 32 ways is 48, which cuts "
+        "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: set expert: on.",
+    ),
+    (
+        format_aggregated("BAAI/bge-reranker-v2-m3", "task: rerank\n", pool="p5en", accelerators=2, pipeline=2),
+        "blueprint.yaml:4:51: roles.worker.pipeline: 2: no engine runs an encoder in stages. Fix: set pipeline: 1.",
+    ),
+    (
         format_distributed(pool="p5en", accelerators=12, pipeline=3),
         "blueprint.yaml:4:38: roles.worker.accelerators: 12: a replica over several nodes takes whole ones, and "
         "p5en.48xlarge has 8. Fix: use a multiple of 8.",

@@ -10,6 +10,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
+from llm_serving.engines.memory import Split
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import options
@@ -210,7 +211,7 @@ def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Inst
         (
             candidate
             for candidate in memory.list_tensor_sizes(model, instance)
-            if not memory_model.describe_indivisible(model, candidate)
+            if not memory_model.describe_indivisible(model, Split(candidate))
         ),
         default=1,
     )

@@ -47,9 +47,7 @@ def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conf
             path = ("roles", "models", name, "served_name")
             yield Conflict(path, "Triton names a model by its folder", fix, role.served_name)
     for placed in placed_roles:
-        cut = vllm.describe_indivisible(
-            placed.model, placed.role.tensor, whole_experts=placed.role.expert, whole_blocks=True
-        )
+        cut = vllm.describe_indivisible(placed.model, placed.role.split, whole_blocks=True)
         # Placement has refused all that vLLM 0.32.0 does not split, of a model whose numbers are known.
         if cut and placed.model.is_known:
             fix = "set expert: on, or use framework: plain"
