@@ -74,13 +74,18 @@ def add_services(
         if choice.providers or context.may_use_spot:
             ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
         gives_way = service.placement.gives_way and not choice.number
-        if service.replicas.scale or choice.number or gives_way:
-            # Autoscaling and the fallback move it; an apply must not move it back.
-            ecs_service.add_override("lifecycle.ignore_changes", ["desired_count"])
+        # Autoscaling and the fallback move these; an apply must not move them back.
+        moved = ["desired_count"] if service.replicas.scale or choice.number or gives_way else []
         if len(choices) > 1:
             tags = names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
-            most = names.build_gives_way_tag(service.replicas.max) if gives_way else {}
-            ecs_service.add_override("tags", tags | most)
+            if gives_way:
+                tags |= names.build_gives_way_tag(service.replicas.max)
+            if not service.replicas.surge and service.replicas.unavailable:
+                tags |= names.build_unavailable_tag(service.replicas.unavailable)
+                moved.append("deployment_minimum_healthy_percent")
+            ecs_service.add_override("tags", tags)
+        if moved:
+            ecs_service.add_override("lifecycle.ignore_changes", moved)
         ecs_services.append(ecs_service)
     return ecs_services
 

@@ -21,6 +21,11 @@ number of tasks that it has while nobody waits, gives tasks up as soon as others
 donor goes down before the receiver comes up. It gets them back step by step, once nobody waits. While the tag
 `gpu-repair` of the cluster says `stopped`, after a storm of faults, it neither gives nor gets any.
 
+ECS knows no number of tasks that a rollout may stop at once, but the least percent of the desired count that it
+keeps, in whole tasks, rounded up. What is right for four tasks lets none of three go, and half of a hundred where it
+is for two. So a service with the tag `unavailable`, that number, gets the percent of the tasks that it has, while no
+rollout is under way: else no rollout could end while tasks are in two choices, nor the one that takes it back.
+
 It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
     {"cluster": NAME}
     {"cluster": NAME, "failed_group": NAME of the Auto Scaling group}
@@ -28,6 +33,7 @@ It runs each minute, and at once when an Auto Scaling group could not start an i
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -88,6 +94,12 @@ class Choice:
     providers: frozenset[str] = frozenset()
     """Capacity providers, which all roles of a pool share."""
 
+    unavailable: int | None = None
+    """Tasks that a rollout may stop at once; None where a rollout is under way, or the service has no such tag."""
+
+    configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of its rollouts, as ECS has it."""
+
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
     """Move the counts of all roles, and log how many tasks wait for an instance; returns what was changed.
@@ -142,6 +154,12 @@ def compute_counts(choices: Sequence[Choice], max_waiting: int = MAX_WAITING) ->
         desired_counts.append(min(needed, following.started_count + max_waiting))
         passed_on = needed - desired_counts[-1]
     return desired_counts
+
+
+def compute_least_percent(choice: Choice, count: int) -> int:
+    """Least percent of `count` tasks that a rollout keeps: of those with an instance, all but `unavailable`."""
+    kept = min(choice.started_count, count) - (choice.unavailable or 0)
+    return 100 * max(0, kept) // count
 
 
 def compute_shifts(roles: Sequence[Sequence[Choice]], ending: Mapping[str, int]) -> dict[str, int]:
@@ -227,6 +245,17 @@ def _move_tasks(ecs: Any, cluster: str, choices: Sequence[Choice], max_waiting: 
     for choice, count in zip(choices, compute_counts(choices, max_waiting), strict=True):
         if count != choice.desired_count:
             yield _update_count(ecs, cluster, choice, count)
+        if count and choice.unavailable is not None:
+            _fit_rollout(ecs, cluster, choice, compute_least_percent(choice, count))
+
+
+def _fit_rollout(ecs: Any, cluster: str, choice: Choice, percent: int) -> None:
+    """Set the percent. This starts no rollout. Source: ECS API reference, UpdateService, deploymentConfiguration."""
+    if percent != choice.configuration["minimumHealthyPercent"]:
+        kept = ("alarms", "deploymentCircuitBreaker", "maximumPercent")
+        configuration = {key: choice.configuration[key] for key in kept if key in choice.configuration}
+        configuration["minimumHealthyPercent"] = percent
+        ecs.update_service(cluster=cluster, service=choice.arn, deploymentConfiguration=configuration)
 
 
 def _update_count(ecs: Any, cluster: str, choice: Choice, count: int) -> dict[str, Any]:
@@ -250,7 +279,14 @@ def _read_choice(
         waiting_count=sum(task["lastStatus"] == "PROVISIONING" for task in tasks),
         most=int(tags["gives-way"]) if "gives-way" in tags else None,
         providers=frozenset(entry["capacityProvider"] for entry in service.get("capacityProviderStrategy", [])),
+        unavailable=int(tags["unavailable"]) if "unavailable" in tags and _is_at_rest(service) else None,
+        configuration=service.get("deploymentConfiguration", {}),
     )
+
+
+def _is_at_rest(service: Mapping[str, Any]) -> bool:
+    """Whether no rollout is under way."""
+    return [rollout.get("rolloutState") for rollout in service["deployments"]] == ["COMPLETED"]
 
 
 def _list_tasks(ecs: Any, cluster: str, service: str, **filters: str) -> Iterator[dict[str, Any]]:

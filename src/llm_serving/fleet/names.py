@@ -86,6 +86,11 @@ def build_fallback_tags(role: str, choice: int) -> dict[str, str]:
     return {"fallback": role, "choice": str(choice)}
 
 
+def build_unavailable_tag(count: int) -> dict[str, str]:
+    """Return the tag by which `ecs_fallback` knows how many tasks of a service a rollout may stop at once."""
+    return {"unavailable": str(count)}
+
+
 def build_gives_way_tag(replicas: int) -> dict[str, str]:
     """Return the tag by which `ecs_fallback` knows a first choice that gives way, and how many tasks it has at most."""
     return {"gives-way": str(replicas)}

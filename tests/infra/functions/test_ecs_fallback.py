@@ -236,6 +236,22 @@ class Ecs:
         expected = {"cluster": "demo", "service": f"{ARN}:service/demo/{name}", "desiredCount": count}
         self.stub.add_response("update_service", {}, expected)
 
+    def expect_percent(self, name: str, percent: int) -> None:
+        expected = {
+            "cluster": "demo",
+            "service": f"{ARN}:service/demo/{name}",
+            "deploymentConfiguration": {**ROLLOUT, "minimumHealthyPercent": percent},
+        }
+        self.stub.add_response("update_service", {}, expected)
+
+
+ROLLOUT = {
+    "deploymentCircuitBreaker": {"enable": True, "rollback": True},
+    "alarms": {"alarmNames": ["demo-chat-errors"], "enable": True, "rollback": True},
+    "maximumPercent": 100,
+    "minimumHealthyPercent": 75,
+}
+"""Of a service of four tasks, of which one may be away."""
 
 FIRST = build_service("decode-0", 2, **names.build_fallback_tags("decode", 0))
 SECOND = build_service("decode-1", 0, **names.build_fallback_tags("decode", 1))
@@ -249,6 +265,48 @@ def test_a_failed_launch_moves_its_groups_pending_tasks_at_once(monkeypatch: pyt
     ecs.expect_update("decode-1", 1)
     changes = ecs_fallback.handler(FAILED)
     assert changes == [{"service": f"{ARN}:service/demo/decode-1", "from": 0, "to": 1}]
+    ecs.stub.assert_no_pending_responses()
+
+
+def count_stoppable(percent: int, desired: int, running: int) -> int:
+    """How many tasks ECS stops before it starts others. Source: ECS API reference, minimumHealthyPercent: rounded up."""
+    return max(0, running - -(-percent * desired // 100))
+
+
+@given(st.integers(1, 100), st.data())
+def test_a_rollout_may_stop_so_many_of_the_tasks_that_there_are(desired: int, data: st.DataObject) -> None:
+    started, unavailable = data.draw(st.integers(0, desired)), data.draw(st.integers(1, 10))
+    choice = Choice("decode", desired, 0, started, started_count=started, unavailable=unavailable)
+    percent = ecs_fallback.compute_least_percent(choice, desired)
+    assert count_stoppable(percent, desired, started) == min(unavailable, started)
+
+
+def test_one_percent_for_all_would_stop_none_of_few_and_half_of_many() -> None:
+    assert [count_stoppable(75, desired, desired) for desired in (1, 3, 4)] == [0, 0, 1]
+    assert count_stoppable(75, 4, 3) == 0, "with one that waits for an instance"
+    assert count_stoppable(50, 80, 80) == 40
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "IN_PROGRESS"])
+def test_a_service_keeps_all_tasks_but_those_that_a_rollout_may_stop(
+    monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    services = [
+        {
+            **build_service(f"decode-{choice}", count, **names.build_fallback_tags("decode", choice), unavailable="1"),
+            "deploymentConfiguration": {**ROLLOUT, "strategy": "ROLLING"},
+            "deployments": [{"rolloutState": state}],
+        }
+        for choice, count in enumerate((4, 1))
+    ]
+    ecs = Ecs(monkeypatch, services)
+    running = [build_task(number, "RUNNING", health="HEALTHY") for number in range(4)]
+    ecs.add_tasks("decode-0", *running[:3], build_task(4, "PROVISIONING"))
+    ecs.add_tasks("decode-1", running[3])
+    if state == "COMPLETED":
+        ecs.expect_percent("decode-0", 50)
+        ecs.expect_percent("decode-1", 0)
+    assert ecs_fallback.handler({"cluster": "demo"}) == [], "no count changes"
     ecs.stub.assert_no_pending_responses()
 
 

@@ -18,8 +18,8 @@ run "aggregated" {
 
   assert {
     condition = (
-      aws_ecs_service.worker-0.tags == tomap({ fallback = "aggregated-worker", choice = "0" }) &&
-      aws_ecs_service.worker-1.tags == tomap({ fallback = "aggregated-worker", choice = "1" })
+      aws_ecs_service.worker-0.tags == tomap({ fallback = "aggregated-worker", choice = "0", unavailable = "1" }) &&
+      aws_ecs_service.worker-1.tags == tomap({ fallback = "aggregated-worker", choice = "1", unavailable = "1" })
     )
     error_message = "the fallback finds both services by their tags"
   }
