@@ -280,10 +280,10 @@ def run(options: argparse.Namespace) -> int:
             time.sleep(POLL_INTERVAL_S)
         status = front.poll()
         # One that was asked to stop ends with its requests: where a container beside this one routes, the command is no
-        # router, and has ended before them.
-        if not is_stopping:
-            front.terminate()
-        front.wait()
+        # router, and has ended before them. It is asked again and again, for nginx forgets a signal as it starts.
+        while front.poll() is None:
+            front.send_signal(signal.SIGQUIT if is_stopping else signal.SIGTERM)
+            time.sleep(POLL_INTERVAL_S)
         return status or backend.returncode
 
 
