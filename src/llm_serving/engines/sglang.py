@@ -80,6 +80,12 @@ _GRAPH_REQUEST_BYTES, _PREFILL_GRAPH_BYTES = 2 * _MIB, int(1.5 * GIB)
 """Of the reserve: for each request of the largest graph, and for the graphs of prompts: those of models with latent
 attention; other models have less."""
 
+_WHOLE_EMBEDDING_KINDS = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")
+"""Models whose embedding each accelerator has whole (models/gemma3_causal.py and gemma4_causal.py)."""
+
+_UNPADDED_KINDS = ("granitemoehybrid",)
+"""Mixtures whose experts have no kernel on Blackwell that needs padding (arg_groups/model_overrides)."""
+
 _STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
 """Memory for states of linear layers, for each byte of the KV cache (`--mamba-full-memory-ratio`); bytes of a number of
 their heads (configs/mamba_utils.py, mamba2_state_dtype)."""
@@ -111,6 +117,15 @@ def describe_indivisible(model: Architecture, split: Split) -> str:
     return vllm.describe_indivisible(model, dataclasses.replace(split, data=1), whole_blocks=True)
 
 
+def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accelerators) -> int:
+    """Return bytes of weights on the fullest accelerator of a replica."""
+    weights = vllm.compute_weight_bytes(model, setup, None if model.kind in _UNPADDED_KINDS else device)
+    if model.kind in _WHOLE_EMBEDDING_KINDS:
+        embedding = 2 * model.vocabulary * model.hidden
+        weights += embedding - embedding // setup.tensor
+    return weights
+
+
 def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int:
     """Return what SGLang sets aside of one accelerator: the largest step, CUDA graphs, buffers between ranks.
 
@@ -137,7 +152,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         raise ValueError(f"{instance.name} has no accelerators")
     setup = dataclasses.replace(setup, data=1)  # each copy has experts of its own
     context, batch = setup.context or model.max_context, setup.batch or select_batch(device)
-    weights = vllm.compute_weight_bytes(model, setup)
+    weights = compute_weight_bytes(model, setup, device)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     reserve = compute_reserve_bytes(device, batch, setup.tensor * setup.pipeline)
     if model.vision:
