@@ -1,33 +1,25 @@
-"""Build models as vLLM does on a GPU, on a machine without one; runs in the engine's own Python.
-
-    .venv-engine/bin/python scripts/vllm_without_gpu.py CAPABILITY MEMORY_GIB TRITON < QUESTIONS
-
-Reads a JSON question a line, with the `folder` of a model's config.json, the `words` of `vllm serve` behind it and a
-`rank` of an engine. Answers each with what this rank holds: bytes of its weights, bytes of a token in its cache, and
-the kernels of its attention and its experts; or with the error that vLLM ends with. TRITON is a folder with the package
-that torch's GPU build requires.
-
-Nothing computes: tensors are on torch's meta device, the other ranks are torch's fake ones, and compiled libraries are
-stand-ins. vLLM's own are the checks, the choice of kernels by compute capability, and the shape of each tensor. What it
-makes of weights after it has loaded them is not built.
-"""
+"""Build models as vLLM does on a GPU, on a machine without one: see `gpu_stand_in`."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
-import json
 import os
-import resource
-import sys
-import types
 import unittest.mock
 from typing import Any
 
-CAPABILITY, MEMORY = tuple(map(int, sys.argv[1].split("."))), int(sys.argv[2]) << 30
-LIBRARIES = ("flashinfer", "cuda", "cutlass", "quack", "tilelang", "deep_gemm", "pynvml")
-EXTENSIONS = (
+import torch
+
+from scripts import gpu_stand_in
+from scripts.gpu_stand_in import CAPABILITY, COUNT, FAKE_RANKS, MEMORY, PROCESSORS, Answer, OnMeta
+
+LIBRARIES = (
+    "cuda",
+    "cutlass",
+    "deep_gemm",
+    "flashinfer",
+    "pynvml",
+    "quack",
+    "tilelang",
     "vllm._C_stable_libtorch",
     "vllm._moe_C_stable_libtorch",
     "vllm._flashmla_extension_C",
@@ -37,47 +29,10 @@ EXTENSIONS = (
     "vllm.third_party.flashmla.flash_mla_interface",
     "vllm.third_party.deep_gemm",
 )
-FAKE_RANKS = "fake"
-"""torch's own backend of ranks that are not there."""
 
-MAX_BYTES = 8 << 30
-"""Of a question: a model that puts its tensors elsewhere than on the meta device ends with an error."""
+os.environ.update(VLLM_HAS_FLASHINFER_CUBIN="1", VLLM_LOGGING_LEVEL="ERROR")
+gpu_stand_in.prepare(LIBRARIES)
 
-
-class StandIn(types.ModuleType):
-    """A module that has every name."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return unittest.mock.MagicMock(name=f"{self.__name__}.{name}")
-
-
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the libraries that vLLM's GPU build brings along."""
-
-    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        is_missing = name.startswith(EXTENSIONS) or name.partition(".")[0] in LIBRARIES
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_missing else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = StandIn(spec.name)
-        vars(module).update(__version__="9.9", __path__=[])
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
-
-
-# With no device to see, vLLM keeps Triton though no driver is active (triton_utils/importing.py).
-os.environ.update(CUDA_VISIBLE_DEVICES="", VLLM_HAS_FLASHINFER_CUBIN="1", VLLM_LOGGING_LEVEL="ERROR")
-sys.path.insert(0, sys.argv[3])
-importlib.import_module("tvm_ffi")  # before it finds a stand-in of cuda's, whose types it uses
-sys.meta_path.insert(0, StandIns())
-
-import torch  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from vllm import platforms  # noqa: E402
 from vllm.platforms import cuda, interface  # noqa: E402
 
@@ -99,34 +54,15 @@ class Gpu(cuda.NonNvmlCudaPlatform):  # type: ignore[misc]
 
     @classmethod
     def num_compute_units(cls, *_: Any, **__: Any) -> int:
-        return 132
+        return PROCESSORS
 
     @classmethod
     def device_count(cls) -> int:
-        return 8
+        return COUNT
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
-
-
-class OnMeta(TorchFunctionMode):  # type: ignore[misc]
-    """Puts on the meta device what code of the engine puts on a GPU."""
-
-    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values = {name: _move(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_move, args), **values)
-
-
-def _move(value: Any) -> Any:
-    return "meta" if isinstance(value, str | torch.device) and str(value).startswith("cuda") else value
-
-
-class Queue:
-    """A stream or an event of CUDA."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing to open."""
 
 
 def replace_gpu() -> None:
@@ -134,14 +70,6 @@ def replace_gpu() -> None:
     platforms.current_platform = Gpu()
     platforms.vllm_version_matches_substr = lambda _: False
     number = 10 * CAPABILITY[0] + CAPABILITY[1]
-    properties = types.SimpleNamespace(
-        total_memory=MEMORY, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=132, name="GPU",
-        shared_memory_per_block_optin=227 << 10,
-    )  # fmt: skip
-    vars(torch.cuda).update(
-        Stream=Queue, Event=Queue, current_device=lambda: "meta", get_device_capability=lambda *_: CAPABILITY,
-        get_device_properties=lambda *_: properties,
-    )  # fmt: skip
     operations = importlib.import_module("vllm._custom_ops")
     vars(operations).update(
         cutlass_scaled_mm_supports_fp4=lambda _: number >= 100,
@@ -171,7 +99,7 @@ def replace_gpu() -> None:
     namespace.__getattr__ = find_or_stand_in
 
 
-def answer(question: dict[str, Any]) -> dict[str, Any]:
+def answer(question: dict[str, Any]) -> Answer:
     """Build the model of a question."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
@@ -191,11 +119,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     arguments.skip_tokenizer_init = True
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     ranks, rank = config.parallel_config, question["rank"]
-    torch.distributed.init_process_group(
-        FAKE_RANKS, rank=rank, world_size=ranks.world_size_across_dp, store=FakeStore()
-    )
-    make_group, group_ranks = torch.distributed.new_group, parallel_state.init_model_parallel_group
-    torch.distributed.new_group = lambda members=None, **_: make_group(members, backend=FAKE_RANKS)
+    gpu_stand_in.connect(rank, ranks.world_size_across_dp)
+    group_ranks = parallel_state.init_model_parallel_group
     parallel_state.init_model_parallel_group = lambda *values, **names: group_ranks(
         *values, **{**names, "use_message_queue_broadcaster": False}
     )
@@ -210,41 +135,19 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     return describe(model, [spec for spec in specs if spec is not None and hasattr(spec, "head_size")])
 
 
-def describe(model: Any, specs: list[Any]) -> dict[str, Any]:
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+def describe(model: Any, specs: list[Any]) -> Answer:
     modules = list(model.modules())
     backends: list[Any] = [module.attn_backend for module in modules if hasattr(module, "attn_backend")]
     methods = [module.quant_method for module in modules if getattr(module, "quant_method", None)]
     experts = [vars(method)[name] for method in methods for name in vars(method) if name.endswith("_backend")]
     return {
-        "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        "weight_bytes": gpu_stand_in.sum_bytes(model),
         "token_bytes": sum(spec.page_size_bytes // spec.block_size for spec in specs),
         "attention": sorted({backend.get_name() for backend in backends if hasattr(backend, "get_name")}),
         "experts": sorted({backend.name for backend in experts if hasattr(backend, "name")}),
     }
 
 
-def main() -> None:
-    replace_gpu()
-    answers, output = os.fdopen(os.dup(1), "w"), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(output, 1)
-    for line in sys.stdin:
-        read, write = os.pipe()
-        child = os.fork()  # each question has ranks, and a context, of its own
-        if child == 0:
-            resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
-            try:
-                result = answer(json.loads(line))
-            except Exception as error:  # noqa: BLE001 - the engine's own, of any kind, is the answer
-                result = {"error": f"{type(error).__name__}: {error}"[:500]}
-            os.write(write, json.dumps(result).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            answers.write((pipe.read() or json.dumps({"error": "it ended"})) + "\n")
-        answers.flush()
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
-    main()
+    replace_gpu()
+    gpu_stand_in.serve(answer)

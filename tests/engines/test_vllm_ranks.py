@@ -1,4 +1,4 @@
-"""Memory of the fullest rank, against what vLLM's own classes have on each kind of GPU (scripts/record_vllm_ranks.py)."""
+"""Memory of the fullest rank, against what vLLM's own classes have on each kind of GPU (scripts/record_ranks.py)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Record what the fullest rank holds of each kind of model on each kind of GPU, as vLLM's own classes say.
+"""Record what the fullest rank holds of each kind of model on each kind of GPU, as an engine's own classes say.
 
-    .venv/bin/python -m scripts.record_vllm_ranks TRITON
+    .venv/bin/python -m scripts.record_ranks ENGINE FOLDER
 
-Asks scripts/vllm_without_gpu.py in the engine's environment, and writes tests/engines/data/vllm_ranks.json, against
-which the arithmetic of memory is tested. TRITON is a folder with the package that torch's GPU build requires:
-`pip install --target TRITON --no-deps triton==3.7.1`.
+ENGINE is vllm or sglang. Asks scripts/ENGINE_without_gpu.py in vLLM's environment, and writes
+tests/engines/data/ENGINE_ranks.json, against which the arithmetic of memory is tested. FOLDER has the packages that the
+environment lacks: `pip install --target FOLDER --no-deps triton==3.7.1`, and for SGLang `sglang==0.5.23 gguf==0.19.0
+xxhash==4.1.0 timm==1.0.25` as well.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from typing import Any, NamedTuple
 from llm_serving import console, paths
 from llm_serving.catalog import instances, models
 from llm_serving.catalog.models import Model
-from llm_serving.engines import vllm
+from llm_serving.engines import base
 from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.targets.local import engine_env
 
-OUT = paths.ROOT / "tests" / "engines" / "data" / "vllm_ranks.json"
 CONTEXT = 4096
 LIMIT_S = 3600
 
@@ -45,13 +45,16 @@ CAPABILITIES = {
 
 WAYS = (1, 2, 4, 8)
 
-SPREAD = (
-    Split(2, pipeline=4),
-    Split(8, whole_experts=True),
-    Split(data=8, whole_experts=True),
-    Split(2, data=4, whole_experts=True),
-    Split(4, data=2),
-)
+SPREAD = {
+    "vllm": (
+        Split(2, pipeline=4),
+        Split(8, whole_experts=True),
+        Split(data=8, whole_experts=True),
+        Split(2, data=4, whole_experts=True),
+        Split(4, data=2),
+    ),
+    "sglang": (Split(8, whole_experts=True),),
+}
 """What is asked beside layers that are only split, of the generations of GPUs below."""
 
 GENERATIONS = ("p4d.24xlarge", "p5en.48xlarge", "p6-b200.48xlarge")
@@ -79,11 +82,23 @@ LEFT_OUT: Mapping[str, tuple[str, Any]] = {
     "swa_v_head_dim": ("swa_num_key_value_heads", 128),
     "swiglu_limit": ("hc_mult", 10.0),
 }
-"""Keys of config.json that vLLM asks for and the catalog leaves out, since no memory follows from them: each with a key
-that it stands beside, and a value."""
+"""Keys of config.json that engines ask for and the catalog leaves out, since no memory follows from them: each with a
+key that it stands beside, and a value."""
+
+LEFT_OUT_OF = {
+    "vllm": LEFT_OUT,
+    "sglang": {
+        **LEFT_OUT,
+        "moe_layer_freq": ("n_routed_experts", 1),
+        "n_group": ("n_routed_experts", 1),
+        "routed_scaling_factor": ("n_routed_experts", 1.0),
+        "topk_group": ("n_routed_experts", 1),
+        "topk_method": ("n_routed_experts", "noaux_tc"),
+    },
+}
 
 SHORTENED = ("nvidia/Qwen3-235B-A22B-NVFP4", "meta-llama/Llama-3.1-405B-Instruct-FP8")
-"""Models whose list of modules in 16 bits the catalog shortens, so that vLLM does not know them."""
+"""Models whose list of modules in 16 bits the catalog shortens, so that engines do not know them."""
 
 
 class Question(NamedTuple):
@@ -92,63 +107,75 @@ class Question(NamedTuple):
     split: Split
 
 
-def list_questions() -> Iterator[Question]:
+def list_questions(engine: str) -> Iterator[Question]:
     """Yield one model for each architecture and form of weights: split as little as it fits, as much, and spread."""
     rows = {(row.kind, row.quantization): name for name, row in models.load().items() if row.task != "draw"}
     for name in rows.values():
         model = models.find(name)
         for instance in CAPABILITIES:
-            fitting = [Split(ways) for ways in WAYS if _fits(model, instance, Split(ways))]
+            fitting = [Split(ways) for ways in WAYS if _fits(engine, model, instance, Split(ways))]
             yield from (Question(name, instance, split) for split in fitting[:1])
             if model.task == "generate":
-                spread = [split for split in SPREAD if instance in GENERATIONS and _is_spread(model, instance, split)]
+                spread = [split for split in SPREAD[engine] if _is_spread(engine, model, instance, split)]
                 yield from (Question(name, instance, split) for split in (*fitting[1:][-1:], *spread))
 
 
-def _is_spread(model: Model, instance: str, split: Split) -> bool:
-    return (split.pipeline > 1 or model.experts > 0) and _fits(model, instance, split)
+def _is_spread(engine: str, model: Model, instance: str, split: Split) -> bool:
+    is_asked = instance in GENERATIONS and (split.pipeline > 1 or model.experts > 0)
+    return is_asked and _fits(engine, model, instance, split)
 
 
-def _fits(model: Model, instance: str, split: Split) -> bool:
+def _fits(engine: str, model: Model, instance: str, split: Split) -> bool:
     setup = ReplicaSetup(**dataclasses.asdict(split), context=CONTEXT)
-    return vllm.compute_fit(model, instances.load()[instance], setup).fits
+    return base.get_memory_model(engine).compute_fit(model, instances.load()[instance], setup).fits
 
 
-def ask(questions: list[Question], instance: str, folder: Path, triton: str) -> list[dict[str, Any]]:
+def ask(engine: str, questions: list[Question], instance: str, place: Path, packages: str) -> list[dict[str, Any]]:
     """Return the answers to the questions of one instance type, of the fullest stage each."""
     lines = []
     for question in questions:
-        place = folder / question.model.replace("/", "--")
-        place.mkdir(exist_ok=True)
-        (place / "config.json").write_text(json.dumps(_complete(models.read_config(question.model))))
+        folder = place / question.model.replace("/", "--")
+        folder.mkdir(exist_ok=True)
+        config = _complete(models.read_config(question.model), LEFT_OUT_OF[engine])
+        (folder / "config.json").write_text(json.dumps(config))
+        words = LIST_WORDS[engine](question.split, models.find(question.model))
         for stage in range(question.split.pipeline):
             rank = stage * question.split.tensor
-            lines.append(json.dumps({"folder": str(place), "words": _list_words(question), "rank": rank}))
+            lines.append(json.dumps({"folder": str(folder), "words": words, "rank": rank}))
     device = instances.load()[instance].accelerators
     assert device
     python = paths.ROOT / engine_env.FOLDER / "bin" / "python"
-    program = paths.ROOT / "scripts" / "vllm_without_gpu.py"
+    gpu = (CAPABILITIES[instance], str(round(device.memory_mib / 1024)))
     result = subprocess.run(
-        [python, program, CAPABILITIES[instance], str(round(device.memory_mib / 1024)), triton],
+        [python, "-m", f"scripts.{engine}_without_gpu", *gpu, packages],
         input="\n".join(lines),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         timeout=LIMIT_S,
+        cwd=paths.ROOT,
         check=True,
     )
     answers = map(json.loads, result.stdout.splitlines())
     return [_merge(list(itertools.islice(answers, question.split.pipeline))) for question in questions]
 
 
-def _list_words(question: Question) -> list[str]:
-    split, scheme = question.split, models.find(question.model).scheme
+def _list_vllm_words(split: Split, model: Model) -> list[str]:
     sizes = {"tensor": split.tensor, "pipeline": split.pipeline, "data": split.data}
     words = ["--max-model-len", str(CONTEXT)]
     for name, size in sizes.items():
         words += [f"--{name}-parallel-size", str(size)]
     words += ["--enable-expert-parallel"] if split.whole_experts else []
-    return [*words, "--allow-deprecated-quantization"] if scheme and scheme.is_deprecated else words
+    return [*words, "--allow-deprecated-quantization"] if model.scheme and model.scheme.is_deprecated else words
+
+
+def _list_sglang_words(split: Split, model: Model) -> list[str]:
+    words = ["--context-length", str(CONTEXT), "--tp-size", str(split.tensor)]
+    words += ["--ep-size", str(split.tensor)] if split.whole_experts else []
+    return [*words, "--enable-multimodal"] if model.vision else words
+
+
+LIST_WORDS = {"vllm": _list_vllm_words, "sglang": _list_sglang_words}
 
 
 def _merge(stages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -156,31 +183,36 @@ def _merge(stages: list[dict[str, Any]]) -> dict[str, Any]:
     failed = [stage for stage in stages if "error" in stage]
     if failed:
         return failed[0]
-    most = {name: max(stage[name] for stage in stages) for name in ("weight_bytes", "token_bytes")}
-    kernels = {name: sorted({row for stage in stages for row in stage[name]}) for name in ("attention", "experts")}
-    return most | kernels
+    return {
+        name: sorted({row for stage in stages for row in stage[name]})
+        if isinstance(value, list)
+        else max(stage[name] for stage in stages)
+        for name, value in stages[0].items()
+    }
 
 
-def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {key: _complete(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+def _complete(config: Mapping[str, Any], left_out: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    nested = {key: _complete(value, left_out) if isinstance(value, Mapping) else value for key, value in config.items()}
     nested.pop("random_weights", None)
-    return {**{key: value for key, (beside, value) in LEFT_OUT.items() if beside in nested}, **nested}
+    return {**{key: value for key, (beside, value) in left_out.items() if beside in nested}, **nested}
 
 
 def main() -> None:
-    questions = [question for question in list_questions() if question.model not in SHORTENED]
+    engine, packages = sys.argv[1:]
+    questions = [question for question in list_questions(engine) if question.model not in SHORTENED]
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as place:
         for instance in CAPABILITIES:
             asked = [question for question in questions if question.instance == instance]
-            for question, answer in zip(asked, ask(asked, instance, Path(folder), sys.argv[1]), strict=True):
+            for question, answer in zip(asked, ask(engine, asked, instance, Path(place), packages), strict=True):
                 if "error" in answer:
                     console.err.print(f"{question}: {answer['error']}", soft_wrap=True)
                 else:
-                    place = {"model": question.model, "instance": instance}
-                    rows.append({**place, **dataclasses.asdict(question.split), **answer})
+                    about = {"model": question.model, "instance": instance}
+                    rows.append({**about, **dataclasses.asdict(question.split), **answer})
             print(f"{instance}: {len(asked)} asked", flush=True)
-    OUT.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    out = paths.ROOT / "tests" / "engines" / "data" / f"{engine}_ranks.json"
+    out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 if __name__ == "__main__":
