@@ -76,6 +76,8 @@ class OnMeta(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         values = {name: _move(value) for name, value in (kwargs or {}).items()}
+        if isinstance(values.get("device"), int):
+            values["device"] = "meta"
         return function(*map(_move, args), **values)
 
 

@@ -89,9 +89,12 @@ LEFT_OUT_OF = {
     "vllm": LEFT_OUT,
     "sglang": {
         **LEFT_OUT,
+        "architectures": ("n_routed_experts", ["DeepseekV3ForCausalLM"]),
         "moe_layer_freq": ("n_routed_experts", 1),
         "n_group": ("n_routed_experts", 1),
+        "rope_scaling": ("hc_mult", {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}),
         "routed_scaling_factor": ("n_routed_experts", 1.0),
+        "scoring_func": ("hidden_size", "sigmoid"),
         "topk_group": ("n_routed_experts", 1),
         "topk_method": ("n_routed_experts", "noaux_tc"),
     },

@@ -85,7 +85,7 @@ class Vision(PlainData):
     """Parts that the largest picture is cut into."""
 
     layers: int
-    """Of the tower, where config.json has them as `num_hidden_layers`; else 0."""
+    """Of the tower, where config.json has them as `num_hidden_layers` or `vt_num_hidden_layers`; else 0."""
 
     hidden: int
     split_width: int
@@ -556,6 +556,7 @@ class _Reader:
         if row is None:
             return None
         own = self.whole.get(row.config) or {}
+        own_numbers = families.read_numbers(own)
         numbers = {**row.defaults, **self._decoder_sizes, **families.read_numbers({**self.whole, **own})}
         numbers |= {name: families.compute(formula, numbers) for name, formula in row.sizes.items()}
         return Vision(
@@ -565,7 +566,7 @@ class _Reader:
             row_ends=families.compute(row.row_ends, numbers),
             min_image_tokens=families.compute(row.min_image_tokens, numbers),
             patches=families.compute(row.patches, numbers),
-            layers=numbers.get("num_hidden_layers", 0),
+            layers=own_numbers.get("num_hidden_layers") or own_numbers.get("vt_num_hidden_layers", 0),
             hidden=numbers["hidden_size"],
             split_width=families.compute(row.split_width, numbers),
             whole_width=families.compute(row.whole_width, numbers),

@@ -26,6 +26,7 @@ from llm_serving.engines.memory import (
     Split,
     build_fit,
     compute_kv_bytes_per_token,
+    compute_kv_layer_bytes,
     compute_rank_bytes,
     count_ranks,
     describe_long_context,
@@ -76,15 +77,35 @@ _LARGE_BYTES, _LARGE_RESERVE_BYTES = 60 * GIB, 10 * GIB
 _CONSTANT_BYTES, _TOKEN_BYTES, _SPLIT_BYTES = 512 * _MIB, 1.5 * _MIB, 128 * _MIB
 """Of the reserve: always; for each token of a step, of which 2,048 are counted at least; for each way to split."""
 
-_GRAPH_REQUEST_BYTES, _PREFILL_GRAPH_BYTES = 2 * _MIB, int(1.5 * GIB)
-"""Of the reserve: for each request of the largest graph, and for the graphs of prompts: those of models with latent
-attention; other models have less."""
+_GRAPH_REQUEST_BYTES, _PROMPT_GRAPH_BYTES, _LATENT_GRAPHS_BYTES = 2 * _MIB, 8 * _MIB, 1536 * _MIB
+"""Of the reserve: for each request of the largest graph of answers, for each graph of prompts, and for all graphs of
+prompts with latent attention."""
+
+_PROMPT_GRAPH_STEPS = ((4, 32), (16, 256), (32, 512), (64, 1024), (256, 4096), (512, 2**31))
+"""Tokens between graphs of prompts, and up to how many (arg_groups/cuda_graph_hook.py)."""
+
+_SEEING_GRAPH_KINDS = ("kimi_k25", "minimax_m3_vl", "qwen3_5", "qwen3_5_moe")
+"""Models that see and have graphs of prompts (configs/model_config.py); others that see have none."""
 
 _WHOLE_EMBEDDING_KINDS = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")
 """Models whose embedding each accelerator has whole (models/gemma3_causal.py and gemma4_causal.py)."""
 
 _UNPADDED_KINDS = ("granitemoehybrid",)
 """Mixtures whose experts have no kernel on Blackwell that needs padding (arg_groups/model_overrides)."""
+
+_WINDOW_KINDS, _WINDOW_CACHE_SHARE = (
+    ("gemma4", "gemma4_text", "gpt_oss", "llama4", "mimo_v2", "step3p5", "step3p7"),
+    0.8,
+)
+"""Models whose layers with a window have a cache of their own, and its tokens for each of the other layers'
+(configs/model_config.py, is_hybrid_swa_model; `--swa-full-tokens-ratio`)."""
+
+_EIGHT_BITS = (*vllm.BLACKWELL, "RTX PRO")
+"""GPUs of compute capability 10 or more, by the beginning of their names."""
+
+_PICTURE_BYTES, _HOPPER_PICTURE_BYTES = 100 * _MIB, 1024 * _MIB
+"""Kept for pictures beside the reserve, and of Qwen3-VL on H100 and H200 (environ.py, SGLANG_VLM_CACHE_SIZE_MB and
+SGLANG_MM_FEATURE_CACHE_MB; arg_groups/model_overrides/qwen3_vl.py)."""
 
 _STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
 """Memory for states of linear layers, for each byte of the KV cache (`--mamba-full-memory-ratio`); bytes of a number of
@@ -126,23 +147,30 @@ def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accel
     return weights
 
 
-def compute_reserve_bytes(device: Accelerators, batch: Batch, ranks: int) -> int:
-    """Return what SGLang sets aside of one accelerator: the largest step, CUDA graphs, buffers between ranks.
-
-    Args:
-        ranks: accelerators that a replica's layers are split over, ways and stages multiplied.
-    """
+def compute_reserve_bytes(model: Architecture, setup: ReplicaSetup, device: Accelerators, batch: Batch) -> int:
+    """Return what SGLang sets aside of one accelerator: the largest step, CUDA graphs, buffers between ranks."""
     size = _select_size(device)
-    graph_requests = min(size.split_graph_requests if ranks >= 4 else size.graph_requests, batch.sequences)
-    reserve = _CONSTANT_BYTES + max(batch.tokens, 2048) * _TOKEN_BYTES + ranks * _SPLIT_BYTES
-    reserve += graph_requests * _GRAPH_REQUEST_BYTES + _PREFILL_GRAPH_BYTES
+    graph_requests = min(size.split_graph_requests if setup.tensor >= 4 else size.graph_requests, batch.sequences)
+    reserve = _CONSTANT_BYTES + max(batch.tokens, 2048) * _TOKEN_BYTES + setup.tensor * setup.pipeline * _SPLIT_BYTES
+    reserve += graph_requests * _GRAPH_REQUEST_BYTES + _compute_prompt_graph_bytes(model, setup, batch)
     return int(max(reserve, _LARGE_RESERVE_BYTES if compute_rank_bytes(device) > _LARGE_BYTES else 0))
+
+
+def _compute_prompt_graph_bytes(model: Architecture, setup: ReplicaSetup, batch: Batch) -> int:
+    if setup.pipeline > 1 or model.compressed or (model.vision and model.kind not in _SEEING_GRAPH_KINDS):
+        return 0
+    if model.latent:
+        return _LATENT_GRAPHS_BYTES
+    ends = [min(batch.tokens, end) for _, end in _PROMPT_GRAPH_STEPS]
+    starts = [0, *ends]
+    graphs = sum(
+        (end - start) // step for (step, _), start, end in zip(_PROMPT_GRAPH_STEPS, starts, ends, strict=False)
+    )
+    return graphs * _PROMPT_GRAPH_BYTES
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Compute whether a replica of `model` on `instance` serves requests of its context.
-
-    Layers with a sliding window are counted as whole ones: SGLang keeps a smaller cache for them, of a size of its own.
 
     Raises:
         ValueError: `instance` has no accelerators.
@@ -154,14 +182,30 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     context, batch = setup.context or model.max_context, setup.batch or select_batch(device)
     weights = compute_weight_bytes(model, setup, device)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
-    reserve = compute_reserve_bytes(device, batch, setup.tensor * setup.pipeline)
+    reserve = compute_reserve_bytes(model, setup, device, batch)
     if model.vision:
         reserve = budget - int((budget - reserve) * _compute_seeing_share(model.vision))
+        reserve += _select_picture_bytes(model, device)
     cache = budget - weights - reserve
-    tokens = _count_tokens(select_stage(model, setup.pipeline), cache, context, setup)
+    stored = dataclasses.replace(setup, dtype=_select_cache_type(model, device, setup.dtype))
+    tokens = _count_tokens(select_stage(model, setup.pipeline), cache, context, stored)
     reason = _describe_misfit(model, device, setup, context)
     division = Division(budget, weights, reserve, cache, tokens)
     return build_fit(instance, setup, context, division, reason or describe_shortage(model, division, context))
+
+
+def _select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> str:
+    """Return how a token is stored on these accelerators, as `compute_kv_layer_bytes` takes it.
+
+    Sparse attention over compressed vectors has 8 bits on Blackwell, whatever is asked (arg_groups/overrides.py,
+    _dsa_kv_cache_dtype_default).
+    """
+    return "fp8_e4m3" if vllm.has_sparse_vectors(model) and device.name.startswith(_EIGHT_BITS) else dtype
+
+
+def _select_picture_bytes(model: Architecture, device: Accelerators) -> int:
+    is_large = model.kind in ("qwen3_vl", "qwen3_vl_moe") and device.name.startswith(("H100", "H200"))
+    return _HOPPER_PICTURE_BYTES if is_large else _PICTURE_BYTES
 
 
 def _compute_seeing_share(vision: Vision) -> float:
@@ -182,6 +226,9 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
     token_bytes, free_bytes = compute_kv_bytes_per_token(model, setup.tensor, setup.dtype), max(0, cache_bytes)
     if model.compressed:
         return _count_compressed_tokens(model, token_bytes, free_bytes, setup.batch)
+    if model.kind in _WINDOW_KINDS:
+        window_bytes = model.sliding_layers * compute_kv_layer_bytes(model, setup.tensor, setup.dtype, has_window=True)
+        token_bytes -= int((1 - _WINDOW_CACHE_SHARE) * window_bytes)
     if model.state is None:
         return free_bytes // token_bytes if token_bytes else 0
     numbers_bytes = 2 * model.state.convolution + _STATE_NUMBER_BYTES * model.state.heads

@@ -94,7 +94,7 @@ those built whatever `get_pp_group` says)."""
 _LEAST_BLOCK = 32
 """Smallest block of FP8 scales into which vLLM cuts those of experts (vLLM 0.32.0, fused_moe/oracle/fp8.py)."""
 
-_BLACKWELL = ("B200", "B300")
+BLACKWELL = ("B200", "B300")
 """Of compute capability 10, by the beginning of their names."""
 
 _PADDED_WIDTH, _GELU_KINDS = 128, ("gemma4", "gemma4_text")
@@ -564,12 +564,12 @@ def _cuts_blocks_of_experts(model: Architecture, parts: int) -> bool:
 
 def describe_missing_kernels(model: Model, device: str) -> str:
     """Return why the model's attention does not run on such processors, as a sentence; empty where it does."""
-    if device.startswith(_SPARSE_DEVICES) or not (model.compressed or _has_sparse_vectors(model)):
+    if device.startswith(_SPARSE_DEVICES) or not (model.compressed or has_sparse_vectors(model)):
         return ""
     return f"no kernel of its sparse attention runs on {device}, only on Hopper and Blackwell GPUs"
 
 
-def _has_sparse_vectors(model: Architecture) -> bool:
+def has_sparse_vectors(model: Architecture) -> bool:
     """Return whether an indexer picks of the compressed vectors of earlier tokens, as in DeepSeek V3.2 and GLM-5."""
     return model.latent is not None and model.index_bytes > 0
 
@@ -581,9 +581,9 @@ def select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> 
     scales, on RTX PRO.
     Source: vLLM 0.32.0, v1/attention/backends/mla/flashinfer_mla_sparse.py.
     """
-    if not _has_sparse_vectors(model) or dtype not in ("auto", "fp8"):
+    if not has_sparse_vectors(model) or dtype not in ("auto", "fp8"):
         return dtype
-    if device.name.startswith(_BLACKWELL):
+    if device.name.startswith(BLACKWELL):
         return "fp8_e4m3" if "fp8" in (dtype, model.cache_type) or model.kind == _NARROW_KIND else dtype
     return "fp8" if device.name.startswith("RTX PRO") else dtype
 
@@ -633,7 +633,7 @@ def _compute_expert_bytes(
 
 def _compute_padding(model: Architecture, parts: int, device: Accelerators | None) -> float:
     """Return times its size that a part of an expert takes on these accelerators."""
-    if device is None or not device.name.startswith(_BLACKWELL):
+    if device is None or not device.name.startswith(BLACKWELL):
         return 1
     if model.scheme is not None or model.kind in _GELU_KINDS:
         return 1
