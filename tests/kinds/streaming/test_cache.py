@@ -55,6 +55,8 @@ class Name:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self._open: set[socket.socket] = set()
+        self._lost: set[socket.socket] = set()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -63,18 +65,26 @@ class Name:
         while True:
             near = self._server.accept()[0]
             far = socket.create_connection(("127.0.0.1", self.port))
+            self._open |= {near, far}
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
-    @staticmethod
-    def _copy(source: socket.socket, sink: socket.socket) -> None:
+    def lose(self) -> None:
+        """Lose the host that it leads to: connections stay open, and nothing goes through them."""
+        self._lost |= self._open
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while block := source.recv(65536):
-                sink.sendall(block)
+                if source not in self._lost:
+                    sink.sendall(block)
             sink.shutdown(socket.SHUT_WR)
 
 
-def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connection_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", ["replica", "lost"])
+def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connection_open(
+    tmp_path: Path, old: str
+) -> None:
     programs.install(lambda _: None)
     java = programs.build_java(heap_mb=64)
     class_path = java[java.index("-cp") + 1]
@@ -98,7 +108,10 @@ def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connec
         try:
             processes.wait_until(is_written, "the first primary's answer", 120, 0)
             assert first.get("mia") == ANSWER.encode()
-            first.replicaof("127.0.0.1", ports[1])
+            if old == "replica":
+                first.replicaof("127.0.0.1", ports[1])
+            else:
+                name.lose()
             assert "TimeoutException" in write(), "nobody takes writes yet"
             name.port = ports[1]
             second.delete("mia")

@@ -13,6 +13,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
 /** Valkey or Redis, with each shopper's latest answer. A write that comes twice, or after a newer one, changes nothing. */
 final class AnswerCache implements AutoCloseable {
@@ -66,6 +67,7 @@ final class AnswerCache implements AutoCloseable {
         }
         CompletableFuture<StatefulRedisConnection<String, String>> used = connect();
         used.thenCompose(open -> open.async().<Long>eval(SET_UNLESS_OLDER, ScriptOutputType.INTEGER, keys, values))
+                .orTimeout(TIMEOUT.toMillis(), TimeUnit.MILLISECONDS)
                 .whenComplete((answer, error) -> {
                     if (error == null) {
                         written.complete(answer);
@@ -73,6 +75,9 @@ final class AnswerCache implements AutoCloseable {
                         disconnect(used);
                         SOON.execute(() -> write(keys, values, written));
                     } else {
+                        if (error instanceof TimeoutException) {
+                            disconnect(used); // a host that is lost closes nothing: TCP itself gives up after 15 minutes
+                        }
                         written.completeExceptionally(error);
                     }
                 });

@@ -34,7 +34,8 @@ final class Call<T> {
             int maxRetries,
             TokenBucket retries,
             TokenBucket hedges,
-            Metrics metrics) {}
+            Metrics metrics,
+            Set<CompletableFuture<?>> open) {}
 
     private final Shared shared;
     private final String id;
@@ -72,6 +73,7 @@ final class Call<T> {
     CompletableFuture<T> start() {
         shared.retries().countCall();
         shared.hedges().countCall();
+        shared.open().add(result);
         result.whenComplete((answer, error) -> end(error)); // the user may cancel it
         schedule(this::passDeadline, deadline.toNanos());
         send("first");
@@ -124,8 +126,6 @@ final class Call<T> {
 
     private HttpRequest buildRequest(Endpoint endpoint, long leftNanos) {
         HttpRequest.Builder request = HttpRequest.newBuilder(endpoint.resolve(path))
-                // Without TLS, asking for HTTP/2 is an Upgrade header, which Uvicorn warns of at each request.
-                .version(endpoint.url.startsWith("https:") ? HttpClient.Version.HTTP_2 : HttpClient.Version.HTTP_1_1)
                 .header("Content-Type", "application/json")
                 .header(ID_HEADER, id)
                 .header(DEADLINE_HEADER, Long.toString(Math.max(1, TimeUnit.NANOSECONDS.toMillis(leftNanos))));
@@ -260,6 +260,7 @@ final class Call<T> {
                 return false;
             }
             ended = true;
+            shared.open().remove(result);
             timers.forEach(timer -> timer.cancel(false));
             left = Set.copyOf(inFlight.keySet());
         }

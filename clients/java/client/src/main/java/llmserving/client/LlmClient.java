@@ -57,7 +57,12 @@ public final class LlmClient implements AutoCloseable {
             return thread;
         });
         executor.setRemoveOnCancelPolicy(true);
-        HttpClient.Builder http = HttpClient.newBuilder().executor(executor).connectTimeout(builder.connectTimeout);
+        HttpClient.Builder http = HttpClient.newBuilder()
+                // All calls would share one connection of HTTP/2: java.net.http fails those beyond what the server takes
+                // on it, 128 at an ALB, and keeps it for all further calls where it has silently broken.
+                .version(HttpClient.Version.HTTP_1_1)
+                .executor(executor)
+                .connectTimeout(builder.connectTimeout);
         if (builder.sslContext != null) {
             http.sslContext(builder.sslContext);
         }
@@ -73,7 +78,8 @@ public final class LlmClient implements AutoCloseable {
                 builder.maxRetries,
                 new TokenBucket(builder.retryShare),
                 new TokenBucket(builder.hedgeShare),
-                builder.metrics);
+                builder.metrics,
+                ConcurrentHashMap.newKeySet());
     }
 
     /** Return a builder of a client for these base URLs, such as {@code http://ranker.internal:8000}. */
@@ -131,10 +137,11 @@ public final class LlmClient implements AutoCloseable {
         return call(EMBEDDINGS, request, EmbeddingResponse.class, deadline);
     }
 
-    /** Stop the client's thread; calls in flight get no answer. */
+    /** Cancel the calls in flight, and stop the client's thread. */
     @Override
     public void close() {
-        shared.executor().shutdownNow();
+        List.copyOf(shared.open()).forEach(call -> call.cancel(true));
+        shared.executor().shutdown();
     }
 
     private <T> CompletableFuture<T> call(String path, Object request, Class<T> type, Duration deadline) {

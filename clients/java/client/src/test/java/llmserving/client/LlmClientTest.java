@@ -19,12 +19,15 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 import okhttp3.Protocol;
+import okhttp3.mockwebserver.Dispatcher;
 import okhttp3.mockwebserver.MockResponse;
 import okhttp3.mockwebserver.MockWebServer;
 import okhttp3.mockwebserver.RecordedRequest;
@@ -220,6 +223,16 @@ class LlmClientTest {
             CompletableFuture<ChatResponse> future = client.chatAsync(HELLO, LONG);
             requested.join();
             assertTrue(future.cancel(true));
+        });
+    }
+
+    @Test
+    void aClosedClientCancelsItsCallsAndClosesTheirConnections() throws Exception {
+        assertClosesConnection("", (client, requested) -> {
+            CompletableFuture<ChatResponse> future = client.chatAsync(HELLO, LONG);
+            requested.join();
+            client.close();
+            assertThrows(CancellationException.class, future::join);
         });
     }
 
@@ -434,7 +447,7 @@ class LlmClientTest {
     }
 
     @Test
-    void tlsSpeaksHttp2AndRefusesAnUnknownCertificate() throws Exception {
+    void tlsRefusesAnUnknownCertificateAndGivesEachCallAConnectionThoughTheServerHasHttp2() throws Exception {
         HeldCertificate certificate =
                 new HeldCertificate.Builder().addSubjectAlternativeName("127.0.0.1").build();
         HandshakeCertificates serving =
@@ -445,17 +458,29 @@ class LlmClientTest {
         try (MockWebServer secure = new MockWebServer()) {
             secure.useHttps(serving.sslSocketFactory(), false);
             secure.setProtocols(List.of(Protocol.HTTP_2, Protocol.HTTP_1_1));
-            secure.enqueue(answer());
+            CountDownLatch both = new CountDownLatch(2);
+            secure.setDispatcher(new Dispatcher() {
+                @Override
+                public MockResponse dispatch(RecordedRequest request) throws InterruptedException {
+                    both.countDown();
+                    both.await();
+                    return answer();
+                }
+            });
             secure.start(InetAddress.getLoopbackAddress(), 0);
             String url = "https://127.0.0.1:" + secure.getPort();
             try (LlmClient client = builder(url).build()) {
                 assertThrows(LlmException.TlsFailed.class, () -> client.chat(HELLO, LONG));
             }
             try (LlmClient client = builder(url).sslContext(trusting.sslContext()).build()) {
+                CompletableFuture<ChatResponse> other = client.chatAsync(HELLO, LONG);
                 assertEquals("hi", client.chat(HELLO, LONG).text());
+                assertEquals("hi", other.join().text());
             }
-            assertNull(secure.takeRequest().getHeader("Host")); // HTTP/2 has :authority in its place
-            assertEquals(1, secure.getRequestCount());
+            // Each is the first of its connection.
+            assertEquals(0, secure.takeRequest().getSequenceNumber());
+            assertEquals(0, secure.takeRequest().getSequenceNumber());
+            assertEquals(2, secure.getRequestCount());
         }
     }
 
