@@ -33,11 +33,14 @@ KAFKA_PORT, CACHE_PORT = 9098, 6379
 _BROKER_UPDATE_MINUTES = 30
 """Twice what a broker usually takes."""
 
+# Each checkpoint of each task has a transaction of a new name, which brokers would remember for seven days.
 _BROKER_SETTINGS = """\
 auto.create.topics.enable=false
 default.replication.factor=3
 min.insync.replicas=2
 unclean.leader.election.enable=false
+transaction.max.timeout.ms=3600000
+transactional.id.expiration.ms=7200000
 """
 
 

@@ -115,6 +115,16 @@ def test_kafka_s_pods_have_the_memory_that_java_takes_reserved_on_their_nodes(ma
         assert requests["cpu"]
 
 
+def test_brokers_are_spread_over_zones_and_nodes(manifests: list[dict[str, Any]]) -> None:
+    pool, kafka = find(manifests, "KafkaNodePool"), find(manifests, "Kafka")["metadata"]["name"]
+    rules = pool["spec"]["template"]["pod"]["topologySpreadConstraints"]
+    assert [rule["topologyKey"] for rule in rules] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    for rule in rules:
+        assert (rule["maxSkew"], rule["whenUnsatisfiable"]) == (1, "DoNotSchedule")
+        # Strimzi's own name of a cluster's brokers. Source: Strimzi 1.2.0, "Scheduling brokers on different worker nodes".
+        assert rule["labelSelector"] == {"matchLabels": {"strimzi.io/name": f"{kafka}-kafka"}}
+
+
 def test_flink_logs_json_where_the_blueprint_says_so(
     render_chart: Render, values: dict[str, Any], manifests: list[dict[str, Any]], schema_location: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from infra import stack_rules
 from infra.constructs import results_table
+from llm_serving import paths
 from llm_serving.catalog import signals
 from llm_serving.fleet import loading
 from llm_serving.kinds.streaming import cloud, programs
@@ -22,6 +23,8 @@ from tests.infra.streaming.conftest import SHAPES
 
 Stacks = dict[str, Stack]
 
+JOB = programs.JOB / "src" / "main" / "java" / "stream"
+KAFKA_SETTINGS = Path(programs.__file__).with_name("kafka.properties")
 TOPIC = (
     "arn:${data.aws_partition.partition.partition}:kafka:us-west-2:"
     "${data.aws_caller_identity.account.account_id}:topic/cotton-shop/*/shop-"
@@ -77,6 +80,22 @@ def test_the_job_reads_its_settings_whole_from_parts_that_a_property_holds(stack
 def test_the_apply_waits_for_an_update_of_every_broker_one_after_the_other(stacks: Stacks) -> None:
     timeouts = {shape: stacks[shape]["resource"]["aws_msk_cluster"]["kafka"]["timeouts"]["update"] for shape in SHAPES}
     assert timeouts == {"shop": "120m", "outside": "360m"}, "three brokers and twelve"
+
+
+def test_brokers_let_a_transaction_live_as_long_as_the_job_may_take_to_start_and_forget_it_soon_after(
+    stacks: Stacks,
+) -> None:
+    asked = re.search(r"TRANSACTION_TIMEOUT = Duration.ofHours\((\d+)\)", (JOB / "StreamJob.java").read_text())
+    assert asked
+    msk = stacks["shop"]["resource"]["aws_msk_configuration"]["kafka-configuration"]["server_properties"]
+    for text in (msk, KAFKA_SETTINGS.read_text(), (paths.CHARTS / "streaming/templates/kafka.yaml").read_text()):
+        times = {name: int(ms) for name, ms in re.findall(r"^ *([a-z.]+\.ms)[=:] *(\d+)$", text, re.MULTILINE)}
+        longest = times["transaction.max.timeout.ms"]
+        assert longest == int(asked[1]) * 3_600_000
+        assert longest < times["transactional.id.expiration.ms"] <= 2 * longest
+        # MSK takes no such setting.
+        assert ("producer.id.expiration.ms" in times) == (text != msk)
+        assert times.get("producer.id.expiration.ms", 2 * longest) == 2 * longest
 
 
 def test_only_clients_reach_kafka_and_the_cache(stacks: Stacks) -> None:

@@ -18,7 +18,11 @@ import org.apache.kafka.clients.consumer.OffsetResetStrategy;
 
 /** Events of shoppers -> context of each session -> prompt -> answer -> Kafka and the cache. */
 public final class StreamJob {
-    private static final Duration TRANSACTION_TIMEOUT = Duration.ofMinutes(10);
+    /**
+     * How long a job that stopped right after a checkpoint may take to start again: then Kafka aborts what that checkpoint
+     * wrote, and its answers are lost. Brokers must allow it: transaction.max.timeout.ms.
+     */
+    private static final Duration TRANSACTION_TIMEOUT = Duration.ofHours(1);
 
     /** How soon a topic of events that was deleted fails the job, instead of reading nothing; the default is 5 minutes. */
     private static final Duration LOOK_FOR_TOPIC = Duration.ofSeconds(10);

@@ -1,6 +1,7 @@
 package stream;
 
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.Properties;
 import java.util.concurrent.ExecutionException;
@@ -11,6 +12,9 @@ import org.apache.kafka.common.errors.TopicExistsException;
 
 /** The topics of the job. */
 final class Topics {
+    /** A record has the time at which Kafka got it; by default that of its producer, whose clock may be wrong. */
+    private static final Map<String, String> BY_OWN_CLOCK = Map.of("message.timestamp.type", "LogAppendTime");
+
     private Topics() {}
 
     static Properties buildProperties(Settings.Kafka kafka) {
@@ -26,7 +30,7 @@ final class Topics {
         Optional<Short> replicas = Optional.of((short) kafka.replicas());
         try (Admin admin = Admin.create(properties)) {
             var topics = List.of(kafka.events(), kafka.results(), kafka.deadLetters()).stream()
-                    .map(topic -> new NewTopic(topic, Optional.of(kafka.partitions()), replicas))
+                    .map(topic -> new NewTopic(topic, Optional.of(kafka.partitions()), replicas).configs(BY_OWN_CLOCK))
                     .toList();
             for (KafkaFuture<Void> created : admin.createTopics(topics).values().values()) {
                 awaitUnlessPresent(created);

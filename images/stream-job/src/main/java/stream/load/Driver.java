@@ -31,6 +31,10 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 public final class Driver {
     private static final Duration POLL = Duration.ofMillis(100);
     private static final ObjectMapper MAPPER = new ObjectMapper();
+    private static final long HOUR_MS = Duration.ofHours(1).toMillis();
+
+    /** Number of kinds of events that must become dead letters, and which of them is of the future. */
+    private static final int BAD_KINDS = 5, FUTURE = 3;
 
     private final JsonNode plan;
     private final String prefix = UUID.randomUUID().toString().substring(0, 8) + "-";
@@ -97,13 +101,15 @@ public final class Driver {
                 if (!isBad) {
                     shopper = prefix + maker.pickShopper();
                 }
+                // A producer whose clock is ahead says so in its record, too.
+                Long recordAt = isBad && bads % BAD_KINDS == FUTURE ? Long.valueOf(at + computeAhead()) : null;
                 String event = isBad ? makeBad(bads++, maker, id, shopper, at) : maker.make(id, shopper, at);
                 synchronized (expected) {
                     expected.add(id);
                     sentCount++;
                 }
                 String key = isBad && !isReadable(event) ? id : shopper;
-                producer.send(new ProducerRecord<>(topic, key, event), this::keepError);
+                producer.send(new ProducerRecord<>(topic, null, recordAt, key, event), this::keepError);
                 sent.write(MAPPER.createObjectNode().put("id", id).put("bad", isBad).put("due_at", due).toString());
                 sent.newLine();
             }
@@ -123,14 +129,17 @@ public final class Driver {
 
     /** Makes what must become a dead letter, of each kind in turn. */
     private String makeBad(int number, EventMaker maker, String id, String shopper, long at) {
-        long hour = Duration.ofHours(1).toMillis();
-        return switch (number % 5) {
+        return switch (number % BAD_KINDS) {
             case 0 -> MAPPER.createObjectNode().put("version", 99).put("id", id).put("shopper", shopper).toString();
             case 1 -> "{\"id\": \"" + id;
             case 2 -> "x".repeat(plan.get("event_bytes").asInt() + 1);
-            case 3 -> maker.make(id, shopper, at + plan.get("future_ms").asLong() + hour);
-            default -> maker.make(id, shopper, at - plan.get("late_ms").asLong() - hour);
+            case FUTURE -> maker.make(id, shopper, at + computeAhead());
+            default -> maker.make(id, shopper, at - plan.get("late_ms").asLong() - HOUR_MS);
         };
+    }
+
+    private long computeAhead() {
+        return plan.get("future_ms").asLong() + HOUR_MS;
     }
 
     /** Returns whether a dead letter of it has its id; that of any other has its key. */
