@@ -115,6 +115,13 @@ def test_kafka_s_pods_have_the_memory_that_java_takes_reserved_on_their_nodes(ma
         assert requests["cpu"]
 
 
+def test_sessions_may_outgrow_the_heap_and_a_checkpoint_writes_only_what_changed(
+    manifests: list[dict[str, Any]],
+) -> None:
+    options = find(manifests, "FlinkDeployment")["spec"]["flinkConfiguration"]
+    assert (options["state.backend.type"], options["execution.checkpointing.incremental"]) == ("rocksdb", "true")
+
+
 def test_brokers_are_spread_over_zones_and_nodes(manifests: list[dict[str, Any]]) -> None:
     pool, kafka = find(manifests, "KafkaNodePool"), find(manifests, "Kafka")["metadata"]["name"]
     rules = pool["spec"]["template"]["pod"]["topologySpreadConstraints"]
