@@ -52,7 +52,7 @@ class LocalAccess:
         Raises:
             Unavailable: the database does not answer.
         """
-        return audit.read(self._login, usage.build_last(since_s))
+        return audit.read(self._login, usage.build_last(since_s), audit.MAX_ENTRIES + 1)
 
     @property
     def _login(self) -> database.Login:

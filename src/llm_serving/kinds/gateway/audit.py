@@ -17,6 +17,12 @@ from llm_serving.kinds.gateway.usage import CACHE, Period
 WARNED_SHARE = 0.8
 """Share of a budget from which on the audit and the meter's log say so, once a day or month."""
 
+MAX_ENTRIES = 20_000
+"""Most entries that are shown: they are in the memory of a program beside LiteLLM, 4 KB each, and pass a tunnel."""
+
+_INDEX = 'CREATE INDEX CONCURRENTLY IF NOT EXISTS blueprint_requests_end ON "LiteLLM_SpendLogs" ("endTime")'
+"""LiteLLM has none by the end of requests: every hour's export would read all of them. It writes meanwhile."""
+
 _LIMITS = """\
 jsonb_strip_nulls(jsonb_build_object('models', to_jsonb({row}.models), 'requests_per_minute', {row}.rpm_limit,
     'tokens_per_minute', {row}.tpm_limit, 'month_usd', {row}.max_budget,
@@ -25,7 +31,7 @@ jsonb_strip_nulls(jsonb_build_object('models', to_jsonb({row}.models), 'requests
 
 
 def prepare(login: Login) -> None:
-    """Create the audit's table and triggers; again where they exist.
+    """Create the audit's table, triggers and index; again where they exist.
 
     Raises:
         Unavailable: the database does not answer, or refuses.
@@ -33,17 +39,21 @@ def prepare(login: Login) -> None:
     limits = {"new_limits": _LIMITS.format(row="NEW"), "old_limits": _LIMITS.format(row="OLD")}
     schema = database.read_statement("audit_schema", **limits)
     database.execute(login, ["--single-transaction", "--command", schema])
+    database.execute(login, ["--command", _INDEX])
 
 
-def read(login: Login, period: Period) -> list[dict[str, Any]]:
+def read(login: Login, period: Period, most: int | None = None) -> list[dict[str, Any]]:
     """Read the entries of a time, the oldest first.
+
+    Args:
+        most: requests among them, the first ones; all where left out.
 
     Raises:
         Unavailable: the database does not answer.
     """
+    values = {**period.format_bounds(), "most": "ALL" if most is None else most}
     changes, requests = (
-        database.query(login, database.read_statement(name, **period.format_bounds()))
-        for name in ("audit_changes", "audit_requests")
+        database.query(login, database.read_statement(name, **values)) for name in ("audit_changes", "audit_requests")
     )
     entries = [*changes, *_list_requests(requests)]
     return sorted(entries, key=lambda entry: str(entry["at"]))

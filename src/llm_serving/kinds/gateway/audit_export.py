@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import time
 from typing import Any
@@ -15,7 +16,7 @@ TABLE = "blueprint_export"
 
 _CREATE = f"CREATE TABLE IF NOT EXISTS {TABLE} (until float8)"
 
-_HOUR_S = 3600
+_HOUR_S, _MINUTE_S = 3600, 60
 _SETTLED_S = 300
 """How long after its end an hour is exported: LiteLLM writes its last records by then."""
 
@@ -37,10 +38,20 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
     end = (time.time() if now is None else now) - _SETTLED_S
     keys = []
     for start in range(round(row["start"] or end), round(end) - _HOUR_S + 1, _HOUR_S):
-        if entries := audit.read(login, Period(start, start + _HOUR_S)):
+        if body := _pack_hour(login, start):
             key = f"{prefix.rstrip('/')}/{time.strftime('%Y/%m/%d/%H', time.gmtime(start))}.jsonl.gz"
-            lines = "".join(f"{json.dumps(entry)}\n" for entry in entries)
-            s3.put_object(Bucket=bucket, Key=key, Body=gzip.compress(lines.encode(), mtime=0))
+            s3.put_object(Bucket=bucket, Key=key, Body=body)
             keys.append(key)
         database.execute(login, ["--command", f"DELETE FROM {TABLE}; INSERT INTO {TABLE} VALUES ({start + _HOUR_S})"])
     return keys
+
+
+def _pack_hour(login: Login, start: int) -> bytes:
+    """Pack the entries of an hour, of which a minute's are in memory at a time; empty where there are none."""
+    packed, count = io.BytesIO(), 0
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+        for minute in range(start, start + _HOUR_S, _MINUTE_S):
+            for entry in audit.read(login, Period(minute, minute + _MINUTE_S)):
+                file.write(f"{json.dumps(entry)}\n".encode())
+                count += 1
+    return packed.getvalue() if count else b""

@@ -85,7 +85,7 @@ def run_gateway(place: Place, port: str) -> NoReturn:
 def read_rows(login: Login, program: str, *arguments: str) -> Any:
     """Read what `blueprint gateway` shows."""
     if program == AUDIT:
-        return audit.read(login, usage.build_last(*map(float, arguments)))
+        return audit.read(login, usage.build_last(*map(float, arguments)), audit.MAX_ENTRIES + 1)
     *period, name = arguments
     meter.record(login, [])  # creates its tables
     return usage.read(login, usage.Period(*map(float, period)), name)._asdict()

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from llm_serving import console
-from llm_serving.kinds.gateway import access, usage, usage_page
+from llm_serving.kinds.gateway import access, audit, usage, usage_page
 from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import InputError, quote_value, require_choice
@@ -106,6 +106,10 @@ def audit_(
     since_s = quantities.parse("--since", since, Duration)
     with access.open_access(folder, fleet, target) as gateway:
         entries = gateway.read_audit(since_s)
+    if len(entries) > audit.MAX_ENTRIES:
+        reason = f"there are more than {audit.MAX_ENTRIES:,} entries"
+        fix = "choose a shorter time; with `audit: {export: s3://BUCKET/PREFIX}` S3 has all of them"
+        raise InputError(f"--since: {quote_value(since)}: {reason}. Fix: {fix}.")
     console.print_rows(entries, _render_audit(entries), as_json=as_json)
 
 

@@ -122,15 +122,19 @@ def execute(login: Login, arguments: Sequence[str]) -> str:
     Raises:
         Unavailable: the database does not answer, or refuses.
     """
-    done = subprocess.run(
-        [*_build_command(login), *arguments],
-        env=_build_environment(login),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*_build_command(login), *arguments],
+            env=_build_environment(login),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {_TIMEOUT_S:.0f} s"
+        raise Unavailable(f"the gateway's database: {reason}. Fix: see `blueprint logs`, process postgres.") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"psql ended with {done.returncode}"]
         raise Unavailable(f"the gateway's database refuses: {lines[-1]}. Fix: see `blueprint logs`, process postgres.")

@@ -18,5 +18,5 @@ FROM (
   FROM "LiteLLM_SpendLogs"
 ) AS logs
 WHERE team_id IS NOT NULL AND (status = 'success' OR is_blocked OR is_broken)
-  AND "endTime" AT TIME ZONE 'UTC' >= {start} AND "endTime" AT TIME ZONE 'UTC' < {end}
+  AND "endTime" >= {start} AT TIME ZONE 'UTC' AND "endTime" < {end} AT TIME ZONE 'UTC'
 GROUP BY 1, 2, 3, 4

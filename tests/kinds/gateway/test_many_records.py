@@ -1,0 +1,140 @@
+"""A database with many records: what grows with them is how much is kept, and not how long a question takes."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.kinds.gateway import access, audit, audit_export, commands, database, meter, usage
+from llm_serving.kinds.gateway.database import Login
+from llm_serving.kinds.gateway.usage import Period
+from llm_serving.settings.errors import InputError, Unavailable
+from tests.kinds.gateway.test_cloud_program import run_postgres
+
+TABLES = """\
+CREATE TABLE "LiteLLM_SpendLogs" (
+  request_id text PRIMARY KEY, "startTime" timestamp, "endTime" timestamp, team_id text, "user" text, api_key text,
+  model_group text, model_id text, prompt_tokens int, completion_tokens int, spend float8, status text, metadata jsonb,
+  cache_hit text);
+CREATE TABLE "LiteLLM_VerificationToken" (token text);
+CREATE TABLE "LiteLLM_TeamTable" (team_id text);
+"""
+"""What the statements name of LiteLLM's."""
+
+HOUR = 1_760_000_400
+"""A full hour, in seconds since 1970."""
+
+
+@pytest.fixture(scope="module")
+def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
+    """Run a database with a request each second of an hour."""
+    if missing := database.find_missing():
+        pytest.skip(f"{missing}: there is none on this machine. To run this test: {database.INSTALL}")
+    with run_postgres(tmp_path_factory.mktemp("postgres")) as owner:
+        database.execute(owner, ["--command", TABLES])
+        audit.prepare(owner)
+        audit.prepare(owner)  # as the next replica does
+        meter.record(owner, [])
+        times = f"to_timestamp({HOUR} + second) AT TIME ZONE 'UTC'"
+        requests = f"""INSERT INTO "LiteLLM_SpendLogs" SELECT second, {times}, {times}, 'ads', '', 'k', 'chat', 'chat/a', 1, 1,
+          0, 'success', '{{}}', '' FROM generate_series(0, 3599) AS second"""
+        database.execute(owner, ["--command", requests])
+        yield owner
+
+
+def explain(login: Login, statement: str) -> str:
+    """Return Postgres' plan; it reads a whole table only where there is no other way."""
+    return database.execute(login, ["--command", "SET enable_seqscan = off", "--command", f"EXPLAIN {statement}"])
+
+
+def build_statement(name: str) -> str:
+    values = {**Period(HOUR, HOUR + 60).format_bounds(), "most": 9, "cache": "", "refused": "", "embedding": "()"}
+    return database.read_statement(name, **values)
+
+
+def test_the_meter_s_rows_are_found_without_a_look_at_all_of_them_for_each(login: Login) -> None:
+    at = f"to_timestamp({HOUR} + 60 * minute)"
+    rows = f"""INSERT INTO blueprint_meter SELECT name, {at}, 1, '{{}}' FROM generate_series(-5, 5) AS minute,
+      unnest(ARRAY['a', 'b']) AS name WHERE name = 'a' OR minute > 1"""
+    database.execute(login, ["--command", rows])
+    assert "SubPlan" not in explain(login, build_statement("usage_meter"))
+    for_each = (
+        "SELECT at FROM blueprint_meter AS a WHERE at > (SELECT min(at) FROM blueprint_meter WHERE usd_h = a.usd_h)"
+    )
+    assert "SubPlan" in explain(login, for_each)
+    records = usage.read(login, Period(HOUR, HOUR + 180), "edge")
+    assert [(row["deployment"], (row["at"] - HOUR) / 60) for row in records.meter] == [
+        ("a", -1), ("a", 0), ("a", 1), ("a", 2), ("b", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["audit_requests", "usage_requests"])
+def test_the_requests_of_a_time_are_found_by_when_they_ended(login: Login, name: str) -> None:
+    assert "Index Cond" in explain(login, build_statement(name))
+    whole = """SELECT 1 FROM "LiteLLM_SpendLogs" WHERE "endTime" AT TIME ZONE 'UTC' >= now()"""
+    assert "Index Cond" not in explain(login, whole), "an index finds a column, and no expression of it"
+
+
+def test_an_hour_is_exported_a_minute_at_a_time(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, bodies, sizes = audit.read, dict[str, bytes](), list[int]()
+
+    def count(*arguments: Any) -> list[dict[str, Any]]:
+        entries = read(*arguments)
+        sizes.append(len(entries))
+        return entries
+
+    class S3:
+        def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:  # noqa: N803
+            bodies[f"{Bucket}/{Key}"] = Body
+
+    monkeypatch.setattr(audit, "read", count)
+    database.execute(
+        login,
+        ["--command", f"CREATE TABLE blueprint_export (until float8); INSERT INTO blueprint_export VALUES ({HOUR})"],
+    )
+    assert audit_export.export(login, S3(), "s3://b/p", HOUR + 3600 + 300) == ["p/2025/10/09/09.jsonl.gz"]
+    [body] = bodies.values()
+    lines = gzip.decompress(body).splitlines()
+    assert max(sizes) == 60
+    assert [json.loads(line) for line in lines] == read(login, Period(HOUR, HOUR + 3600))
+    assert len(lines) == 3600
+
+
+def test_more_entries_than_fit_beside_a_gateway_are_not_read(
+    login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(audit.read(login, Period(HOUR), 3)) == 3
+    monkeypatch.setattr(audit, "MAX_ENTRIES", 2)
+    found = [{"at": str(number)} for number in range(3)]
+
+    class Access:
+        def read_audit(self, _: float) -> list[dict[str, Any]]:
+            return found
+
+    monkeypatch.setattr(access, "open_access", lambda *_: contextlib.nullcontext(Access()))
+    with pytest.raises(InputError) as refused:
+        commands.audit_(tmp_path, "1d", as_json=True)
+    assert str(refused.value) == (
+        '--since: "1d": there are more than 2 entries. Fix: choose a shorter time; '
+        "with `audit: {export: s3://BUCKET/PREFIX}` S3 has all of them."
+    )
+
+
+def test_old_requests_are_deleted(login: Login) -> None:
+    audit.delete_old(login, 86400)
+    assert audit.read(login, Period(HOUR, HOUR + 3600)) == []
+
+
+def test_a_database_that_is_slow_is_away(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_TIMEOUT_S", 0.5)
+    with pytest.raises(Unavailable) as slow:
+        database.execute(login, ["--command", "SELECT pg_sleep(3)"])
+    assert str(slow.value) == (
+        "the gateway's database: no answer within 0 s. Fix: see `blueprint logs`, process postgres."
+    )
