@@ -74,7 +74,9 @@ def run_provider() -> Iterator[Provider]:
             provider.headers.append({name.lower(): value for name, value in self.headers.items()})
             provider.received.append(body)
             fault, is_stream = find_fault(body), body.get("stream", False)
-            if fault.isdigit():
+            if self.path.endswith("/images/generations"):
+                self._send(200, "application/json", b'{"created": 1, "data": [{"b64_json": "aGk="}]}')
+            elif fault.isdigit():
                 self._send(int(fault), "application/json", b'{"error": {"message": "injected fault"}}')
             elif fault == "hang":
                 self.rfile.read(1)  # until the client gives up
@@ -117,7 +119,7 @@ def run_provider() -> Iterator[Provider]:
 
 def find_fault(body: dict[str, Any]) -> str:
     """Find the fault that a request asks for; empty where it asks for none."""
-    prompt = str(body["messages"][-1]["content"])
+    prompt = str(body["messages"][-1]["content"] if "messages" in body else body.get("input"))
     return prompt.partition("fault: ")[2] if body["model"] == FAILING else ""
 
 

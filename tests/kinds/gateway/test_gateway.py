@@ -75,7 +75,7 @@ PRICES = {"big-a": 36.0, "big-b": 18.0}
 REGION = "us-west-2"
 """Of the emulated Bedrock, which LiteLLM calls as on AWS."""
 
-TEAMS = ("search", "ads", "slow", "private", "strict", "outside", "poor")
+TEAMS = ("search", "ads", "slow", "private", "strict", "outside", "poor", "rich")
 
 BLUEPRINT = """\
 kind: gateway
@@ -89,6 +89,7 @@ teams:
   outside: {models: [outside, impatient, alone, echo]}
   # Of the second answer: 16 tokens at 30 USD a million each, and the prompt's.
   poor: {models: chat, budget: {day: 0.0008 USD}}
+  rich: {models: drawn, budget: {day: 1000 USD}}
 routes:
   chat:
     deployments: [{deployment: big-a}, {deployment: big-b}]
@@ -109,6 +110,9 @@ routes:
   alone:
     deployments: {url: "PROVIDER", model: outside}
     retries: 0
+  drawn:
+    deployments: {url: "PROVIDER", model: drawn}
+    price: {input: 1 USD, output: 1 USD}
 shared_counts: redis://127.0.0.1:REDIS_PORT
 sample: {requests: 2}
 # Of 2025, which a test writes: the meter deletes what is older.
@@ -311,8 +315,9 @@ def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
         ("search", "chat", 2), ("search", "small", 2), ("search", "echo", 2), ("ads", "small", 2), ("slow", "small", 2),
         ("private", "echo", 2), ("strict", "echo", 2), ("outside", "echo", 2), ("outside", "outside", 2),
         ("outside", "impatient", 2), ("outside", "alone", 2), ("poor", "chat", 2),
+        ("rich", "drawn", 2),
     ]  # fmt: skip
-    assert Counter(row["expected"] for row in report["refusals"]) == {401: 9, 403: 30}
+    assert Counter(row["expected"] for row in report["refusals"]) == {401: 10, 403: 43}
     assert gateway.run("key", "list", "edge") == []
 
 
@@ -460,6 +465,15 @@ def test_replicas_with_wrong_clocks_let_at_most_twice_a_minute_s_requests_throug
         return sum(count <= limit for count in counts)
 
     assert [count_passed(skew_s, 10) for skew_s in (0, 30, 60, 3600, -3600)] == [10, 20, 11, 11, 10]
+
+
+def test_pictures_are_for_teams_without_a_budget(gateway: Running) -> None:
+    url, body = f"{gateway.deployment.url}/v1/images/generations", {"model": "alone", "prompt": "a cat"}
+    assert read_status(url, gateway.create_key("outside"), body) == 200
+    assert gateway.received[-1] == {"model": "outside", "prompt": "a cat"}, (
+        "our server refuses fields that it does not know"
+    )
+    assert read_status(url, gateway.create_key("rich"), {**body, "model": "drawn"}) == 403
 
 
 def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:
@@ -753,6 +767,15 @@ def test_a_route_s_only_deployment_gets_the_request_after_one_that_failed(gatewa
     with pytest.raises(openai.InternalServerError, match="injected fault"):
         ask_outside(gateway, key, "fault: 500", "alone")
     assert ask_outside(gateway, key, "hi", "alone") == f"Answer {len(gateway.received)}."
+
+
+@pytest.mark.parametrize(("path", "prompt"), [("chat/completions", "messages"), ("embeddings", "input")])
+def test_a_client_does_not_choose_how_often_a_request_is_sent(gateway: Running, path: str, prompt: str) -> None:
+    fault = {"messages": [{"role": "user", "content": "fault: 500"}], "input": "fault: 500"}[prompt]
+    body = {"model": "alone", prompt: fault, "num_retries": 2, "max_retries": 2}
+    url, key, asked = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("outside"), len(gateway.received)
+    assert read_status(url, key, body, {"X-LiteLLM-Num-Retries": "2"}) == 500
+    assert len(gateway.received) == asked + 1
 
 
 def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) -> None:

@@ -197,7 +197,7 @@ def test_a_request_has_its_team_s_class_and_name_where_the_endpoint_tells_them_a
     assert send("ads", **traits) == {"x-class": "chat-high", "x-caller": "ads"}
     assert send("search", **traits) == {"x-caller": "search"}, "between the two classes"
     assert send("other", **traits) == send(None, **traits) == send("ads") == {}
-    body = {"model": "chat", "extra_headers": forged, "headers": forged}
+    body = {"model": "chat", "extra_headers": forged, "headers": forged, "num_retries": 9, "max_retries": 9}
     asyncio.run(guard.async_pre_call_hook(SimpleNamespace(team_id="ads", user_id="u"), None, body, "completion"))
     assert body == {"model": "chat"}
 
@@ -207,3 +207,20 @@ def test_requests_that_differ_in_their_id_alone_have_one_kept_answer(hook: Any) 
     keys = {cache.get_cache_key(model="m", extra_headers={hook.ID_HEADER: request_id}) for request_id in "ab"}
     assert keys == {cache.get_cache_key(model="m")}
     assert cache.get_cache_key(model="n") not in keys
+
+
+def test_pictures_are_refused_to_a_team_with_a_budget_and_get_no_headers(hook: Any) -> None:
+    guard = hook.RequestGuard({"ads": {"budget": {"day": 1.0}}, "search": {"budget": None}}, {})
+
+    def call(team: str, call_type: str) -> None:
+        asyncio.run(guard.async_pre_call_hook(SimpleNamespace(team_id=team, user_id="u"), None, {}, call_type))
+
+    with pytest.raises(Refused) as refused:
+        call("ads", "aimage_generation")
+    message = "Pictures have no price, and the team has a budget"
+    assert refused.value.args == (403, {"error": {"message": message, "type": "no_price"}})
+    call("ads", "acompletion")
+    call("search", "aimage_generation")
+    kwargs = {"model": "openai/m"}
+    assert asyncio.run(guard.async_pre_call_deployment_hook(kwargs, "CallTypes.aimage_generation")) == kwargs
+    assert "extra_headers" in asyncio.run(guard.async_pre_call_deployment_hook(kwargs, "CallTypes.acompletion"))

@@ -125,6 +125,8 @@ def build_environment(login: Login, secret: str) -> dict[str, str]:
     """Build LiteLLM's variables."""
     return {
         "DATABASE_URL": database.format_url(login),
+        # Of OpenAI's client, whatever a route says: an embedding would be sent three times for each attempt.
+        "DEFAULT_MAX_RETRIES": "0",
         "DISABLE_SCHEMA_UPDATE": "true",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it downloads its list of prices
         "LITELLM_MASTER_KEY": database.derive_key(secret, ADMIN),

@@ -29,8 +29,13 @@ UNVERIFIED_USER = "__db_unavailable_fallback__"
 PROMPT_LIMIT, HAS_PRIORITY, CLASSES, CALLER = "prompt_characters", "has_priority", "classes", "caller_header"
 """What LiteLLM's settings say of a deployment, in `model_info`."""
 
-_OWN_FIELDS = ("cache", "priority", "extra_body", "extra_headers", "headers", "litellm_params")
-"""Of a body: LiteLLM would read the client's as its own settings."""
+_OWN_FIELDS = (
+    "cache", "priority", "extra_body", "extra_headers", "headers", "litellm_params", "num_retries", "max_retries",
+)  # fmt: skip
+"""Of a body, or of a header that LiteLLM writes there: it would read the client's as its own settings."""
+
+_PICTURES = "image_generation"
+"""How LiteLLM's names of calls for pictures end."""
 
 _PROMPT_FIELDS = ("messages", "prompt", "input", "instructions", "system", "tools", "query", "documents")
 
@@ -60,6 +65,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         super().__init__()
         self._cached = cached
         self._limits = {name: team.get("prompt_characters") for name, team in teams.items()}
+        self._budgeted = {name for name, team in teams.items() if team.get("budget")}
         self._classes = {name: team.get("priority", "normal") for name, team in teams.items()}
 
     async def async_pre_call_hook(
@@ -67,9 +73,11 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         user_api_key_dict: Any,
         cache: object,  # noqa: ARG002 - LiteLLM names the arguments
         data: dict[str, Any],
-        call_type: str,  # noqa: ARG002
+        call_type: str,
     ) -> None:
         """Refuse a key that could not be looked up with 503, and a prompt beyond the team's limit with 413.
+
+        Pictures are refused to a team with a budget, with 403: they have no price that would count against it.
 
         The rest reads cached answers of its own team only, and gives itself no priority.
         """
@@ -77,6 +85,9 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             message = "The key cannot be verified: the gateway's database does not answer"
             raise HTTPException(503, {"error": {"message": message, "type": "service_unavailable"}})
         team = user_api_key_dict.team_id
+        if team in self._budgeted and call_type.endswith(_PICTURES):
+            message = "Pictures have no price, and the team has a budget"
+            raise HTTPException(403, {"error": {"message": message, "type": "no_price"}})
         controls = data.get("cache")
         for field in _OWN_FIELDS:
             data.pop(field, None)
@@ -111,7 +122,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     async def async_pre_call_deployment_hook(
         self,
         kwargs: dict[str, Any],
-        call_type: object,  # noqa: ARG002
+        call_type: object,
     ) -> dict[str, Any] | None:
         """Give a request its id, and at a deployment that schedules by them its team's priority, class and name.
 
@@ -121,7 +132,8 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         metadata = kwargs.get("litellm_metadata") or kwargs.get("metadata") or {}
         team = str(metadata.get("user_api_key_team_id"))
         class_ = self._classes.get(team, "normal")
-        if not str(kwargs.get("model")).startswith("bedrock/"):  # which takes no header of ours
+        # Bedrock takes no header of ours, and those of a call for pictures LiteLLM would write into its body.
+        if not str(kwargs.get("model")).startswith("bedrock/") and not str(call_type).endswith(_PICTURES):
             caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._classes else {}
             headers = {ID_HEADER: find_request_id(kwargs), **caller, **traits.get(CLASSES, {}).get(class_, {})}
             kwargs = {**kwargs, "extra_headers": headers}
