@@ -25,6 +25,11 @@ from llm_serving.kinds.gateway.stack import (
 )
 from llm_serving.services.service import Service
 
+_GROWTH, _MAX_GIB = 10, 65_536
+"""To how many times its storage RDS grows the database by itself, since a full one takes no record and no new key; and
+the largest that RDS has. Source: RDS user guide, "Managing capacity automatically with Amazon RDS storage autoscaling",
+2026-11."""
+
 _RESTORE_DAYS = key.DELETION_DAYS
 """How long the secret can be restored after `destroy`: as long as the key that encrypts it and the database's backups,
 which have no keys without it. Secrets Manager's longest too."""
@@ -147,6 +152,7 @@ def _add_database(context: GatewayContext, groups: ServerGroups) -> aws.db_insta
         instance_class=gateway.database_type,
         storage_type="gp3",
         allocated_storage=gateway.database_gib,
+        max_allocated_storage=min(_MAX_GIB, _GROWTH * gateway.database_gib),
         # Else a larger one, or more storage, waits for the maintenance window of the week, full or not.
         apply_immediately=True,
         storage_encrypted=True,

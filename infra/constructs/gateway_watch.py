@@ -10,8 +10,9 @@ from llm_serving.kinds.gateway.stack import CACHE_NODES
 MAX_PERCENT = 80.0
 """Of CPU and of memory."""
 
-MIN_SPACE = 0.2
-"""Free share of the database's storage."""
+MIN_SPACE = 0.08
+"""Free share of the storage that the database began with. At a tenth of what it has RDS makes it larger, unless it may
+grow no more."""
 
 PERIODS = 15
 """Minutes in a row: an instance of the family t may work above its baseline for a while."""

@@ -54,6 +54,7 @@ run "pods" {
   assert {
     condition = (
       aws_db_instance.database.instance_class == "db.r7g.large" && aws_db_instance.database.allocated_storage == 100 &&
+      aws_db_instance.database.max_allocated_storage == 1000 &&
       aws_db_instance.database.backup_retention_period == 35
     )
     error_message = "sizes are the blueprint's"

@@ -162,7 +162,7 @@ def test_alarms_ring_before_the_servers_are_full(stacks: Stacks, shape: str) -> 
         found[name] = (alarm["comparison_operator"], alarm["threshold"], dimensions)
     database = [{"DBInstanceIdentifier": f"cotton-{shape}"}]
     nodes = [{"CacheClusterId": f"cotton-{shape}-001"}, {"CacheClusterId": f"cotton-{shape}-002"}]
-    space_bytes = {"edge": 4, "pods": 20}[shape] * 2**30
+    space_bytes = pytest.approx({"edge": 1.6, "pods": 8}[shape] * 2**30)
     assert found == {
         "database-cpu": ("GreaterThanThreshold", 80, database),
         "database-space": ("LessThanThreshold", space_bytes, database),

@@ -261,8 +261,8 @@ class Aws(Settings):
     database_type: Annotated[str, FORMATS["database-type"]] = "db.t4g.medium"
     """Instance class of the database, which has a standby in another zone."""
 
-    database_storage: Annotated[Memory, Field(ge=20 * 2**30, le=64 * 2**40)] = parse_default("20Gi")
-    """Storage of the database."""
+    database_storage: Annotated[Memory, Field(ge=20 * 2**30, le=32 * 2**40)] = parse_default("20Gi")
+    """Storage of the database, which grows by itself to ten times as much."""
 
     backup_days: Annotated[int, Field(ge=1, le=35)] = 7
     """How long the database can be restored to any second; after `destroy` once its key is taken back, within 30

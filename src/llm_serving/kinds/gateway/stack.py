@@ -49,7 +49,7 @@ class GatewayStack(Settings):
     """Name of the parameter of Systems Manager that tells the programs where everything is."""
 
     database_type: str
-    database_gib: Annotated[int, Field(ge=20, le=65_536)]
+    database_gib: Annotated[int, Field(ge=20, le=32_768)]
     backup_days: Annotated[int, Field(ge=1, le=35)]
     cache_type: str
     cache_reserve_percent: Annotated[int, Field(ge=25, le=100)] | None = None
