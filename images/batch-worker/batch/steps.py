@@ -12,8 +12,8 @@ import json
 import math
 import struct
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, cast
 
 from batch import layout, parquet_process, reader, rows
@@ -31,8 +31,8 @@ MAX_ERRORS = 1000
 _ID_RECORD = struct.Struct("<16sQ")
 """A digest and the line of its row in the chunk, as ids.bin holds them, sorted."""
 
-_MERGE_BYTES = 32 * 2**20
-"""Memory for the digests of all chunks while they are compared."""
+_MERGE_BYTES = 256 * 2**20
+"""Memory for the digests of all chunks while they are compared: of each chunk a block, and the next one."""
 
 MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
 """Maximum invalid rows of a chunk, and duplicate ids of a job: a job with more fails before they fill the memory."""
@@ -201,9 +201,10 @@ class Steps:
         chunks = self._read_chunks(job_id)
         with ThreadPoolExecutor(_READERS) as pool:
             sizes = list(pool.map(lambda chunk: self._read_counts(job_id, chunk["index"]), chunks))
-            first_lines = list(itertools.accumulate((lines for lines, _ in sizes), initial=0))[:-1]
-            doubled = self._find_doubled(job_id, chunks, first_lines)
-            total = sum(count for _, count in sizes)
+            first_lines = list(itertools.accumulate((lines for lines, _, _ in sizes), initial=0))[:-1]
+            id_counts = [ids for _, _, ids in sizes]
+            doubled = self._find_doubled(job_id, chunks, first_lines, id_counts, pool)
+            total = sum(count for _, count, _ in sizes)
             errors: list[dict[str, Any]] = []
             fault_count = 0
 
@@ -231,10 +232,10 @@ class Steps:
         each = CHUNKS_AHEAD + math.ceil(self._settings.max_concurrency * chunks / row_count)
         return min(chunks, self._settings.workers * each, MAX_CHUNKS_AT_ONCE)
 
-    def _read_counts(self, job_id: str, index: int) -> tuple[int, int]:
-        """Read the number of lines and rows of a chunk from its scan."""
+    def _read_counts(self, job_id: str, index: int) -> tuple[int, int, int]:
+        """Read the number of lines, rows and ids of a chunk from its scan."""
         summary = self._read_existing(self._keys.build(layout.SCAN, job_id, index))
-        return summary["lines"], summary["rows"]
+        return summary["lines"], summary["rows"], summary["rows"] - len(summary["faults"])
 
     def _write_plan(
         self, job_id: str, index: int, first_line: int, repeats: dict[str, int]
@@ -354,12 +355,18 @@ class Steps:
         state.finish()
         return state.head
 
-    def _find_doubled(self, job_id: str, chunks: list[Chunk], first_lines: list[int]) -> dict[int, dict[str, int]]:
+    def _find_doubled(
+        self, job_id: str, chunks: list[Chunk], first_lines: list[int], id_counts: list[int], pool: Executor
+    ) -> dict[int, dict[str, int]]:
         """Find lines with the id of an earlier line: by chunk and line in it, with the first line in the file."""
-        step = _ID_RECORD.size * max(256, _MERGE_BYTES // (_ID_RECORD.size * len(chunks)))
+        step = _ID_RECORD.size * max(256, _MERGE_BYTES // (2 * _ID_RECORD.size * len(chunks)))
+        keys = [self._keys.build(layout.IDS, job_id, chunk["index"]) for chunk in chunks]
+        blocks = [
+            self._read_ahead(key, _ID_RECORD.size * ids, step, pool) for key, ids in zip(keys, id_counts, strict=True)
+        ]
         streams = [
-            self._read_records(self._keys.build(layout.IDS, job_id, chunk["index"]), chunk["index"], first, step)
-            for chunk, first in zip(chunks, first_lines, strict=True)
+            _unpack_records(own, chunk["index"], first)
+            for own, chunk, first in zip(blocks, chunks, first_lines, strict=True)
         ]
         doubled: dict[int, dict[str, int]] = {}
         digest, first_line, count = b"", 0, 0
@@ -374,14 +381,20 @@ class Steps:
                 raise Permanent("too_many_bad_rows", text)
         return doubled
 
-    def _read_records(self, key: str, index: int, first: int, step: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """Read digest, line in the file, chunk, and line in the chunk: sorted, block by block."""
-        head = self._store.read_head(key)
-        size = (head or {"bytes": 0})["bytes"]
-        for start in range(0, size, step):
-            block = b"".join(self._store.read_range(key, start, min(size, start + step)))
-            for digest, line in _ID_RECORD.iter_unpack(block):
-                yield digest, first + line, index, line
+    def _read_ahead(self, key: str, size: int, step: int, pool: Executor) -> Iterator[bytes]:
+        """Read an object in blocks, each while the one before it is used: S3 answers several requests at a time."""
+
+        def submit(start: int) -> Future[bytes]:
+            return pool.submit(lambda: b"".join(self._store.read_range(key, start, min(size, start + step))))
+
+        def read(block: Future[bytes]) -> Iterator[bytes]:
+            for start in range(step, size, step):
+                following = submit(start)
+                yield block.result()
+                block = following
+            yield block.result()
+
+        return read(submit(0))
 
     def _read_job(self, job_id: str) -> Job:
         return cast(Job, self._read_existing(self._keys.build(layout.JOB, job_id)))
@@ -397,6 +410,13 @@ class Steps:
 
     def _change_job(self, job_id: str, change: Callable[[Job], Any]) -> Job:
         return cast(Job, self._store.change_json(self._keys.build(layout.JOB, job_id), change))
+
+
+def _unpack_records(blocks: Iterable[bytes], index: int, first: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield digest, line in the file, chunk, and line in the chunk."""
+    for block in blocks:
+        for digest, line in _ID_RECORD.iter_unpack(block):
+            yield digest, first + line, index, line
 
 
 def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:

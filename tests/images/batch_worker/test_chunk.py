@@ -317,6 +317,28 @@ def test_a_doubled_id_is_found_in_another_chunk(store: Store, steps: Steps, writ
     assert total == 20
 
 
+def test_digests_of_several_blocks_and_chunks_are_read_at_a_time(
+    store: Store, steps: Steps, write_input: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = build_rows(900)
+    job = write_input(b"\n".join([*lines, lines[3], lines[899]]))
+    read_range, all_chunks, starts = store.read_range, threading.Barrier(3), list[int]()
+
+    def read(key: str, start: int, end: int, etag: str = "") -> Any:
+        if key.endswith("ids.bin"):
+            starts.append(start)
+            if start == 0:
+                all_chunks.wait(60)  # for the first blocks of the others, which would come after this one
+        return read_range(key, start, end, etag)
+
+    monkeypatch.setattr(store, "read_range", read)
+    monkeypatch.setattr(steps_module, "_MERGE_BYTES", 0)
+    chunks = prepare(steps, job)
+    assert len(chunks) == 3 and len(starts) > 3, "some have several blocks"
+    stored = store.read_json(KEYS.build(layout.ROWS, job["id"], chunks[-1]["index"]))
+    assert stored is not None and sorted(stored.value["repeats"].values()) == [4, 900]
+
+
 @pytest.mark.parametrize(
     ("content", "code"), [(b"\n\n", "empty_file"), (b"\x1f\x8b\x08\x00garbage" * 9, "corrupt_file")]
 )
