@@ -219,6 +219,8 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
         "search",
         "normal",
     )
+    note = "S3 deletes a schedule's file 90 days after it was written: write it again before. See storage.results_kept."
+    assert note in deployment.notes
     [worker] = deployment.batch_workers
     assert worker.replicas.max == deployment.worker_count == 2, "containers alike"
     assert kinds.load_deployment(deployment.model_dump_json()) == deployment

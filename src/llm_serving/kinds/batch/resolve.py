@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch import cloud, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
@@ -109,7 +110,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             api,
         ),
         stack=stack,
-        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering, found)),
+        notes=(
+            *(own_serving.notes if own_serving else ()),
+            *_list_notes(settings, fleet.value, environment, answering, found),
+        ),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
 
@@ -175,7 +179,7 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 
 
 def _list_notes(
-    settings: Blueprint, environment: Environment, answering: Answering, found: FoundDeployment | None
+    settings: Blueprint, fleet: Fleet, environment: Environment, answering: Answering, found: FoundDeployment | None
 ) -> Iterator[str]:
     if found:
         yield from _describe_back_off(found, environment, answering)
@@ -183,6 +187,10 @@ def _list_notes(
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
     if settings.schedules and environment.conventions.is_local:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
+    elif settings.schedules:
+        days = aws_limits.convert_to_days(fleet.storage.results_kept)
+        end = f"{days} days after it was written"
+        yield f"S3 deletes a schedule's file {end}: write it again before. See storage.results_kept."
     if settings.api.keys is None and not environment.conventions.is_local:
         yield "The Batch API asks for no key: whoever reaches it sees and cancels the jobs of every team. See api.keys."
     named = cloud.list_secrets(settings)
