@@ -186,6 +186,20 @@ def test_what_clients_call_is_asked_to_stop_once_none_finds_it_any_more(
     assert "lifecycle" not in worker, "nobody calls it"
 
 
+def test_pods_are_spread_over_nodes_and_zones_more_than_anything_but_spot(
+    render_chart: Render, values: dict[str, Values]
+) -> None:
+    """The scheduler's score has maxSkew - 1 for every node: with 1 a node without such a pod is worth 100 more, not 14."""
+    skews = {
+        pod["metadata"]["labels"]["inference/kind"]: {
+            rule["topologyKey"]: rule["maxSkew"] for rule in pod["spec"]["topologySpreadConstraints"]
+        }
+        for pod in list_pods(render_chart(values["pods"], CHART))
+    }
+    keys = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    assert skews == {"api": dict.fromkeys(keys, 1), "worker": dict.fromkeys(keys, 10)}
+
+
 def test_workers_wait_in_the_queue_of_their_pool(render_chart: Render, values: dict[str, Values]) -> None:
     queued = {}
     for deployment in filter_by_kind(render_chart(values["pods"], CHART), "Deployment"):
