@@ -136,6 +136,14 @@ def test_a_missing_prompt_is_refused_at_the_line_that_names_it(folder: Path) -> 
     )
 
 
+def test_events_whose_dead_letters_kafka_would_refuse_are_refused(folder: Path) -> None:
+    change(folder / "blueprint.yaml", "event: 16Ki", "event: 512Ki")
+    with pytest.raises(InputError, match=r"limits\.event"):
+        resolve(folder)
+    change(folder / "blueprint.yaml", "event: 512Ki", "event: 256Ki")
+    resolve(folder)
+
+
 def test_exactly_one_endpoint_is_asked(folder: Path) -> None:
     change(folder / "blueprint.yaml", "mock: {latency: 0.1s}", "mock: {}\n  deployment: chat")
     with pytest.raises(InputError, match=r"it must have exactly one of mock, deployment and url\. Fix: set mock: \{\}"):

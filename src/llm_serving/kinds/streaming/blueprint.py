@@ -93,7 +93,8 @@ class Session(Settings):
 class Limits(Settings):
     """Events beyond a limit are dead letters."""
 
-    event: Annotated[Memory, Field(ge=128, le=2**20)] = parse_default("16Ki")
+    # Kafka takes records of 1 MiB, and a dead letter has an event's quotes escaped twice.
+    event: Annotated[Memory, Field(ge=128, le=2**18)] = parse_default("16Ki")
     """Maximum size of an event."""
 
     late: Annotated[Duration, Field(ge=0)] = parse_default("5min")

@@ -51,10 +51,9 @@ final class Door extends ProcessFunction<Incoming, Event> {
             return;
         }
         String id = node.path("id").asText("");
-        Set<ValidationMessage> mistakes = schema.validate(node);
-        if (!mistakes.isEmpty()) {
-            String message = mistakes.iterator().next().getMessage();
-            context.output(DeadLetter.TAG, DeadLetter.of(incoming, id, "schema", message));
+        String mistake = findMistake(node);
+        if (mistake != null) {
+            context.output(DeadLetter.TAG, DeadLetter.of(incoming, id, "schema", mistake));
             return;
         }
         Event event = build(node, incoming);
@@ -65,6 +64,16 @@ final class Door extends ProcessFunction<Incoming, Event> {
             return;
         }
         out.collect(event);
+    }
+
+    /** Returns what the schema refuses; null for nothing. */
+    private String findMistake(JsonNode node) {
+        try {
+            Set<ValidationMessage> mistakes = schema.validate(node);
+            return mistakes.isEmpty() ? null : mistakes.iterator().next().getMessage();
+        } catch (RuntimeException | StackOverflowError error) { // as of 1e999, and of some patterns on long texts
+            return "it cannot be checked: " + error;
+        }
     }
 
     private static Event build(JsonNode node, Incoming incoming) {

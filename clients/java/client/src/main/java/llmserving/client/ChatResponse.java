@@ -1,6 +1,8 @@
 package llmserving.client;
 
 import com.fasterxml.jackson.annotation.JsonProperty;
+import com.fasterxml.jackson.annotation.JsonSetter;
+import com.fasterxml.jackson.annotation.Nulls;
 import java.util.List;
 
 /**
@@ -10,7 +12,11 @@ import java.util.List;
  * @param choices the answers; one unless the request has {@code n}
  * @param usage tokens of the call, or null
  */
-public record ChatResponse(String model, @JsonProperty(required = true) List<Choice> choices, Usage usage) {
+public record ChatResponse(
+        String model,
+        @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL, contentNulls = Nulls.FAIL)
+                List<Choice> choices,
+        Usage usage) {
     /**
      * One answer.
      *
@@ -18,7 +24,8 @@ public record ChatResponse(String model, @JsonProperty(required = true) List<Cho
      * @param finishReason why it ends, such as {@code stop} or {@code length}
      */
     public record Choice(
-            @JsonProperty(required = true) Message message, @JsonProperty("finish_reason") String finishReason) {}
+            @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL) Message message,
+            @JsonProperty("finish_reason") String finishReason) {}
 
     /** Return the text of the first answer. */
     public String text() {

@@ -1,6 +1,8 @@
 package llmserving.client;
 
 import com.fasterxml.jackson.annotation.JsonProperty;
+import com.fasterxml.jackson.annotation.JsonSetter;
+import com.fasterxml.jackson.annotation.Nulls;
 import java.util.List;
 
 /**
@@ -10,7 +12,11 @@ import java.util.List;
  * @param choices the answers; one unless the request has {@code n}, none in a part that has only the usage
  * @param usage tokens of the call, or null
  */
-public record CompletionResponse(String model, @JsonProperty(required = true) List<Choice> choices, Usage usage) {
+public record CompletionResponse(
+        String model,
+        @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL, contentNulls = Nulls.FAIL)
+                List<Choice> choices,
+        Usage usage) {
     /**
      * One answer.
      *

@@ -1,6 +1,8 @@
 package llmserving.client;
 
 import com.fasterxml.jackson.annotation.JsonProperty;
+import com.fasterxml.jackson.annotation.JsonSetter;
+import com.fasterxml.jackson.annotation.Nulls;
 import java.util.List;
 
 /**
@@ -10,7 +12,11 @@ import java.util.List;
  * @param data one vector for each text, in the order of the request
  * @param usage tokens of the call, or null
  */
-public record EmbeddingResponse(String model, @JsonProperty(required = true) List<Item> data, Usage usage) {
+public record EmbeddingResponse(
+        String model,
+        @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL, contentNulls = Nulls.FAIL)
+                List<Item> data,
+        Usage usage) {
     /**
      * The vector of one text.
      *

@@ -197,7 +197,11 @@ public final class LlmClient implements AutoCloseable {
         @Override
         public T read(byte[] body) {
             try {
-                return json.readValue(body, type);
+                T answer = json.readValue(body, type);
+                if (answer == null) {
+                    throw new LlmException.MalformedAnswer("the body is no answer: null", null);
+                }
+                return answer;
             } catch (IOException error) {
                 throw new LlmException.MalformedAnswer("the body is no answer: " + error.getMessage(), error);
             }

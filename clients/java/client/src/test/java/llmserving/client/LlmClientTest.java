@@ -357,13 +357,21 @@ class LlmClientTest {
 
     @Test
     void wrongJsonIsMalformedAndNotRetried() {
-        for (String body : List.of("<html>", "{}", "{\"choices\": 3}")) {
+        List<String> bodies = List.of(
+                "<html>",
+                "{}",
+                "{\"choices\": 3}",
+                "null",
+                "{\"choices\": null}",
+                "{\"choices\": [null]}",
+                "{\"choices\": [{\"message\": null}]}");
+        for (String body : bodies) {
             server.enqueue(json(body));
             try (LlmClient client = builder().build()) {
                 assertThrows(LlmException.MalformedAnswer.class, () -> client.chat(HELLO, LONG), body);
             }
         }
-        assertEquals(3, server.getRequestCount());
+        assertEquals(bodies.size(), server.getRequestCount());
     }
 
     @Test

@@ -3,6 +3,7 @@ package llmserving.flink;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeoutException;
 import llmserving.client.ChatRequest;
@@ -40,7 +41,7 @@ public abstract class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
     /** Build the result of an element that was answered, on the client's thread: it must not block. */
     protected abstract CompletionStage<O> handleAnswer(I element, ChatResponse answer);
 
-    /** Build the result of an element that has no answer, such as one for a dead-letter topic. */
+    /** Build the result of an element that has no answer, or none that was handled, such as one for a dead-letter topic. */
     protected abstract O handleFailure(I element, Throwable failure);
 
     /** Call the model with an element. To cancel the future ends the call, and {@code handleFailure} gets that. */
@@ -61,10 +62,9 @@ public abstract class ChatFunction<I, O> extends RichAsyncFunction<I, O> {
         } catch (RuntimeException failure) { // of call
             answer = CompletableFuture.failedFuture(failure);
         }
-        answer.handle((response, failure) -> failure == null
-                        ? handleAnswer(element, response)
-                        : CompletableFuture.completedStage(handleFailure(element, failure)))
-                .thenCompose(outcome -> outcome)
+        answer.thenCompose(response -> handleAnswer(element, response))
+                .exceptionally(failure -> handleFailure(
+                        element, failure instanceof CompletionException ? failure.getCause() : failure))
                 .whenComplete((value, failure) -> {
                     if (failure == null) {
                         result.complete(List.of(value));

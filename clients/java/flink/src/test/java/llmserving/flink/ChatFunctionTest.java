@@ -1,6 +1,7 @@
 package llmserving.flink;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.net.InetAddress;
 import java.time.Duration;
@@ -27,12 +28,14 @@ class ChatFunctionTest {
         try (MockWebServer server = new MockWebServer()) {
             server.enqueue(new MockResponse().setBody("{\"choices\": [{\"message\": {\"content\": \"hi\"}}]}"));
             server.enqueue(new MockResponse().setResponseCode(400).setBody("too long"));
+            server.enqueue(new MockResponse().setBody("{\"choices\": []}")); // on which the function throws
             server.start(InetAddress.getLoopbackAddress(), 0);
             String url = "http://127.0.0.1:" + server.getPort();
             ChatFunction<String, String> function = InstantiationUtil.clone(new Texts(url));
             function.open(DefaultOpenContext.INSTANCE);
             assertEquals(List.of("one: hi"), invoke(function, "one"));
             assertEquals(List.of("two failed, 400: too long"), invoke(function, "two"));
+            assertTrue(invoke(function, "three").iterator().next().startsWith("three failed, Index 0"));
             function.close();
         }
     }
@@ -83,7 +86,8 @@ class ChatFunctionTest {
 
         @Override
         protected CompletionStage<String> handleAnswer(String prompt, ChatResponse answer) {
-            return CompletableFuture.supplyAsync(() -> prompt + ": " + answer.text());
+            String text = answer.text();
+            return CompletableFuture.supplyAsync(() -> prompt + ": " + text);
         }
 
         @Override
