@@ -281,7 +281,7 @@ def _build_job_configuration(
             monitoring_configuration=_configure(
                 f"{flink}MonitoringConfiguration",
                 configuration_type="CUSTOM",
-                log_level="WARN",
+                log_level=stream.log_level,
                 metrics_level="APPLICATION",
             ),
             parallelism_configuration=_configure(

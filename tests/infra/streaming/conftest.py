@@ -32,6 +32,7 @@ kind: streaming
 pattern: near-real-time
 endpoint: {url: "https://llm.example.com:8443/v1", model: tiny, api_key: {secret: llm/keys, field: stream}}
 checkpoint: 10s
+logs: json
 parquet: true
 partitions: 12
 aws: {brokers: 12, broker_type: kafka.m7g.xlarge, broker_storage: 1Ti, cache_type: cache.r7g.large, parallelism: 12}

@@ -222,6 +222,17 @@ def test_a_job_that_is_stopped_and_reports_nothing_is_down(stacks: Stacks) -> No
     assert {name for name, alarm in alarms.items() if alarm["treat_missing_data"] == "breaching"} == {"down-alarm"}
 
 
+def test_the_line_of_each_request_is_in_the_log_where_the_blueprint_says_so(stacks: Stacks) -> None:
+    found = {}
+    for shape in SHAPES:
+        groups = read_groups(stacks[shape])["settings"]
+        job = json.loads("".join(groups[name] for name in sorted(groups)))
+        monitoring = read_job(stacks[shape])["flink_application_configuration"]["monitoring_configuration"]
+        found[shape] = (job["logsRequests"], monitoring["log_level"])
+    assert found == {"shop": (False, "WARN"), "outside": (True, "INFO")}
+    assert "LOG.info(" in (JOB / "CallEndpoint.java").read_text()
+
+
 def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None:
     alarms = stacks["outside"]["resource"]["aws_cloudwatch_metric_alarm"]
     found = {
@@ -230,7 +241,7 @@ def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None
     }
     topic = ["arn:aws:sns:us-west-2:123456789012:on-call"]
     assert found == {
-        "lag-alarm": ("m", 60, topic),
+        "lag-alarm": ("m", 60 + 10, topic),  # what is answered counts as lag until the next checkpoint
         "checkpoints-alarm": ("RATE(m)", 0, topic),
         "down-alarm": ("m", 0, topic),
         "dead-letters-alarm": ("RATE(m) / RATE(n)", 0.05, topic),

@@ -91,7 +91,9 @@ def resolve(
         settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
         secrets=team_keys.list_read(settings.endpoint.api_key),
         answer_files=_locate_answer_files(deployment, names.format_deployment_name(fleet, deployment.name)),
-        lag_alarm_s=math.ceil(settings.aws.lag_alarm),
+        # What is answered counts as lag until a checkpoint commits it.
+        lag_alarm_s=math.ceil(settings.aws.lag_alarm + settings.checkpoint),
+        log_level="INFO" if settings.logs == "json" else "WARN",
         dead_alarm=settings.slo.dead_events or 0.01,
     )
 

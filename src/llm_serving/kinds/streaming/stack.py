@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -80,6 +80,9 @@ class StreamStack(Settings):
 
     lag_alarm_s: Annotated[int, Field(ge=1)]
     """Consumer lag at which the alarm rings."""
+
+    log_level: Literal["INFO", "WARN"] = "WARN"
+    """Of the job's log, in which a line for each request is INFO."""
 
     dead_alarm: Annotated[float, Field(ge=0, le=1)]
     """Share of events without an answer at which the alarm rings."""
