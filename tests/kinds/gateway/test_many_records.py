@@ -74,6 +74,35 @@ def test_the_meter_s_rows_are_found_without_a_look_at_all_of_them_for_each(login
     ]  # fmt: skip
 
 
+def test_the_database_adds_up_what_engines_counted_as_the_usage_does(login: Login) -> None:
+    """Engines that start anew, come and go, in two deployments; the page of each has a row of the meter in a minute."""
+    counts: dict[str, list[dict[str, float]]] = {
+        "c": [
+            {"x": 1000, "y": 1000},
+            {"x": 1100},
+            {},
+            {"x": 1200, "y": 30},
+            {"x": 1200, "y": 40, "z": 5},
+            {"z": 9},
+            {"z": 9},
+        ],
+        "d": [{}, {"x": 7}, {"x": 9}, {"x": 2}, {"x": 2}, {"x": 2}, {"x": 4}],
+    }
+    rows = [
+        {"deployment": name, "at": float(HOUR + 60 * minute), "usd_h": 36.0 + minute, "tokens": tokens}
+        for name, every in counts.items()
+        for minute, tokens in enumerate(every)
+    ]
+    values = [
+        f"('{row['deployment']}', to_timestamp({row['at']}), {row['usd_h']}, '{json.dumps(row['tokens'])}')"
+        for row in rows
+    ]
+    database.execute(login, ["--command", f"INSERT INTO blueprint_meter VALUES {', '.join(values)}"])
+    [read, expected] = usage.measure(usage.read(login, Period(HOUR), "edge").meter), usage.measure(rows)
+    assert {name: read[name] for name in counts} == {name: pytest.approx(expected[name]) for name in counts}
+    assert (expected["c"].tokens, expected["d"].tokens) == (100 + 100 + 30 + 10 + 4, 2 + 2 + 2)
+
+
 @pytest.mark.parametrize("name", ["audit_requests", "usage_requests"])
 def test_the_requests_of_a_time_are_found_by_when_they_ended(login: Login, name: str) -> None:
     assert "Index Cond" in explain(login, build_statement(name))
