@@ -53,9 +53,12 @@ SPREAD = {
         Split(2, data=4, whole_experts=True),
         Split(4, data=2),
     ),
-    "sglang": (Split(8, whole_experts=True),),
+    "sglang": (Split(2, pipeline=4), Split(8, whole_experts=True)),
 }
 """What is asked beside layers that are only split, of the generations of GPUs below."""
+
+PHASED = {"sglang": ("google/gemma-3-27b-it", "Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-V3.1")}
+"""Models whose prefill and decode are asked for apart, with eight ways."""
 
 GENERATIONS = ("p4d.24xlarge", "p5en.48xlarge", "p6-b200.48xlarge")
 
@@ -108,6 +111,7 @@ class Question(NamedTuple):
     model: str
     instance: str
     split: Split
+    phase: str = ""
 
 
 def list_questions(engine: str) -> Iterator[Question]:
@@ -121,6 +125,9 @@ def list_questions(engine: str) -> Iterator[Question]:
             if model.task == "generate":
                 spread = [split for split in SPREAD[engine] if _is_spread(engine, model, instance, split)]
                 yield from (Question(name, instance, split) for split in (*fitting[1:][-1:], *spread))
+    for name, instance, phase in itertools.product(PHASED.get(engine, ()), CAPABILITIES, ("prefill", "decode")):
+        if _fits(engine, models.find(name), instance, Split(WAYS[-1])):
+            yield Question(name, instance, Split(WAYS[-1]), phase)
 
 
 def _is_spread(engine: str, model: Model, instance: str, split: Split) -> bool:
@@ -141,7 +148,7 @@ def ask(engine: str, questions: list[Question], instance: str, place: Path, pack
         folder.mkdir(exist_ok=True)
         config = _complete(models.read_config(question.model), LEFT_OUT_OF[engine])
         (folder / "config.json").write_text(json.dumps(config))
-        words = LIST_WORDS[engine](question.split, models.find(question.model))
+        words = LIST_WORDS[engine](question)
         for stage in range(question.split.pipeline):
             rank = stage * question.split.tensor
             lines.append(json.dumps({"folder": str(folder), "words": words, "rank": rank}))
@@ -163,7 +170,8 @@ def ask(engine: str, questions: list[Question], instance: str, place: Path, pack
     return [_merge(list(itertools.islice(answers, question.split.pipeline))) for question in questions]
 
 
-def _list_vllm_words(split: Split, model: Model) -> list[str]:
+def _list_vllm_words(question: Question) -> list[str]:
+    split, model = question.split, models.find(question.model)
     sizes = {"tensor": split.tensor, "pipeline": split.pipeline, "data": split.data}
     words = ["--max-model-len", str(CONTEXT)]
     for name, size in sizes.items():
@@ -172,24 +180,26 @@ def _list_vllm_words(split: Split, model: Model) -> list[str]:
     return [*words, "--allow-deprecated-quantization"] if model.scheme and model.scheme.is_deprecated else words
 
 
-def _list_sglang_words(split: Split, model: Model) -> list[str]:
-    words = ["--context-length", str(CONTEXT), "--tp-size", str(split.tensor)]
+def _list_sglang_words(question: Question) -> list[str]:
+    split = question.split
+    words = ["--context-length", str(CONTEXT), "--tp-size", str(split.tensor), "--pp-size", str(split.pipeline)]
     words += ["--ep-size", str(split.tensor)] if split.whole_experts else []
-    return [*words, "--enable-multimodal"] if model.vision else words
+    words += ["--disaggregation-mode", question.phase] if question.phase else []
+    return [*words, "--enable-multimodal"] if models.find(question.model).vision else words
 
 
 LIST_WORDS = {"vllm": _list_vllm_words, "sglang": _list_sglang_words}
 
 
 def _merge(stages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the most of each number and all kernels; the first error where one ended."""
+    """Return the most of each number, the least of what the cache has room for, and all kernels; an error where one ended."""
     failed = [stage for stage in stages if "error" in stage]
     if failed:
         return failed[0]
     return {
         name: sorted({row for stage in stages for row in stage[name]})
         if isinstance(value, list)
-        else max(stage[name] for stage in stages)
+        else (min if name in ("tokens", "requests") else max)(stage[name] for stage in stages)
         for name, value in stages[0].items()
     }
 
@@ -212,6 +222,7 @@ def main() -> None:
                     console.err.print(f"{question}: {answer['error']}", soft_wrap=True)
                 else:
                     about = {"model": question.model, "instance": instance}
+                    about |= {"phase": question.phase} if question.phase else {}
                     rows.append({**about, **dataclasses.asdict(question.split), **answer})
             print(f"{instance}: {len(asked)} asked", flush=True)
     out = paths.ROOT / "tests" / "engines" / "data" / f"{engine}_ranks.json"

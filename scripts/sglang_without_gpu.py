@@ -97,6 +97,8 @@ def answer(question: dict[str, Any]) -> Answer:
         with utils.set_default_torch_dtype(config.dtype), torch.device("meta"):
             quantization = loader._get_quantization_config(config, load_config)
             model = loader._initialize_model(config, load_config, quantization)
+    if settings.pp_size > 1 and "pp_proxy_tensors" not in inspect.signature(model.forward).parameters:
+        raise AssertionError("Pipeline Parallel is not compatible with this model.")  # as ModelRunner says
     weight_bytes = gpu_stand_in.sum_bytes(model)
     return {
         "weight_bytes": weight_bytes,

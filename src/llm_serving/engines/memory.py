@@ -99,6 +99,9 @@ class ReplicaSetup(Split):
     batch: Batch | None = None
     """The largest step."""
 
+    phase: str = ""
+    """`prefill` or `decode`, where it computes one of them; empty for both."""
+
     draft: Model | None = None
     """A draft model beside it."""
 

@@ -93,12 +93,11 @@ _WHOLE_EMBEDDING_KINDS = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")
 _UNPADDED_KINDS = ("granitemoehybrid",)
 """Mixtures whose experts have no kernel on Blackwell that needs padding (arg_groups/model_overrides)."""
 
-_WINDOW_KINDS, _WINDOW_CACHE_SHARE = (
-    ("gemma4", "gemma4_text", "gpt_oss", "llama4", "mimo_v2", "step3p5", "step3p7"),
-    0.8,
-)
-"""Models whose layers with a window have a cache of their own, and its tokens for each of the other layers'
-(configs/model_config.py, is_hybrid_swa_model; `--swa-full-tokens-ratio`)."""
+_WINDOW_KINDS = ("gemma4", "gemma4_text", "gpt_oss", "llama4", "mimo_v2_flash", "step3p7")
+"""Models whose layers with a window have a cache of their own (configs/model_config.py, is_hybrid_swa_model)."""
+
+_WINDOW_CACHE_SHARE = 0.8
+"""Tokens of that cache for each of the other layers' (`--swa-full-tokens-ratio`)."""
 
 _EIGHT_BITS = (*vllm.BLACKWELL, "RTX PRO")
 """GPUs of compute capability 10 or more, by the beginning of their names."""
@@ -106,6 +105,21 @@ _EIGHT_BITS = (*vllm.BLACKWELL, "RTX PRO")
 _PICTURE_BYTES, _HOPPER_PICTURE_BYTES = 100 * _MIB, 1024 * _MIB
 """Kept for pictures beside the reserve, and of Qwen3-VL on H100 and H200 (environ.py, SGLANG_VLM_CACHE_SIZE_MB and
 SGLANG_MM_FEATURE_CACHE_MB; arg_groups/model_overrides/qwen3_vl.py)."""
+
+_BOTH_ENDS_KINDS = (
+    "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "minimax_m2", "ministral3", "mistral", "mistral3", "mixtral", "phi3",
+    "qwen3_moe",
+)  # fmt: skip
+"""Models of which each stage has the output layer, and so the first both ends (models/llama.py, mixtral.py and others)."""
+
+_WHOLE_CACHE_KINDS = ("gemma4", "gemma4_text", "minimax_m2", "mistral3", "qwen2_5_vl")
+"""Models whose classes do not say which layers a stage has (`start_layer`), so that its cache has those of all."""
+
+_ONE_STAGE_KINDS = (
+    "cohere2", "ernie4_5", "ernie4_5_moe", "gemma2", "gemma3", "gemma3_text", "granite", "granitemoehybrid",
+    "hunyuan_v1_dense", "llama4", "qwen3_next", "step3p7",
+)  # fmt: skip
+"""Models that end in stages: their classes pass nothing on (`pp_proxy_tensors`), or read an end that another has."""
 
 _STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
 """Memory for states of linear layers, for each byte of the KV cache (`--mamba-full-memory-ratio`); bytes of a number of
@@ -135,12 +149,15 @@ def describe_indivisible(model: Architecture, split: Split) -> str:
 
     Heads and experts are split as vLLM does, and none within a block of FP8 scales.
     """
+    if split.pipeline > 1 and model.kind in _ONE_STAGE_KINDS:
+        return f"SGLang has no pipeline stages of {model.kind}"
     return vllm.describe_indivisible(model, dataclasses.replace(split, data=1), whole_blocks=True)
 
 
 def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accelerators) -> int:
     """Return bytes of weights on the fullest accelerator of a replica."""
-    weights = vllm.compute_weight_bytes(model, setup, None if model.kind in _UNPADDED_KINDS else device)
+    padding = None if model.kind in _UNPADDED_KINDS else device
+    weights = vllm.compute_weight_bytes(model, setup, padding, _BOTH_ENDS_KINDS)
     if model.kind in _WHOLE_EMBEDDING_KINDS:
         embedding = 2 * model.vocabulary * model.hidden
         weights += embedding - embedding // setup.tensor
@@ -151,8 +168,12 @@ def compute_reserve_bytes(model: Architecture, setup: ReplicaSetup, device: Acce
     """Return what SGLang sets aside of one accelerator: the largest step, CUDA graphs, buffers between ranks."""
     size = _select_size(device)
     graph_requests = min(size.split_graph_requests if setup.tensor >= 4 else size.graph_requests, batch.sequences)
-    reserve = _CONSTANT_BYTES + max(batch.tokens, 2048) * _TOKEN_BYTES + setup.tensor * setup.pipeline * _SPLIT_BYTES
-    reserve += graph_requests * _GRAPH_REQUEST_BYTES + _compute_prompt_graph_bytes(model, setup, batch)
+    step_tokens = graph_requests if setup.phase == "decode" else batch.tokens
+    reserve = _CONSTANT_BYTES + max(step_tokens, 2048) * _TOKEN_BYTES + setup.tensor * setup.pipeline * _SPLIT_BYTES
+    if setup.phase != "prefill":
+        reserve += graph_requests * _GRAPH_REQUEST_BYTES
+    if setup.phase != "decode":
+        reserve += _compute_prompt_graph_bytes(model, setup, batch)
     return int(max(reserve, _LARGE_RESERVE_BYTES if compute_rank_bytes(device) > _LARGE_BYTES else 0))
 
 
@@ -183,12 +204,14 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     weights = compute_weight_bytes(model, setup, device)
     budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
     reserve = compute_reserve_bytes(model, setup, device, batch)
-    if model.vision:
+    if model.vision and setup.phase != "decode":
         reserve = budget - int((budget - reserve) * _compute_seeing_share(model.vision))
+    if model.vision:
         reserve += _select_picture_bytes(model, device)
     cache = budget - weights - reserve
     stored = dataclasses.replace(setup, dtype=_select_cache_type(model, device, setup.dtype))
-    tokens = _count_tokens(select_stage(model, setup.pipeline), cache, context, stored)
+    stage = model if model.kind in _WHOLE_CACHE_KINDS else select_stage(model, setup.pipeline)
+    tokens = _count_tokens(stage, cache, context, stored)
     reason = _describe_misfit(model, device, setup, context)
     division = Division(budget, weights, reserve, cache, tokens)
     return build_fit(instance, setup, context, division, reason or describe_shortage(model, division, context))

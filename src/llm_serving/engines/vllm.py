@@ -9,7 +9,7 @@ published. On CPU the engine is told how large its cache is: what a replica's sh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
@@ -248,16 +248,22 @@ def compute_cpu_cache_bytes(model: Architecture, load: CpuLoad) -> int:
     return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * load.block * token_bytes)
 
 
-def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accelerators | None = None) -> int:
+def compute_weight_bytes(
+    model: Architecture,
+    setup: ReplicaSetup,
+    device: Accelerators | None = None,
+    both_ends_kinds: Collection[str] = _BOTH_ENDS_KINDS,
+) -> int:
     """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them.
 
     Args:
         device: whose kernels may pad them; none of them does where left out.
+        both_ends_kinds: models of which one stage has the embedding and the output layer.
     """
     if model.dtype == "float32":
         model = model.model_copy(update={"dtype": "bfloat16"})  # as the engine loads it (config/model.py)
     stage = select_stage(model, setup.pipeline)
-    model = stage.model_copy(update={"tied": model.tied}) if model.kind in _BOTH_ENDS_KINDS else stage
+    model = stage.model_copy(update={"tied": model.tied}) if model.kind in both_ends_kinds else stage
     total_bytes = sum(
         _compute_group_bytes(model, group, setup, device) for group in model.list_tensors() if group.loaded
     )
