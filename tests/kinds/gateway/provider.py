@@ -55,6 +55,9 @@ class Provider:
     half_read: threading.Event = field(default_factory=threading.Event)
     """Set by a client that has read half of a stream."""
 
+    left: threading.Event = field(default_factory=threading.Event)
+    """Set once nobody waits for a request that hangs."""
+
 
 @contextlib.contextmanager
 def run_provider() -> Iterator[Provider]:
@@ -80,6 +83,7 @@ def run_provider() -> Iterator[Provider]:
                 self._send(int(fault), "application/json", b'{"error": {"message": "injected fault"}}')
             elif fault == "hang":
                 self.rfile.read(1)  # until the client gives up
+                provider.left.set()
             elif fault:
                 self._send_half(len(provider.received), HALF.split() if fault == "cut" else [])
             else:

@@ -790,6 +790,23 @@ def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) ->
     assert ask(gateway.connect(key), "chat").usage.completion_tokens == 16
 
 
+def test_nobody_works_for_a_client_that_has_hung_up(gateway: Running) -> None:
+    """The route's timeout is longer than the test waits."""
+    key, address = gateway.create_key("outside"), urlsplit(gateway.deployment.url)
+    gateway.provider.left.clear()
+    asked = len(gateway.received)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    body = {"model": "alone", "messages": [{"role": "user", "content": "fault: hang"}]}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    processes.wait_until(lambda: len(gateway.received) > asked, "the request", WAIT_S, 0.05)
+    assert not gateway.provider.left.is_set()
+    connection.close()
+    assert gateway.provider.left.wait(WAIT_S)
+    assert len(gateway.received) == asked + 1
+    assert ask_outside(gateway, key, "hi", "alone") == f"Answer {asked + 2}."
+
+
 def test_the_database_migrates_while_the_gateway_serves(gateway: Running, tmp_path: Path) -> None:
     client = gateway.connect(gateway.create_key("search"))
     file = tmp_path / "99991231235959_later" / "migration.sql"

@@ -79,6 +79,8 @@ def build_config(
         "general_settings": {
             "allow_requests_on_db_unavailable": True,
             "always_include_stream_usage": True,
+            # Or an engine goes on with what nobody waits for, beside the same again from a client that tries once more.
+            "cancel_on_disconnect": True,
             "proxy_batch_write_at": WRITE_INTERVAL_S,
             "disable_spend_logs": False,
             "store_prompts_in_spend_logs": False,
