@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from llm_serving.catalog import engine_options, engines, instances, models
+from llm_serving.catalog.instances import Instance
+from llm_serving.catalog.models import Model
 from llm_serving.engines import sglang, tensorrt_llm, vllm
-from llm_serving.engines.memory import ReplicaSetup
+from llm_serving.engines.memory import Fit, ReplicaSetup
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -149,6 +151,12 @@ def test_the_probe_and_the_histograms_are_those_of_the_servers_source() -> None:
             EXPERTS,
             "7:46: roles.worker.data: 2: this row has no settings for attention split by data beside whole experts. "
             "Fix: set data: 1.",
+        ),
+        (
+            "pool: eks, accelerators: 4, pipeline: 2",
+            "",
+            "google/gemma-3-27b-it",
+            "7:50: roles.worker.pipeline: 2: SGLang has no pipeline stages of gemma3. Fix: set pipeline: 1.",
         ),
         (
             "pool: eks",
@@ -476,6 +484,23 @@ def test_sglangs_own_router_tells_decode_where_prefill_hands_its_cache_over(
 def test_without_disaggregation_sglang_keeps_the_router_of_every_engine(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, _format_blueprint("sglang", "pool: eks"), "eks")
     assert "vllm-router" in deployment.entries[0].command
+
+
+def test_the_memory_of_prefill_and_decode_is_that_of_their_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases, compute_fit = [], sglang.compute_fit
+
+    def record(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
+        phases.append(setup.phase)
+        return compute_fit(model, instance, setup)
+
+    monkeypatch.setattr(sglang, "compute_fit", record)
+    _resolve(tmp_path, _format_disaggregated("sglang", "eks"), "eks")
+    assert {*phases} == {"prefill", "decode"}
+    phases.clear()
+    _resolve(tmp_path, _format_blueprint("sglang", "pool: eks"), "eks")
+    assert {*phases} == {""}
 
 
 def test_sglang_keeps_no_copy_of_its_cache_in_the_nodes_memory(tmp_path: Path) -> None:

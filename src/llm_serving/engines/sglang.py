@@ -107,10 +107,10 @@ _PICTURE_BYTES, _HOPPER_PICTURE_BYTES = 100 * _MIB, 1024 * _MIB
 SGLANG_MM_FEATURE_CACHE_MB; arg_groups/model_overrides/qwen3_vl.py)."""
 
 _BOTH_ENDS_KINDS = (
-    "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "minimax_m2", "ministral3", "mistral", "mistral3", "mixtral", "phi3",
-    "qwen3_moe",
+    "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "minimax_m2", "ministral3", "mistral", "mistral3", "mixtral",
+    "phi3", "qwen3_moe",
 )  # fmt: skip
-"""Models of which each stage has the output layer, and so the first both ends (models/llama.py, mixtral.py and others)."""
+"""Models of which each stage has the output layer, and so the first both ends (models/llama.py and others)."""
 
 _WHOLE_CACHE_KINDS = ("gemma4", "gemma4_text", "minimax_m2", "mistral3", "qwen2_5_vl")
 """Models whose classes do not say which layers a stage has (`start_layer`), so that its cache has those of all."""

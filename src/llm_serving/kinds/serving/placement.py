@@ -386,6 +386,8 @@ class PlacementSearch:
         if role.pipeline > 1 and self.model.encoder:
             raise self._build_error("pipeline", role.pipeline, "no engine runs an encoder in stages", "set pipeline: 1")
         misfit = self._describe_indivisible(role.split)
+        if misfit and not self._describe_indivisible(dataclasses.replace(role.split, pipeline=1)):
+            raise self._build_error("pipeline", role.pipeline, misfit, "set pipeline: 1")
         if misfit:
             raise self._build_error("accelerators", role.accelerators, misfit, self._suggest_split(instance))
 
