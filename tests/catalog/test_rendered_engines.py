@@ -16,7 +16,7 @@ from llm_serving.catalog import engine_options, engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import sglang, tensorrt_llm, vllm
-from llm_serving.engines.memory import Fit, ReplicaSetup
+from llm_serving.engines.memory import Fit, ReplicaSetup, compute_kv_bytes_per_token
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -545,6 +545,15 @@ def test_tensorrt_llms_cache_is_a_share_of_what_is_free() -> None:
     fit = tensorrt_llm.compute_fit(model, instance, ReplicaSetup(1, context=8192))
     assert (fit.cache_bytes, fit.cache_tokens) == (int(whole.cache_bytes * 0.9), int(whole.cache_tokens * 0.9))
     assert not fit.calibrated
+
+
+@pytest.mark.parametrize(("name", "keeps_all"), [("google/gemma-3-27b-it", True), ("google/gemma-4-31B-it", False)])
+def test_tensorrt_llm_keeps_all_tokens_of_windows_but_gemma_4s(name: str, keeps_all: bool) -> None:
+    model, instance = models.load()[name], instances.load()["p5en.48xlarge"]
+    fit = tensorrt_llm.compute_fit(model, instance, ReplicaSetup(1, context=131_072))
+    whole_tokens = fit.cache_bytes // compute_kv_bytes_per_token(model)
+    assert (fit.cache_tokens <= whole_tokens) == keeps_all
+    assert fit.cache_tokens > whole_tokens * 0.85
 
 
 def test_a_value_is_spelt_as_the_command_line_spells_its_option() -> None:

@@ -24,6 +24,10 @@ BLOCK_TOKENS = 32
 BATCH = Batch(tokens=8192, sequences=2048)
 """`--max_num_tokens` and `--max_batch_size`, its own (trtllm_serve_cli.yaml at 029e223)."""
 
+_WINDOW_KINDS = ("gemma4", "gemma4_text")
+"""Models whose layers with a window drop what lies behind it: of others all layers keep all tokens, unless a
+configuration says otherwise (`kv_cache_config.max_attention_window`; _torch/pyexecutor/_util.py at 0004396)."""
+
 FREE_SHARE = 0.9
 """Share of the free memory that its cache takes: `--free_gpu_memory_fraction`, its own."""
 
@@ -43,6 +47,8 @@ describe_indivisible = functools.partial(vllm.describe_indivisible, whole_blocks
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Compute whether a replica of `model` on `instance` serves requests of its context."""
     own = replace(setup, utilization=setup.utilization or UTILIZATION, batch=setup.batch or BATCH)
+    if model.window and model.kind not in _WINDOW_KINDS:
+        model = model.model_copy(update={"window": model.max_context, "chunked": False})
     fit = vllm.compute_fit(model, instance, own)
     cache, tokens = int(fit.cache_bytes * FREE_SHARE), int(fit.cache_tokens * FREE_SHARE)
     shortage = f"the cache holds {tokens} tokens, {fit.context - tokens} short of one request of {fit.context}"
