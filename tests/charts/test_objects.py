@@ -525,9 +525,14 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart
         + role.replace('"worker"', '"router"')
         + "}"
     )
+    now = f"sum by (pod) ({counters})"
     assert arrivals["metadata"]["query"] == (
-        f"clamp_min((sum({counters}) or vector(0)) - (sum({counters} offset 300s) or vector(0)), 0)"
+        f"sum(({now} - sum by (pod) ({counters} offset 300s) >= 0) or {now}) or vector(0)"
     )
+    # By default all that an empty queue does not ask for go at once, and the queue is back before they are.
+    scale_down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    tenth = {"type": "Percent", "value": 10, "periodSeconds": 300}
+    assert scale_down == {"stabilizationWindowSeconds": 300, "policies": [tenth]}
 
 
 def test_queries_of_autoscaler_and_alerts_have_the_monitors_labels(

@@ -81,6 +81,41 @@ def test_two_replicas_of_eight_ranks_count_as_two_caches_and_all_their_requests(
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Debian's package prometheus")
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        ({"a": "5000+10x20"}, 50),
+        ({"a": "5000+0x20"}, 0),
+        ({"a": "_x18 1x2"}, 1),
+        # Each minute 10 more; Prometheus forgets a pod that is gone.
+        ({"a": "5000+10x15 stale", "b": "_x16 0+10x4"}, 40),
+        ({"a": "5000+0x15 stale", "b": "_x16 0+0x4"}, 0),
+        ({"a": "5000+10x16 0+10x3"}, 30),
+    ],
+    ids=["requests", "none", "a first one", "a rollout", "a rollout without requests", "a restart"],
+)
+def test_requests_that_reach_a_new_router_keep_the_last_replica(
+    render_chart: Render, tmp_path: Path, series: dict[str, str], expected: float
+) -> None:
+    scaling = {"min": 0, "max": 4, "metric": "queue", "threshold": 4}
+    values = build_values(build_engine(autoscaling=scaling), monitoring={"podMonitors": True})
+    values["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
+    *_, arrivals = filter_by_kind(render_chart(values), "ScaledObject")[0]["spec"]["triggers"]
+    labels = LABELS.replace('"worker"', '"router"')
+    inputs = [
+        {"series": f'vllm_router_requests_total{{{labels},pod="mine-router-{pod}"}}', "values": samples}
+        for pod, samples in series.items()
+    ]
+    samples = [{"labels": "{}", "value": expected}]
+    check = {"expr": arrivals["metadata"]["query"], "eval_time": "20m", "exp_samples": samples}
+    tests = [{"interval": "1m", "input_series": inputs, "promql_expr_test": [check]}]
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": tests}))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 LIMIT = {"role": "worker", "name": "ttft p95", "metric": "vllm:time_to_first_token_seconds", "edge": "0.5",
     "measured": "500 ms", "allowed": "0.05"}  # fmt: skip
 

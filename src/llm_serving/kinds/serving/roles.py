@@ -83,7 +83,7 @@ class Scale(Settings):
     the lowest limit of the SLO."""
 
     cool_down: Duration = parse_default("5min")
-    """Time until a replica that is no longer needed stops."""
+    """Time until replicas that are no longer needed stop, on EKS a tenth of them at a time."""
 
     peaks: Annotated[tuple[Peak, ...], Field(max_length=8), AllowSingleItem()] = ()
     """Times of the day for which replicas start beforehand, one or a list."""
