@@ -4,7 +4,7 @@ app.kubernetes.io/name: streaming
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* `metadata` of an object. (dict "root" $), optionally with "name" SUFFIX. */}}
+{{/* `metadata` of an object. (dict "root" $), optionally with "name" SUFFIX and further "labels". */}}
 {{- define "streaming.metadata" -}}
 name: {{ .root.Release.Name }}{{ with .name }}-{{ . }}{{ end }}
 namespace: {{ .root.Release.Namespace }}
@@ -13,6 +13,9 @@ labels:
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
   helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{/* Pods of one of Flink's processes. (dict "root" $ "component" NAME) */}}

@@ -336,6 +336,7 @@ def test_before_prefill_and_decode_each_limit_is_measured_where_it_arises(tmp_pa
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     rows = yaml.safe_load(alerts.FILE.read_text("utf-8"))
     rows += yaml.safe_load(GPU_ALERTS.read_text("utf-8"))["spec"]["groups"][0]["rules"]
+    rows += yaml.safe_load((paths.CHARTS / "streaming" / "files" / "alerts.yaml").read_text("utf-8"))
     folder = paths.ROOT / alerts.RUNBOOKS
     assert {file.stem for file in folder.glob("*.md")} == {row["alert"] for row in rows}
     for file in folder.glob("*.md"):

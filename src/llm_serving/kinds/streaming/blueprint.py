@@ -140,7 +140,7 @@ class Aws(Settings):
     """Instances of the job, each on a KPU of its own: a core and 4 GB."""
 
     lag_alarm: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("60s")
-    """Consumer lag, the time between checkpoints taken off, at which an alarm rings."""
+    """Consumer lag, the time between checkpoints taken off, at which an alarm rings; on EKS an alert."""
 
 
 class Eks(Settings):

@@ -94,8 +94,13 @@ def resolve(
         # What is answered counts as lag until a checkpoint commits it.
         lag_alarm_s=math.ceil(settings.aws.lag_alarm + settings.checkpoint),
         log_level="INFO" if settings.logs == "json" else "WARN",
-        dead_alarm=settings.slo.dead_events or 0.01,
+        dead_alarm=get_dead_alarm(settings),
     )
+
+
+def get_dead_alarm(settings: Blueprint) -> float:
+    """Return the share of events without an answer at which an alarm rings."""
+    return settings.slo.dead_events or 0.01
 
 
 def _locate_answer_files(deployment: StreamingDeployment, name: str) -> AnswerFiles | None:

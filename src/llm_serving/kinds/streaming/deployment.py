@@ -37,6 +37,16 @@ class OperatorStream(ResolvedData):
     logs: str
     """`text` or `json`."""
 
+    is_monitored: bool
+    """Whether the fleet has Prometheus and its operator."""
+
+    lag_alarm_s: int
+    dead_alarm: float
+    """Share of events without an answer at which an alert fires."""
+
+    stall_alarm_s: int
+    """Seconds without a checkpoint after which one fires."""
+
 
 class StreamingDeployment(Deployment):
     """A resolved stream. `url` is Flink's page on this machine."""

@@ -39,6 +39,9 @@ KAFKA_PROPERTIES: Mapping[str, str] = {
 """What a client of Kafka needs to log in with the secrets that Strimzi makes, which charts/streaming mounts. Sources:
 Kafka 3.4, producer configuration; Strimzi 1.2.0, secrets NAME and NAME-cluster-ca-cert."""
 
+_LEAST_STALL_S, _STALLED_CHECKPOINTS = 600, 5
+"""How long no checkpoint may succeed: so long, or the time of so many of them."""
+
 _REQUIRED = {
     "image": "an image of Flink with the job runs there",
     "cache": "no cache is made there",
@@ -63,7 +66,9 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
         yield Conflict(("name",), f"the Flink operator takes {MAX_NAME} characters", "choose a shorter name", name)
 
 
-def resolve(settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]) -> OperatorStream:
+def resolve(
+    settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: Mapping[str, object]
+) -> OperatorStream:
     """Resolve the values of the chart."""
     return OperatorStream(
         image=str(settings.eks.image),
@@ -75,6 +80,10 @@ def resolve(settings: Blueprint, deployment: StreamingDeployment, job: Mapping[s
         endpoint_port=addresses.find_port(deployment.endpoint_url),
         cache_port=urlsplit(deployment.cache_url).port or 6379,
         logs=settings.logs,
+        is_monitored=fleet.add_ons.observability,
+        lag_alarm_s=math.ceil(settings.aws.lag_alarm),
+        dead_alarm=cloud.get_dead_alarm(settings),
+        stall_alarm_s=math.ceil(max(_LEAST_STALL_S, _STALLED_CHECKPOINTS * settings.checkpoint)),
         settings=json.dumps(job, separators=(",", ":")),
     )
 

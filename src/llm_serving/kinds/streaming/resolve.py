@@ -90,7 +90,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if is_local:
         return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, job))})
     if on_kubernetes:
-        return deployment.model_copy(update={"operators": operators.resolve(settings, deployment, job)})
+        return deployment.model_copy(update={"operators": operators.resolve(settings, fleet.value, deployment, job)})
     raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
