@@ -149,6 +149,17 @@ DRAIN_LIMIT = datetime.timedelta(minutes=15)
 """Time after which the tasks that are left are stopped: a service may wait for a replacement, which has no instance
 before this one ends."""
 
+END_LIMIT = 2 * DRAIN_LIMIT
+"""Time after which it ends with the tasks that no signal stops: a process that waits for a dead GPU takes none.
+
+Managed draining would hold the instance for 48 hours, and with it the limit of its pool and zone. Source: AWS, "Easier
+EC2 instance maintenance with managed draining for Amazon ECS capacity providers", community.aws, 2024-01-26.
+"""
+
+DRAIN_HOOK = "ecs-managed-draining-termination-hook"
+"""By which ECS holds an instance of a group while it drains. Source: ECS developer guide, "Turn on managed instance
+draining", 2026-11."""
+
 STOP_TAG = "gpu-repair"
 """Tag of the cluster; with the value `stopped` nothing is replaced."""
 
@@ -245,6 +256,8 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
             _end_instance(autoscaling, instance)
             if now - instance.drains_since > DRAIN_LIMIT:
                 _stop_tasks(ecs, cluster, instance)
+            if now - instance.drains_since > END_LIMIT:
+                _release(autoscaling, instance)
     lines = [_build_line(cluster, choice) for choice in choices]
     for line in lines:
         print(json.dumps(line))
@@ -322,6 +335,19 @@ def _stop_tasks(ecs: Any, cluster: str, instance: Instance) -> None:
     for page in ecs.get_paginator("list_tasks").paginate(cluster=cluster, containerInstance=instance.arn):
         for task in page["taskArns"]:
             ecs.stop_task(cluster=cluster, task=task, reason=f"{instance.instance_id} is replaced: its GPU failed")
+
+
+def _release(autoscaling: Any, instance: Instance) -> None:
+    """Have the Auto Scaling group end an instance that managed draining holds."""
+    described = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance.instance_id])
+    for state in described["AutoScalingInstances"]:
+        if state["LifecycleState"] == "Terminating:Wait":
+            autoscaling.complete_lifecycle_action(
+                AutoScalingGroupName=state["AutoScalingGroupName"],
+                LifecycleHookName=DRAIN_HOOK,
+                InstanceId=instance.instance_id,
+                LifecycleActionResult="CONTINUE",
+            )
 
 
 def _build_line(cluster: str, choice: Choice) -> dict[str, Any]:

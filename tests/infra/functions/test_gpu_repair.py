@@ -14,6 +14,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
@@ -267,6 +268,37 @@ def test_a_drain_without_end_has_its_tasks_stopped_and_no_other_instances(
     monkeypatch.setattr(gpu_repair, "DRAIN_LIMIT", datetime.timedelta(seconds=-1))
     cluster.handle()
     assert (read_status(broken), read_status(well)) == ("STOPPED", "RUNNING")
+
+
+def test_an_instance_whose_tasks_do_not_stop_is_released_from_managed_draining(
+    cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that are drained, ECS holds the first only; moto knows no hooks."""
+    held, other = cluster.list_group("ranking-a")[0], cluster.list_group("large-b")[0]
+    released: list[Any] = []
+
+    def hold(parsed: dict[str, Any], **_: Any) -> None:
+        for state in parsed["AutoScalingInstances"]:
+            if state["InstanceId"] == held and state["HealthStatus"].upper() == "UNHEALTHY":
+                state["LifecycleState"] = "Terminating:Wait"
+
+    def complete(model: Any, params: Mapping[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+        released.append(params["body"])
+        return AWSResponse("", 200, {}, None), {}
+
+    events = cluster.clients["autoscaling"].meta.events
+    events.register("after-call.autoscaling.DescribeAutoScalingInstances", hold)
+    events.register("before-call.autoscaling.CompleteLifecycleAction", complete)
+    for instance_id in (held, other):
+        cluster.fail(instance_id)
+    cluster.handle()
+    cluster.handle()
+    assert not released, "it still drains"
+    monkeypatch.setattr(gpu_repair, "END_LIMIT", datetime.timedelta(seconds=-1))
+    cluster.handle()
+    [body] = released
+    assert (body["InstanceId"], body["AutoScalingGroupName"]) == (held, "ranking-a")
+    assert (body["LifecycleHookName"], body["LifecycleActionResult"]) == (gpu_repair.DRAIN_HOOK, "CONTINUE")
 
 
 def test_a_storm_replaces_nothing_until_a_person_takes_the_tag_away(
