@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from infra.bindings import aws
 from infra.constructs import alarm, policy
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.function import add_function, add_trigger
+from infra.constructs.function import add_failure_alarm, add_function, add_trigger
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 
@@ -37,6 +37,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
     )
     _add_schedule(stack, fallback_function)
     _add_failure_rule(stack, machine_groups, fallback_function)
+    add_failure_alarm(stack, NAME)
     # Rings before ECS starts no task of the cluster any more.
     alarm.add_cluster_alarm(
         stack,

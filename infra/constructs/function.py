@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.bindings import aws
 from infra.bindings.cdktf import App
-from infra.constructs import policy
+from infra.constructs import alarm, policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
@@ -121,6 +121,20 @@ def add_trigger(
         function_name=function.function_name,
         principal=policy.EVENTS,
         source_arn=rule.arn,
+    )
+
+
+def add_failure_alarm(stack: FleetStack, name: str) -> None:
+    """Ring where a function that is called each minute fails each time: what its own metrics say is missing then."""
+    dimensions = {"FunctionName": names.format_function_name(stack.fleet, name)}
+    query = alarm.build_metric_query("failed", "AWS/Lambda", "Errors", dimensions, "Sum", returned=True)
+    alarm.add_alarm(
+        stack,
+        f"{name}-failure-alarm",
+        name=f"{stack.fleet.name}-{name}-fails",
+        description=f"The function {name} fails each time that it is called; its log says why",
+        threshold=0,
+        metric_query=[query],
     )
 
 

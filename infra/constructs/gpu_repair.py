@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from infra.bindings import aws
 from infra.constructs import alarm, policy
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.function import add_function
+from infra.constructs.function import add_failure_alarm, add_function
 from infra.functions.gpu_repair import STOP_TAG
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
@@ -47,6 +47,7 @@ def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
         stack, f"{NAME}-calls", event_source_arn=queue.arn, function_name=repair_function.arn, batch_size=10
     )
+    add_failure_alarm(stack, NAME)
     # Rings where broken instances wait: for the limits, or for a person after a storm.
     alarm.add_cluster_alarm(
         stack,

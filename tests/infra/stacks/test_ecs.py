@@ -135,6 +135,20 @@ def test_an_alarm_rings_before_waiting_tasks_stop_the_cluster(stacks: Stacks) ->
     assert query["metric"]["namespace"] == ecs_fallback.METRIC_NAMESPACE
 
 
+def test_an_alarm_rings_where_a_function_fails_each_minute_and_sends_nothing_more(stacks: Stacks) -> None:
+    stack = stacks["ads-scale", "ecs"]
+    functions = {row["function_name"] for row in filter_by_type(stack, "aws_lambda_function").values()}
+    alarms = filter_by_type(stack, "aws_cloudwatch_metric_alarm")
+    watched = set()
+    for name in ("ecs-fallback", "gpu-repair"):
+        alarm = alarms[f"{name}-failure-alarm"]
+        [query] = alarm["metric_query"]
+        assert (query["metric"]["namespace"], query["metric"]["metric_name"]) == ("AWS/Lambda", "Errors")
+        assert (query["metric"]["stat"], alarm["threshold"], alarm["evaluation_periods"]) == ("Sum", 0, 5)
+        watched.add(query["metric"]["dimensions"]["FunctionName"])
+    assert watched == functions
+
+
 def test_a_pool_of_eight_providers_is_split_into_a_service_for_each_choice(stacks: Stacks) -> None:
     services = stacks["ads-scale", "ecs"]["output"]["strategies"]["value"]["ranking"]
     assert [[row["capacity_provider"].rpartition("g6e-")[2] for row in service] for service in services] == [
