@@ -27,12 +27,18 @@ used leaves the keys as they are, at the start none.
 
 With FRONT_STOP_DELAY_S in the environment, it goes on for so many seconds after the signal to stop: for a platform that
 sends the signal at once, while clients still know the address.
+
+With FRONT_START_WAIT_S, nobody is let in until the router knows an engine, at most for so many seconds: a platform
+sends requests to a new router that lives, which would refuse them at once. vllm-router's /readiness does not tell: with
+--enable-igw it is "Ready" without an engine, too (0.1.17, called).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import http.client
 import ipaddress
 import json
 import math
@@ -46,6 +52,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,7 +72,7 @@ SPARE_FILES = 64
 
 POLL_INTERVAL_S = 0.1
 
-STOP_DELAY_VARIABLE = "FRONT_STOP_DELAY_S"
+STOP_DELAY_VARIABLE, START_WAIT_VARIABLE = "FRONT_STOP_DELAY_S", "FRONT_START_WAIT_S"
 
 LOG_FORMATS = ("text", "json")
 
@@ -242,6 +249,15 @@ def log_lines(lines: Iterable[str], program: str) -> None:
         print(text, flush=True)
 
 
+def wait_for_engines(url: str, is_over: Callable[[], object]) -> None:
+    """Wait until the router has this page, which it has with an engine only, or the wait is over."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while not is_over():
+        with contextlib.suppress(OSError, http.client.HTTPException), opener.open(url, timeout=5):
+            return
+        time.sleep(POLL_INTERVAL_S)
+
+
 def run(options: argparse.Namespace) -> int:
     """Run nginx and the router until one exits or a signal stops both; return the router's exit status."""
     signals: list[int] = []
@@ -263,8 +279,14 @@ def run(options: argparse.Namespace) -> int:
         keys = open_keys(options.keys, dict(options.limit), Path(name)) if options.keys else None
         if keys:
             keys.start()
-        front = start([find_nginx(), "-p", name, "-e", "stderr", "-c", str(file)], "nginx", options.log)
+        front_command = [find_nginx(), "-p", name, "-e", "stderr", "-c", str(file)]
         backend = start(options.command, "router", options.log)
+        wait_until = time.monotonic() + float(os.environ.get(START_WAIT_VARIABLE, "0"))
+        wait_for_engines(
+            f"http://{options.router}/{'health' if options.health_only else 'v1/models'}",
+            lambda: signals or backend.poll() is not None or time.monotonic() >= wait_until,
+        )
+        front = start(front_command, "nginx", options.log)
         is_stopping, delay_s, stop_at = False, float(os.environ.get(STOP_DELAY_VARIABLE, "0")), math.inf
         while backend.poll() is None:
             if signals:

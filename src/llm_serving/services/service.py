@@ -30,6 +30,16 @@ ECS sends the signal as it takes the task's address from the DNS, where clients 
 ECS_STOP_DELAY_S = 15
 """That time to live, and some seconds for the DNS to learn of it."""
 
+START_WAIT_VARIABLE = "FRONT_START_WAIT_S"
+"""Tells the nginx of images/router how long it waits for the router to know an engine before it lets clients in.
+
+A load balancer sends a new target requests after one health check, and the most to whoever fails them at once: ELB
+documentation, "Health checks for Application Load Balancer target groups", 2026-11.
+"""
+
+START_WAIT_S = 30
+"""Longer than finding engines takes, and shorter than the time in which no platform expects a router's health."""
+
 LOCAL_STOP_S = 20
 """Seconds that a process on this machine has to stop."""
 

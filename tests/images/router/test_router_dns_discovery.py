@@ -175,6 +175,17 @@ def test_replicas_join_and_leave_with_their_dns_name(testbed: RouterTestbed) -> 
 
 
 @pytest.mark.engine
+def test_the_router_lists_models_with_an_engine_only_and_calls_itself_ready_without(testbed: RouterTestbed) -> None:
+    with testbed.run_router("--router=ROUTER", f"--worker=workers:{testbed.port}", router=CATALOG_FLAGS) as url:
+        assert dns_discovery.fetch_page(f"{url}/v1/models") is None
+        assert dns_discovery.fetch_page(f"{url}/readiness") == b"Ready", "the control"
+        testbed.start(A)
+        testbed.write_dns(workers=[A])
+        wait_until_served(url, {A})
+        assert b"alpha" in (dns_discovery.fetch_page(f"{url}/v1/models") or b"")
+
+
+@pytest.mark.engine
 def test_an_unresponsive_address_is_not_registered(testbed: RouterTestbed) -> None:
     testbed.start(A)
     testbed.write_dns(worker=[A, D])

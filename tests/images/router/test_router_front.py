@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
-from llm_serving.services.service import STOP_DELAY_VARIABLE
+from llm_serving.services.service import START_WAIT_VARIABLE, STOP_DELAY_VARIABLE
 from tests import engines_own
 from tests.http_handler import QuietHandler
 
@@ -528,6 +528,39 @@ def test_where_clients_still_know_the_address_it_goes_on_after_the_signal(router
         stopped_s = time.monotonic() - signalled_at
         assert stopped_s >= delay_s if delay_s else stopped_s < 3.0, "the control"
         assert program.wait(60) == 0x100 - signal.SIGTERM
+
+
+@pytest.mark.parametrize(("options", "page"), [((), "/v1/models"), (("--health-only",), "/health")])
+def test_nobody_is_let_in_before_the_router_knows_an_engine(options: tuple[str, ...], page: str) -> None:
+    router = Router(failures=3)
+    with router.serve():
+        with run_front(router, options=options, env={START_WAIT_VARIABLE: "60"}):
+            assert router.requests == [("GET", page)] * 4
+        router.requests.clear()
+        with run_front(router, options=options):
+            assert router.requests == [], "the control"
+
+
+def test_without_an_engine_clients_are_let_in_after_the_wait() -> None:
+    router = Router(failures=1_000_000)
+    with router.serve(), run_front(router, env={START_WAIT_VARIABLE: "1"}) as (port, _):
+        assert set(router.requests) == {("GET", "/v1/models")}
+        assert send(port, "GET", "/liveness") == 500, "the router's own answer"
+
+
+def test_a_stop_signal_ends_the_wait(tmp_path: Path) -> None:
+    [port] = processes.claim_free_ports(1)
+    started = tmp_path / "started"
+    arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{Router().port}", "--"]
+    arguments += ["sh", "-c", f"touch {started}; exec sleep 600"]
+    program = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments], env={**os.environ, START_WAIT_VARIABLE: "600"}
+    )
+    processes.wait_until(started.exists, "the router", 60, interval_s=0.02)
+    children = psutil.Process(program.pid).children()
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(60) != 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 def test_a_stop_signal_before_anything_listens_leaves_no_process(router: Router, tmp_path: Path) -> None:

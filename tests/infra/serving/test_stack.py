@@ -17,7 +17,7 @@ from infra.constructs.task import NODE_PROGRAM
 from infra.stacks.serving import read
 from llm_serving import paths
 from llm_serving.fleet import loading
-from llm_serving.services.service import STOP_DELAY_VARIABLE
+from llm_serving.services.service import START_WAIT_VARIABLE, STOP_DELAY_VARIABLE
 from llm_serving.targets import probe
 from tests.infra import aws_calls, dashboards, deployments, needed_actions, started_tasks
 from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL, write_blueprint
@@ -471,6 +471,9 @@ def test_the_orchestrator_runs_beside_nginx_on_fargate(stacks: Stacks) -> None:
     # ECS stops them in the reverse order: nginx, which goes on until clients have forgotten the address, before it.
     assert router["dependsOn"] == [{"containerName": "orchestrator", "condition": "START"}]
     assert {"name": STOP_DELAY_VARIABLE, "value": "15"} in router["environment"]
+    [wait] = [item["value"] for item in router["environment"] if item["name"] == START_WAIT_VARIABLE]
+    grace_s = filter_by_type(stacks["aggregated"], "aws_ecs_service")["router-0"]["health_check_grace_period_seconds"]
+    assert int(wait) < min(router["healthCheck"]["startPeriod"], grace_s), "ECS would replace it meanwhile"
     [scrape] = read_collector_config(stacks["orchestrated"], "router")["receivers"]["prometheus"]["config"][
         "scrape_configs"
     ]

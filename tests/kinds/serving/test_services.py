@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_serving.services.service import STOP_DELAY_VARIABLE, Service
+from llm_serving.services.service import START_WAIT_VARIABLE, STOP_DELAY_VARIABLE, Service
 from tests.kinds.serving import resolving
 
 FLEET = """\
@@ -61,6 +61,7 @@ def test_on_eks_a_role_is_one_service(tmp_path: Path) -> None:
     assert worker.metrics_path == "/metrics"
     assert (router.name, router.is_entry) == ("router", True)
     assert STOP_DELAY_VARIABLE not in router.env, "Kubernetes waits before the signal"
+    assert int(router.env[START_WAIT_VARIABLE]) == 30
     assert router.probe is not None
     assert (router.probe.path, router.probe.body) == ("/liveness", {}), "with no engine there is no answer"
 
@@ -70,7 +71,8 @@ def test_on_ecs_the_router_stops_within_fargates_limit(tmp_path: Path) -> None:
     assert (worker.stop.stop_s, worker.stop.pre_stop_s) == (130, 0)
     assert router.stop.stop_s == 120
     assert int(router.env[STOP_DELAY_VARIABLE]) == 15, "a name's time to live, and what the DNS takes"
-    assert STOP_DELAY_VARIABLE not in worker.env, "the router asks each engine by itself"
+    assert int(router.env[START_WAIT_VARIABLE]) == 30
+    assert not {START_WAIT_VARIABLE, STOP_DELAY_VARIABLE} & worker.env.keys(), "the router asks each engine by itself"
     assert router.probe is not None
     assert router.probe.body, "an answer, through an engine"
 
@@ -78,6 +80,7 @@ def test_on_ecs_the_router_stops_within_fargates_limit(tmp_path: Path) -> None:
 def test_here_each_process_is_a_service(tmp_path: Path) -> None:
     text = SCALED.format(pool="general").replace("0..3, scale: {queue: 6, cool_down: 90s}", "2")
     *workers, router = resolve_services(tmp_path, text, "local")
+    assert START_WAIT_VARIABLE not in router.env, "clients wait for its probe"
     assert [worker.name for worker in workers] == ["worker-0", "worker-1"]
     assert [worker.role for worker in workers] == ["worker", "worker"]
     for service in (*workers, router):

@@ -21,6 +21,8 @@ from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (
     ECS_STOP_DELAY_S,
     PRE_STOP_S,
+    START_WAIT_S,
+    START_WAIT_VARIABLE,
     STOP_DELAY_VARIABLE,
     Call,
     Mount,
@@ -80,9 +82,7 @@ def build_router_service(
     alone = [role.served_model for role in engine_roles if role.served_model and not role.sleepers]
     served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
     built = router_process.build_router_service(context, engine_services, served_model)
-    update: dict[str, object] = {}
-    if context.conventions.runs_tasks:
-        update["env"] = {**built.env, STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)}
+    update: dict[str, object] = {"env": {**built.env, **_build_front_env(context)}}
     if not context.conventions.is_local:
         metrics_port = ROUTER_ADMIN_PORT if context.router.beside else METRICS_PORT
         usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
@@ -97,6 +97,16 @@ def build_router_service(
         path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH
         update["probe"] = Probe(path=path, body={}, health=ALIVE_PATH, deadline_s=ROUTER_START_S)
     return _complete(context, built, router, context.router.metrics_path, **update)
+
+
+def _build_front_env(context: Context) -> dict[str, str]:
+    """Return for how long nginx before the router waits, as it starts and as it ends."""
+    router, conventions = context.router, context.conventions
+    finds_engines = not conventions.is_local and (router.discovery or router.beside)
+    return {
+        **({START_WAIT_VARIABLE: str(START_WAIT_S)} if finds_engines else {}),
+        **({STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)} if conventions.runs_tasks else {}),
+    }
 
 
 def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, replica: int, rank: int) -> Service:
