@@ -99,7 +99,7 @@ def _add_peaks(scaling: _Scaling) -> None:
                 f"{service.name}-peak-{number}-{part}",
                 name=f"{scaling.name}-peak-{number}-{part}",
                 schedule=f"cron({minute % 60} {minute // 60} * * ? *)",
-                timezone="UTC",
+                timezone=peak.time_zone,
                 scalable_target_action=a.AppautoscalingScheduledActionScalableTargetAction(
                     min_capacity=str(least), max_capacity=str(service.replicas.max)
                 ),

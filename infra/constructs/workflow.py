@@ -268,7 +268,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             name=f"{batch.workflow}-{name}",
             description=f"{schedule.file} of {schedule.team}",
             schedule_expression=schedule.at,
-            schedule_expression_timezone="UTC",
+            schedule_expression_timezone=schedule.time_zone,
             kms_key_arn=context.key.arn,
             flexible_time_window=s.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
             target=s.SchedulerScheduleTarget(arn=inbox.arn, role_arn=role.arn, input=json.dumps({"schedule": message})),

@@ -17,7 +17,7 @@ LABELS = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_i
 
 
 def test_a_peak_is_a_trigger_of_its_own_times(render_chart: Render) -> None:
-    peaks = [{"start": 22 * 60 + 30, "end": 6 * 60, "replicas": 3}]
+    peaks = [{"start": 22 * 60 + 30, "end": 6 * 60, "replicas": 3, "timeZone": "Europe/Berlin"}]
     scaling = {"min": 1, "max": 4, "metric": "queue", "threshold": 4, "peaks": peaks}
     values = build_values(build_engine(autoscaling=scaling), monitoring={"podMonitors": True})
     values["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
@@ -25,7 +25,7 @@ def test_a_peak_is_a_trigger_of_its_own_times(render_chart: Render) -> None:
     load, peak = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"]
     assert (load["type"], peak["type"]) == ("prometheus", "cron")
     assert peak["metadata"] == {
-        "timezone": "Etc/UTC", "start": "30 22 * * *", "end": "0 6 * * *", "desiredReplicas": "3",
+        "timezone": "Europe/Berlin", "start": "30 22 * * *", "end": "0 6 * * *", "desiredReplicas": "3",
     }  # fmt: skip
     limits = {
         (item["spec"]["sampleLimit"], item["spec"]["labelLimit"]) for item in filter_by_kind(manifests, "PodMonitor")

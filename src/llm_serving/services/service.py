@@ -89,7 +89,7 @@ class Secret(ResolvedData):
 
 
 class Peak(ResolvedData):
-    """A time of each day for which replicas start beforehand, in minutes of the day, UTC."""
+    """A time of each day for which replicas start beforehand, in minutes of the day."""
 
     start: int
     end: int
@@ -97,6 +97,8 @@ class Peak(ResolvedData):
 
     replicas: int
     """The least in that time."""
+
+    time_zone: str = "UTC"
 
 
 class Scale(ResolvedData):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import zoneinfo
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -83,6 +84,16 @@ class TextOrOff(TextFormat):
 
     def _check(self, value: Any) -> str:
         return "off" if value is False else super()._check(value)
+
+
+class _ZoneName(TextFormat):
+    """A name of the tz database; any of its form where the machine has no such database."""
+
+    def _check(self, value: Any) -> str:
+        name = super()._check(value)
+        if name != "UTC" and name not in (zoneinfo.available_timezones() or (name,)):
+            raise build_error("there is no such time zone", f"use a name of the tz database such as {self.example}")
+        return name
 
 
 def _format_scalar(value: Any) -> str:
@@ -351,6 +362,11 @@ Duration = Annotated[
     ),
 ]
 """`30s`, `5min`, `8h`, `30d`: seconds."""
+
+TimeZone = Annotated[
+    str, _ZoneName("[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*", "a time zone", "America/Los_Angeles")
+]
+"""`Europe/Berlin`: a name of the tz database."""
 
 Days = Annotated[
     float, Quantity((("d", _DAY),), "a number of days", "30d", min=_DAY, max=_DAY * 3653, allow_fraction=False)

@@ -40,6 +40,7 @@ inputs: s3://my-catalog/exports
 schedules:
   nightly:
     at: cron(0 2 * * ? *)
+    time_zone: America/Los_Angeles
     file: all/products.jsonl
     team: ads
 results: {parquet: on}

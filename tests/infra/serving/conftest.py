@@ -57,7 +57,7 @@ SHAPES = {
         "pattern: disaggregated\nmodel: Qwen/Qwen3-32B\n"
         "roles:\n"
         "  prefill: {pool: fast, replicas: 0..2, accelerators: 4}\n"
-        "  decode: {pool: fast, replicas: 1..3, accelerators: 4, scale: {kv_usage: 80%, peaks: {at: 22:30..06:00, replicas: 2}}}\n"
+        "  decode: {pool: fast, replicas: 1..3, accelerators: 4, scale: {kv_usage: 80%, peaks: {at: 22:30..06:00, replicas: 2}, time_zone: Europe/Berlin}}\n"
     ),
     "distributed": (
         "pattern: distributed\nmodel: Qwen/Qwen3-32B\n"

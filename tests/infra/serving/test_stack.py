@@ -670,7 +670,7 @@ def test_a_peak_raises_the_least_tasks_at_its_start_and_lowers_them_at_its_end(s
         "decode-peak-0-start": ("cron(30 22 * * ? *)", {"min_capacity": "2", "max_capacity": "3"}),
         "decode-peak-0-end": ("cron(0 6 * * ? *)", {"min_capacity": "1", "max_capacity": "3"}),
     }
-    assert {action["timezone"] for action in actions.values()} == {"UTC"}
+    assert {action["timezone"] for action in actions.values()} == {"Europe/Berlin"}
     assert target["lifecycle"] == {"ignore_changes": ["min_capacity"]}
     other = filter_by_type(stacks["aggregated"], "aws_appautoscaling_target")["worker-scaling"]
     assert "lifecycle" not in other, "without a peak the blueprint's least is what counts"

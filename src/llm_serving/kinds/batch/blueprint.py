@@ -15,7 +15,18 @@ from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.slo import BaseSlo
 from llm_serving.services.team_keys import ApiKey, Secret, TeamKeys
 from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, check_one_of, parse_default
-from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TokenRange, Tokens, read_formats
+from llm_serving.settings.units import (
+    Bounds,
+    Duration,
+    Memory,
+    Range,
+    Share,
+    Switch,
+    TimeZone,
+    TokenRange,
+    Tokens,
+    read_formats,
+)
 
 FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
 
@@ -145,7 +156,10 @@ class Schedule(Settings):
     """A file that becomes a job at regular times; only on AWS."""
 
     at: ScheduleTime
-    """Times: cron(...) or rate(...) of EventBridge Scheduler, in UTC."""
+    """Times: cron(...) or rate(...) of EventBridge Scheduler."""
+
+    time_zone: TimeZone = "UTC"
+    """Of the times of cron(...), which follow its summer time."""
 
     file: ScheduledFile
     """The file, below batch/NAME/scheduled/ in the results bucket."""

@@ -198,7 +198,7 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
 def _complete_schedule(settings: Blueprint, schedule: Schedule) -> StackSchedule:
     team = schedule.team or next(iter(settings.teams))
     priority = schedule.priority or settings.teams[team].priority
-    return StackSchedule(at=schedule.at, file=schedule.file, team=team, priority=priority)
+    return StackSchedule(at=schedule.at, time_zone=schedule.time_zone, file=schedule.file, team=team, priority=priority)
 
 
 def _find_long_rules(settings: Blueprint, workflow: str, name: str) -> Iterator[Conflict]:

@@ -19,7 +19,9 @@ class StackSchedule(Settings):
     """A file that becomes a job again and again."""
 
     at: str
-    """cron(...) or rate(...) of EventBridge Scheduler, in UTC."""
+    """cron(...) or rate(...) of EventBridge Scheduler."""
+
+    time_zone: str = "UTC"
 
     file: str
     team: Name

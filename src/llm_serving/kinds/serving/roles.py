@@ -12,7 +12,7 @@ from llm_serving.engines.memory import Split
 from llm_serving.fleet.model import Name
 from llm_serving.kinds.serving.formats import FORMATS
 from llm_serving.settings.document import AllowSingleItem, Conflict, Settings, parse_default
-from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextOrOff, Tokens
+from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextOrOff, TimeZone, Tokens
 
 ModelName = Annotated[str, FORMATS["model-name"]]
 ServedName = Annotated[str, FORMATS["served-name"]]
@@ -40,7 +40,7 @@ class Peak(Settings):
     """A time of each day for which replicas start beforehand."""
 
     at: Annotated[str, FORMATS["time-of-day"]]
-    """From when until when, in UTC; until the next day where the end is the earlier."""
+    """From when until when; until the next day where the end is the earlier."""
 
     replicas: Annotated[int, Field(ge=1, le=10_000)]
     """Least replicas in that time. More come with the load."""
@@ -88,8 +88,11 @@ class Scale(Settings):
     peaks: Annotated[tuple[Peak, ...], Field(max_length=8), AllowSingleItem()] = ()
     """Times of the day for which replicas start beforehand, one or a list."""
 
+    time_zone: TimeZone = "UTC"
+    """Of `peaks`, which follow its summer time."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one_metric(), self._check_planner(), self._check_overlap())
+        return (self._check_one_metric(), self._check_planner(), self._check_overlap(), self._check_time_zone())
 
     def _check_planner(self) -> Iterator[Conflict]:
         """Check that nothing is written beside the planner that only KEDA does."""
@@ -114,6 +117,12 @@ class Scale(Settings):
                     ("peaks", number, "at"), reason, "leave a minute between both, or make one of them", peak.at
                 )
             taken |= dict.fromkeys(times, peak.at)
+
+    def _check_time_zone(self) -> Iterator[Conflict]:
+        if "time_zone" in self.model_fields_set and not self.peaks:
+            yield Conflict(
+                ("time_zone",), "it is that of peaks, and there are none", "remove time_zone", self.time_zone
+            )
 
     def _check_one_metric(self) -> Iterator[Conflict]:
         written = [key for key in ("queue", "kv_usage", "planner") if getattr(self, key)]

@@ -170,7 +170,7 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
             cool_down_s=int(role.scale.cool_down),
             slo=role.scale.slo,
             peaks=tuple(
-                Peak(start=start, end=end, replicas=peak.replicas)
+                Peak(start=start, end=end, replicas=peak.replicas, time_zone=role.scale.time_zone)
                 for peak in role.scale.peaks
                 for start, end in [peak.minutes]
             ),
