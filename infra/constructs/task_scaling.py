@@ -74,6 +74,8 @@ def add_scaling(
         _add_wake_up(scaling)
         _add_sleep(scaling)
         _add_late_alarm(scaling)
+    else:
+        _add_unmeasured_alarm(scaling)
 
 
 def _describe_target(stack: FleetStack, name: str) -> dict[str, Any]:
@@ -259,18 +261,13 @@ def _add_sleep(scaling: _Scaling) -> None:
 def _add_late_alarm(scaling: _Scaling) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
     router, service, stream = scaling.router, scaling.service, scaling.stream
-    start_s = (
-        INSTANCE_START_S
-        + (service.prefetch.timeout_s if service.prefetch else 0)
-        + (math.ceil(service.probe.deadline_s) if service.probe else 0)
-    )
     alarm.add_alarm(
         scaling.stack,
         f"{service.role}-late-alarm",
         name=f"{scaling.alarm_prefix}-late",
         description=f"{stream.deployment}'s {service.role} is asked, and does not wake",
         threshold=0,
-        periods=math.ceil(start_s / _LATE_ALARM_PERIOD_S),
+        periods=math.ceil(_compute_start_s(service) / _LATE_ALARM_PERIOD_S),
         metric_query=[
             build_task_metric("up", stream, service, "up", "Sum", period_s=_LATE_ALARM_PERIOD_S),
             build_task_metric("requests", stream, router, "requests", "Sum", period_s=_LATE_ALARM_PERIOD_S),
@@ -279,6 +276,39 @@ def _add_late_alarm(scaling: _Scaling) -> None:
                 "asked", "IF(up == 0, FILL(requests, 0) + FILL(errors, 0), 0)", "Requests that found no replica"
             ),
         ],
+    )
+
+
+def _add_unmeasured_alarm(scaling: _Scaling) -> None:
+    """Alarm on a role of whose load nothing is known: it keeps the tasks that it has, however many requests come.
+
+    Source: ECS developer guide, "Use a target metric to scale Amazon ECS services", insufficient data, 2026-11.
+    """
+    service, stream, scale = scaling.service, scaling.stream, scaling.service.replicas.scale
+    assert scale
+    alarm.add_alarm(
+        scaling.stack,
+        f"{service.role}-unmeasured-alarm",
+        name=f"{scaling.alarm_prefix}-unmeasured",
+        description=f"{stream.deployment}'s {service.role} does not scale: its engines' metrics do not come",
+        threshold=0,
+        comparison="LessThanThreshold",  # no measure is: it rings for missing ones
+        periods=math.ceil(_compute_start_s(service) / _LATE_ALARM_PERIOD_S),
+        missing="breaching",
+        metric_query=[
+            build_task_metric(
+                "load", stream, service, scale.signal, "Average", period_s=_LATE_ALARM_PERIOD_S, returned=True
+            )
+        ],
+    )
+
+
+def _compute_start_s(service: Service) -> int:
+    """Return the longest start of a replica, from the count that asks for it to its first answer."""
+    return (
+        INSTANCE_START_S
+        + (service.prefetch.timeout_s if service.prefetch else 0)
+        + (math.ceil(service.probe.deadline_s) if service.probe else 0)
     )
 
 

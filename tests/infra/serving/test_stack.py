@@ -126,7 +126,7 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     stack = copy.deepcopy(stacks[shape])
     alarms = filter_by_type(stack, "aws_cloudwatch_metric_alarm")
     for_people = {name: alarm for name, alarm in alarms.items() if "ok_actions" in alarm}
-    known = {"errors", "queue", "running", "late", "maximum", "certificate", "transfers"}
+    known = {"errors", "queue", "running", "late", "maximum", "unmeasured", "certificate", "transfers"}
     assert {name.rpartition("-")[0].rpartition("-")[2] for name in for_people} <= known
     assert all(
         alarm["alarm_actions"] == alarm["ok_actions"] == [fleet_value.alarms_to] for alarm in for_people.values()
@@ -699,6 +699,31 @@ def test_a_role_that_scales_has_an_alarm_at_its_most_tasks_over_all_its_choices(
     assert total["expression"] == " + ".join(f"FILL(choice{number}, 0)" for number in range(len(queries)))
     assert (settings["comparison_operator"], settings["threshold"]) == ("GreaterThanOrEqualToThreshold", 6)
     assert settings["evaluation_periods"] == 15, "a peak of a quarter of an hour"
+
+
+def test_a_role_of_whose_load_nothing_is_known_rings_unless_it_may_have_no_replica(stacks: Stacks) -> None:
+    alarms = {
+        shape: {name: row for name, row in rows.items() if name.endswith("-unmeasured-alarm")}
+        for shape in ("aggregated", "disaggregated", "single")
+        for rows in [filter_by_type(stacks[shape], "aws_cloudwatch_metric_alarm")]
+    }
+    assert {shape: set(rows) for shape, rows in alarms.items()} == {
+        "aggregated": {"worker-unmeasured-alarm"},
+        "disaggregated": {"decode-unmeasured-alarm"},
+        "single": set(),
+    }
+    settings = alarms["aggregated"]["worker-unmeasured-alarm"]
+    assert (settings["comparison_operator"], settings["threshold"]) == ("LessThanThreshold", 0), "no measure is"
+    assert settings["treat_missing_data"] == "breaching"
+    [query] = settings["metric_query"]
+    policy = filter_by_type(stacks["aggregated"], "aws_appautoscaling_policy")["worker-scaling-policy"]
+    tracked = policy["target_tracking_scaling_policy_configuration"]["customized_metric_specification"]
+    dimensions = {row["name"]: row["value"] for row in tracked["dimensions"]}
+    assert (query["metric"]["namespace"], query["metric"]["metric_name"], query["metric"]["dimensions"]) == (
+        tracked["namespace"],
+        tracked["metric_name"],
+        dimensions,
+    )
 
 
 def test_a_certificate_that_was_not_renewed_rings_and_keeps_ringing(stacks: Stacks) -> None:
