@@ -515,6 +515,7 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart
     assert "replicas" not in filter_by_kind(manifests, "LeaderWorkerSet")[0]["spec"]
     spec = filter_by_kind(manifests, "ScaledObject")[0]["spec"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"], spec["cooldownPeriod"]) == (0, 3, 300)
+    assert spec["initialCooldownPeriod"] == 900 + 900, "a node's start and the startup probe's limit"
     usage, arrivals = spec["triggers"]
     role = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
     assert usage["metricType"] == "AverageValue"

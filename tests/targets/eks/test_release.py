@@ -6,6 +6,7 @@ with known delays answers behind the tunnel to a pod. tests/targets/test_probe.p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +25,7 @@ from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.operations.kube_api import POD, Kind, KubeApi
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release as target
 from tests import go_programs
@@ -331,6 +333,45 @@ def test_a_failed_test_request_rolls_the_deployment_back(
     assert "no answer in 60 s" in err, "the output of the client's pod"
     assert err.endswith("rolled back: the previous revision runs\n")
     assert run_cli("status").code == 0, "the client's pod is no part of the deployment"
+
+
+@pytest.mark.parametrize(
+    ("ready_after", "least", "requests", "fails"),
+    [(2, 0, 3, False), (None, 0, 3, True), (None, 1, 1, True), (0, 0, 1, True)],
+    ids=["it wakes", "it does not wake", "it may not sleep", "it is awake"],
+)
+def test_a_test_request_that_wakes_a_role_is_sent_again_for_as_long_as_a_start_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ready_after: int | None,
+    least: int,
+    requests: int,
+    fails: bool,
+) -> None:
+    """Of a worker that is ready after so many requests; a start takes two intervals at most."""
+    clock, sent, log = Clock(), list[str](), tmp_path / "eks.log"
+    log.touch()
+    monkeypatch.setattr(clock, "sleep", lambda seconds: setattr(clock, "ahead_s", clock.ahead_s + seconds))
+    monkeypatch.setattr(target, "time", clock)
+
+    def send(_: object, command: str, *__: str, **___: float) -> None:
+        sent.append(command)
+        if fails or len(sent) <= (ready_after or 0):
+            raise CommandFailed(["helm", command], log, "503")
+
+    def list_replicas(_: object) -> list[SimpleNamespace]:
+        is_ready = ready_after is not None and len(sent) >= ready_after
+        return [SimpleNamespace(role="worker", state="ready" if is_ready else "pending")]
+
+    monkeypatch.setattr(target, "_run_helm", send)
+    monkeypatch.setattr(target, "list_replicas", list_replicas)
+    monkeypatch.setattr(target, "read_pod_log", lambda *_: "its log")
+    monkeypatch.setattr(target, "_compute_start_s", lambda _: 1.5 * target._WAKE_INTERVAL_S)
+    worker = SimpleNamespace(role="worker", replicas=SimpleNamespace(min=least))
+    plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine", services=[worker]))
+    with pytest.raises(CheckFailed, match="its log") if fails else contextlib.nullcontext():
+        target._run_chart_test(plan)
+    assert sent == ["test"] * requests
 
 
 def test_a_first_deployment_that_the_cluster_rejects_is_removed_with_its_reason(

@@ -50,6 +50,9 @@ _INSTALL_TIMEOUT_S = 120
 _TEST_TIMEOUT_S = 180
 """Longest run of the chart's test: one request to the release's Service."""
 
+_WAKE_INTERVAL_S = 30.0
+"""Interval of test requests that wake a role without replicas: each keeps it awake for two minutes at least."""
+
 _LAST_LINES = 20
 
 _NODE_CHECK = "check-node"
@@ -342,7 +345,7 @@ def wait_until_ready(plan: DeploymentPlan) -> None:
     Raises:
         CheckFailed: they are not ready in time; says which, and why.
     """
-    timeout_s = planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S  # with its node's
+    timeout_s = _compute_start_s(plan)
     deadline = time.monotonic() + timeout_s
     with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while pending := list(_list_pending_roles(plan)):
@@ -362,17 +365,39 @@ def _wait_for_change(plan: DeploymentPlan) -> None:
         time.sleep(_POLL_INTERVAL_S)
 
 
+def _compute_start_s(plan: DeploymentPlan) -> int:
+    """Return the longest start of a replica in seconds, with its node's."""
+    return planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S
+
+
 def _run_chart_test(plan: DeploymentPlan) -> None:
     """Run the chart's test: a pod calls the release's Service as a client would.
+
+    Where a role sleeps, the request fails and wakes it; it is sent again until a replica had the time to start.
 
     Raises:
         CheckFailed: the request failed; with the pod's log.
     """
-    with console.step("Send a test request"):
-        try:
-            _run_helm(plan, "test", "--timeout", f"{_TEST_TIMEOUT_S}s", timeout_s=_TEST_TIMEOUT_S + 30)
-        except CommandFailed as error:
-            raise CheckFailed(f"{error}\n{read_pod_log(plan, f'{plan.deployment.name}-test')}") from None
+    deadline = time.monotonic() + _compute_start_s(plan)
+    with console.step("Send a test request") as step:
+        while True:
+            asleep = _list_sleeping_roles(plan)
+            try:
+                _run_helm(plan, "test", "--timeout", f"{_TEST_TIMEOUT_S}s", timeout_s=_TEST_TIMEOUT_S + 30)
+            except CommandFailed as error:
+                if not asleep or time.monotonic() > deadline:
+                    raise CheckFailed(f"{error}\n{read_pod_log(plan, f'{plan.deployment.name}-test')}") from None
+            else:
+                return
+            step.note = f"it wakes {', '.join(asleep)}"
+            time.sleep(_WAKE_INTERVAL_S)
+
+
+def _list_sleeping_roles(plan: DeploymentPlan) -> list[str]:
+    """List the roles that may have no replica and have none that is ready."""
+    awake = {pod.role for pod in list_replicas(plan) if pod.state == READY}
+    may_sleep = [service.role for service in plan.deployment.services if service.replicas.min == 0]
+    return [role for role in may_sleep if role not in awake]
 
 
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
