@@ -209,6 +209,24 @@ def test_a_second_deploy_changes_nothing_and_an_edit_shows_as_its_difference(
     assert run_cli("diff", "--exit-code").code == 1
 
 
+@pytest.mark.parametrize(("replicas", "is_lost"), [("replicas: 3", True), ("replicas: 1", False), ("", False)])
+def test_a_diff_says_that_replicas_end_where_an_autoscaler_takes_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replicas: str, is_lost: bool
+) -> None:
+    workload = "kind: Deployment\nmetadata: {{name: {}}}\nspec: {{{}}}\n---\n"
+    router = workload.format("mine-router", "replicas: 2")
+    scaled = "kind: ScaledObject\nmetadata: {name: mine-worker}\nspec: {scaleTargetRef: {name: mine-worker}}\n"
+    rendered = router + workload.format("mine-worker", "") + scaled
+    monkeypatch.setattr(target, "_render_objects", lambda _: rendered)
+    plan: Any = SimpleNamespace(rendered=tmp_path / "eks.yaml")
+    deployed = router + workload.format("mine-worker", replicas)
+    changes = target._diff_release(plan, target._Release(1, True, deployed))
+    warnings = [line for line in changes.splitlines() if line.startswith("! ")]
+    assert [line.partition(":")[0] for line in warnings] == ["! Deployment mine-worker"] * is_lost
+    if is_lost:
+        assert "its 3 replicas become 1 at once" in warnings[0] and "blueprint shift" in warnings[0]
+
+
 def test_diff_does_not_overwrite_an_edited_rendered_file(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:

@@ -532,7 +532,25 @@ def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
         lineterm="",
         n=2,
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_describe_lost_replicas(release.manifest, rendered)])
+
+
+def _describe_lost_replicas(deployed: str, rendered: str) -> Iterator[str]:
+    """Yield the workloads whose number of replicas an autoscaler takes over: Kubernetes sets it to 1 first.
+
+    Source: Kubernetes documentation, "Horizontal Pod Autoscaling", migrating Deployments, 2026-11.
+    """
+    scaled = {
+        item["spec"]["scaleTargetRef"]["name"] for item in _parse_objects(rendered) if item["kind"] == "ScaledObject"
+    }
+    for item in _parse_objects(deployed):
+        kind, name, replicas = item["kind"], item["metadata"]["name"], item.get("spec", {}).get("replicas", 0)
+        if kind in {workload.kind for workload in _WORKLOADS} and name in scaled and replicas > 1:
+            yield (
+                f"! {kind} {name}: its {replicas} replicas become 1 at once, as `replicas` leaves the release, until "
+                "the autoscaler has started others. Deploy it while few ask, or under another name, and move the "
+                "requests by `blueprint shift`."
+            )
 
 
 def _render_objects(plan: DeploymentPlan) -> str:
