@@ -28,8 +28,9 @@ END_S = 3.0
 """For the server to end by itself once it is asked to; then it is killed."""
 
 INTERVAL_S = 0.2
-QUIET_READS = 2
-"""Reads in a row without a request: one may be between the connection and the counter."""
+QUIET_READS = 6
+"""Reads in a row without a request: one may be between the connection and the counter, and the end of a stream, which the
+counter no longer knows, takes its time on a busy machine."""
 
 GAUGES = re.compile(r"^llamacpp:requests_(?:processing|deferred) (\S+)$", re.MULTILINE)
 

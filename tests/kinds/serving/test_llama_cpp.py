@@ -48,7 +48,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
     assert command[:3] == ("llama-server", "--model", "/scratch/fetched/weights/model.gguf")
     assert role.prefetch
     assert role.prefetch.uris["weights"].endswith("/gguf/bartowski/Qwen_Qwen3-4B-GGUF/Q4_K_M/")
-    assert role.image.endswith("/demo/llama-cpp:b11669-3")
+    assert role.image.endswith("/demo/llama-cpp:b11669-4")
     assert role.env["DRAIN_S"] == "120", "of the launcher in that image: disruption.drain"
     with pytest.raises(InputError, match=r"grows to 4 nodes, which fit 4\. Fix: set replicas: 4 or less"):
         resolving.resolve_files(tmp_path, _format(f"pool: {pool}, replicas: 5"), FLEET, target)
