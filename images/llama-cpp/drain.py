@@ -29,8 +29,8 @@ END_S = 3.0
 
 INTERVAL_S = 0.2
 QUIET_READS = 6
-"""Reads in a row without a request: one may be between the connection and the counter, and the end of a stream, which the
-counter no longer knows, takes its time on a busy machine."""
+"""Reads in a row without a request: one may be between the connection and the counter, and the end of a stream, which
+the counter no longer knows, takes its time on a busy machine."""
 
 GAUGES = re.compile(r"^llamacpp:requests_(?:processing|deferred) (\S+)$", re.MULTILINE)
 
