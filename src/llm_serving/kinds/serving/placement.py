@@ -438,7 +438,7 @@ class PlacementSearch:
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
-            phase=self.key_path[-1] if self.key_path[-1] in settings.engine_row.transfer_roles else "",
+            phase=self.key_path[-1] if settings.is_disaggregated else "",
             draft=find_draft(tuning, self.model),
             videos=settings.find_media_limit(self.role, "video") != 0,
             adapters=len(self.role.adapters),
