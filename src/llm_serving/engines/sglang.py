@@ -182,11 +182,10 @@ def _compute_prompt_graph_bytes(model: Architecture, setup: ReplicaSetup, batch:
         return 0
     if model.latent:
         return _LATENT_GRAPHS_BYTES
-    ends = [min(batch.tokens, end) for _, end in _PROMPT_GRAPH_STEPS]
-    starts = [0, *ends]
-    graphs = sum(
-        (end - start) // step for (step, _), start, end in zip(_PROMPT_GRAPH_STEPS, starts, ends, strict=False)
-    )
+    graphs, start = 0, 0
+    for step, last in _PROMPT_GRAPH_STEPS:
+        end = min(batch.tokens, last)
+        graphs, start = graphs + (end - start) // step, end
     return graphs * _PROMPT_GRAPH_BYTES
 
 
