@@ -267,7 +267,7 @@ def _add_late_alarm(scaling: _Scaling) -> None:
         name=f"{scaling.alarm_prefix}-late",
         description=f"{stream.deployment}'s {service.role} is asked, and does not wake",
         threshold=0,
-        periods=math.ceil(_compute_start_s(service) / _LATE_ALARM_PERIOD_S),
+        periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
         metric_query=[
             build_task_metric("up", stream, service, "up", "Sum", period_s=_LATE_ALARM_PERIOD_S),
             build_task_metric("requests", stream, router, "requests", "Sum", period_s=_LATE_ALARM_PERIOD_S),
@@ -293,22 +293,13 @@ def _add_unmeasured_alarm(scaling: _Scaling) -> None:
         description=f"{stream.deployment}'s {service.role} does not scale: its engines' metrics do not come",
         threshold=0,
         comparison="LessThanThreshold",  # no measure is: it rings for missing ones
-        periods=math.ceil(_compute_start_s(service) / _LATE_ALARM_PERIOD_S),
+        periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
         missing="breaching",
         metric_query=[
             build_task_metric(
                 "load", stream, service, scale.signal, "Average", period_s=_LATE_ALARM_PERIOD_S, returned=True
             )
         ],
-    )
-
-
-def _compute_start_s(service: Service) -> int:
-    """Return the longest start of a replica, from the count that asks for it to its first answer."""
-    return (
-        INSTANCE_START_S
-        + (service.prefetch.timeout_s if service.prefetch else 0)
-        + (math.ceil(service.probe.deadline_s) if service.probe else 0)
     )
 
 

@@ -359,3 +359,9 @@ class Service(ResolvedData):
 
     start_retries: int = 3
     """Further attempts at a start that failed, ever later."""
+
+    @property
+    def answers_after_s(self) -> int:
+        """The longest from its node's start to its first answer, in seconds, with what is copied before."""
+        copy_s = self.prefetch.timeout_s if self.prefetch else 0
+        return copy_s + (math.ceil(self.probe.deadline_s) if self.probe else 0)

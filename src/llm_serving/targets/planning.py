@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -121,14 +120,7 @@ def require_endpoint(plan: DeploymentPlan) -> None:
 
 def compute_start_s(services: Iterable[Service]) -> int:
     """Return the longest start of a replica in seconds, with what is copied before, after its node's start."""
-    return max(
-        (
-            math.ceil(service.probe.deadline_s) + (service.prefetch.timeout_s if service.prefetch else 0)
-            for service in services
-            if service.probe
-        ),
-        default=_OPERATOR_START_S,
-    )
+    return max((service.answers_after_s for service in services if service.probe), default=_OPERATOR_START_S)
 
 
 def print_notes(plan: DeploymentPlan) -> None:
