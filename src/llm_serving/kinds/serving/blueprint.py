@@ -529,18 +529,16 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 yield Conflict(("roles", name), reason, f"set {name}: {example}")
 
     def _check_workers(self) -> Iterator[Conflict]:
-        """Yield further workers where there are none, or whose names are taken, and a weight against nothing."""
+        """Yield further workers where there are none, names of roles that are taken, and a weight against nothing."""
         pattern_roles, workers = self.pattern_row.roles, self.roles.workers
         if workers and "worker" not in pattern_roles:
             role_names = " and ".join(pattern_roles)
             yield Conflict(("roles", "workers"), f"the pattern {self.pattern} has {role_names}", "remove workers")
-        for name in workers:
-            if name in (*patterns.ENGINE_ROLES, "router"):
+        taken = (*patterns.ENGINE_ROLES, "router")
+        for field, example in (("workers", "its accelerators, such as l40s"), ("models", "its model, such as qwen3")):
+            for name in filter(taken.__contains__, getattr(self.roles, field)):
                 reason = f"{name} is the name of another role"
-                yield Conflict(("roles", "workers", name), reason, "name it after its accelerators, such as l40s")
-        if "router" in self.roles.models:
-            reason = "router is the name of another role"
-            yield Conflict(("roles", "models", "router"), reason, "name it after its model, such as qwen3")
+                yield Conflict(("roles", field, name), reason, f"name it after {example}")
         if self.roles.worker and self.roles.worker.weight > 1 and not workers:
             reason = "there are no workers on other accelerators to weigh it against"
             yield Conflict(("roles", "worker", "weight"), reason, "remove weight")

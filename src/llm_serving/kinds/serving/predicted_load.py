@@ -167,7 +167,7 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
             **dataclasses.asdict(split),
             context=context,
             dtype=tuning.kv_cache,
-            phase=role.name if {PREFILL, DECODE} <= {other.name for other in deployment.engine_roles} else "",
+            phase=role.name if role.name in (PREFILL, DECODE) else "",
             adapters=len(served.adapters),
         ),
     )

@@ -263,11 +263,12 @@ def test_a_gang_waits_in_the_queue_of_its_pool(tmp_path: Path) -> None:
 MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: general}}\n"
 
 
-def test_a_model_is_not_called_as_the_router_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["router", "prefill", "decode"])
+def test_a_model_is_not_called_as_a_role_of_its_own_meaning_is(tmp_path: Path, name: str) -> None:
     text = MULTI_MODEL + TRAFFIC_AND_SLO
     resolve_blueprint(tmp_path, text, "local")
-    assert get_error(tmp_path, text.replace("{one:", "{router:"), "local") == (
-        "blueprint.yaml:3:20: roles.models.router: router is the name of another role. "
+    assert get_error(tmp_path, text.replace("{one:", f"{{{name}:"), "local") == (
+        f"blueprint.yaml:3:{len(name) + 14}: roles.models.{name}: {name} is the name of another role. "
         "Fix: name it after its model, such as qwen3."
     )
 
