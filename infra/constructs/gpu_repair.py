@@ -1,4 +1,4 @@
-"""What replaces ECS instances whose GPUs fail: the function, the queue that calls it, and what fills the queue."""
+"""What replaces ECS instances whose GPUs fail or whose agent is lost: the function, its queue, and what fills that."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _RETENTION_S = 300
 
 
 def is_needed(groups: Iterable[Group]) -> bool:
-    """Whether instances of the groups have GPUs that ECS's agent watches: NVIDIA's."""
-    return any(group.variant == "nvidia" for group in groups)
+    """Whether instances of the groups have accelerators."""
+    return any(group.variant != "standard" for group in groups)
 
 
 def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key: aws.kms_key.KmsKey) -> None:
@@ -40,7 +40,7 @@ def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key
         NAME,
         key=key,
         source="gpu_repair",
-        description="Replaces instances whose GPUs fail",
+        description="Replaces instances whose GPUs fail or whose agent is lost",
         statements=policy.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
         timeout_s=_TIMEOUT_S,
     )
@@ -54,13 +54,13 @@ def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key
         f"{NAME}-waiting-alarm",
         "waiting-repairs",
         name="repairs-waiting",
-        description=f"Instances with broken GPUs wait to be replaced; see the log of {NAME} for what they wait for",
+        description=f"Broken instances wait to be replaced; see the log of {NAME} for what they wait for",
         threshold=0,
     )
 
 
 def _add_rules(stack: FleetStack) -> dict[str, aws.cloudwatch_event_rule.CloudwatchEventRule]:
-    """Call at once when ECS finds an instance impaired, and each minute: an event may be lost, and some wait."""
+    """Call when ECS finds an instance impaired, and each minute: an event may be lost, and a lost agent has none."""
     health_pattern = {
         "source": ["aws.ecs"],
         "detail-type": ["ECS Container Instance Health Change"],
@@ -82,7 +82,7 @@ def _add_rules(stack: FleetStack) -> dict[str, aws.cloudwatch_event_rule.Cloudwa
             stack,
             f"{NAME}-minute",
             name=f"{stack.fleet.name}-{NAME}-minute",
-            description="Each minute: instances that wait to be replaced, and drains without end",
+            description="Each minute: lost agents, instances that wait to be replaced, and drains without end",
             schedule_expression="rate(1 minute)",
         ),
     }

@@ -1,7 +1,8 @@
-"""Replaces instances of an ECS cluster whose GPUs fail, which ECS does for its Managed Instances only.
+"""Replaces instances of an ECS cluster whose GPUs fail or whose agent is lost. ECS does so for Managed Instances only.
 
 The watcher on each instance is ECS's own agent: on the AMIs with NVIDIA's driver it reads DCGM, and ECS then reports
-the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. XIDS and CONDITIONS say what a fault
+the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. An agent that is itself lost, as where
+Docker hangs, starts and stops no task, and EC2's own checks see nothing of it. XIDS and CONDITIONS say what a fault
 asks for, here and for EKS's node repair (`infra.constructs.node_group_settings`). Nothing on ECS resets a GPU or
 reboots an instance, so whatever asks for one of them is replaced: the instance is drained, then reported unhealthy to
 its Auto Scaling group, which ends it once it has no task left (managed draining) and starts another.
@@ -27,7 +28,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -83,6 +84,12 @@ XIDS: Mapping[int, Rule] = MappingProxyType(
 
 OTHER_XID = Rule(Verdict.WATCH, "an application's fault", _XID)
 
+AGENT_LIMIT = datetime.timedelta(minutes=15)
+"""Time after which a disconnected agent is a fault: it disconnects several times an hour, for minutes at the most.
+
+Source: ECS developer guide, "Amazon ECS container instance state change events", 2026-11.
+"""
+
 CONDITIONS: Mapping[str, Rule] = MappingProxyType(
     {
         "NeuronSRAMUncorrectableError": Rule(Verdict.REPLACE, "parity error of on-chip SRAM", _REASON),
@@ -94,9 +101,14 @@ CONDITIONS: Mapping[str, Rule] = MappingProxyType(
             "DCGM's health check fails, with no XID",
             "aws/amazon-ecs-agent#5088: a failed DCGM_HEALTH_RESULT has no reason",
         ),
+        "agentConnected": Rule(
+            Verdict.REPLACE,
+            f"ECS's agent has been disconnected for {AGENT_LIMIT.seconds // 60} minutes",
+            'AWS re:Post, "How do I troubleshoot a disconnected Amazon ECS agent?"',
+        ),
     }
 )
-"""What the agents on the instances report beside XIDs: of Neuron, EKS's by its reasons; and ECS's check.
+"""What the agents on the instances report beside XIDs: of Neuron, EKS's by its reasons; and ECS's check and field.
 
 Of NVIDIA's GPUs EKS's agent has further reasons, of which EKS decides.
 """
@@ -166,6 +178,9 @@ STOP_TAG = "gpu-repair"
 DRAIN_ATTRIBUTE = "gpu-repair-drains-since"
 """Attribute of a container instance: when this function drained it, in seconds since 1970."""
 
+LOST_ATTRIBUTE = "gpu-repair-agent-lost-since"
+"""Attribute of a container instance: when its agent was seen disconnected, in seconds since 1970; 0 once it is back."""
+
 METRIC_NAMESPACE, METRIC = "Fleet/ECS", "unrepaired"
 """CloudWatch's namespace and name of the number of instances that wait to be replaced."""
 
@@ -181,10 +196,14 @@ class Instance:
     draining: bool = False
     signals: Signals = Signals()
     failed_at: datetime.datetime | None = None
-    """When ECS saw it fail; None for one that is well."""
+    """When it failed; None for one that is well."""
 
     drains_since: datetime.datetime | None = None
     """When this function drained it."""
+
+    agent_connected: bool = True
+    agent_lost_since: datetime.datetime | None = None
+    """When this function saw its agent disconnected."""
 
     @property
     def places(self) -> tuple[str, str]:
@@ -244,7 +263,7 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
     ecs = boto3.client("ecs")
     autoscaling = boto3.client("autoscaling")
     now = datetime.datetime.now(datetime.UTC)
-    instances = list(_list_instances(ecs, cluster))
+    instances = [_watch_agent(ecs, cluster, instance, now) for instance in _list_instances(ecs, cluster)]
     stopped = _is_stopped(ecs, cluster, instances, now)
     choices = choose(instances, stopped=stopped)
     chosen = [choice.instance for choice in choices if not choice.hold]
@@ -290,7 +309,6 @@ def _list_instances(ecs: Any, cluster: str) -> Iterator[Instance]:
 def _read_instance(described: Mapping[str, Any]) -> Instance:
     attributes = {attribute["name"]: attribute.get("value", "") for attribute in described["attributes"]}
     signals, failed_at = _read_health(described.get("healthStatus", {}))
-    drains_since = attributes.get(DRAIN_ATTRIBUTE)
     return Instance(
         arn=described["containerInstanceArn"],
         instance_id=described["ec2InstanceId"],
@@ -299,8 +317,15 @@ def _read_instance(described: Mapping[str, Any]) -> Instance:
         draining=described["status"] == "DRAINING",
         signals=signals,
         failed_at=failed_at,
-        drains_since=datetime.datetime.fromtimestamp(int(drains_since), datetime.UTC) if drains_since else None,
+        drains_since=_read_time(attributes, DRAIN_ATTRIBUTE),
+        agent_connected=described["agentConnected"],
+        agent_lost_since=_read_time(attributes, LOST_ATTRIBUTE),
     )
+
+
+def _read_time(attributes: Mapping[str, str], name: str) -> datetime.datetime | None:
+    seconds = int(attributes.get(name, 0))
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC) if seconds else None
 
 
 def _read_health(health: Mapping[str, Any]) -> tuple[Signals, datetime.datetime | None]:
@@ -311,14 +336,36 @@ def _read_health(health: Mapping[str, Any]) -> tuple[Signals, datetime.datetime 
     return Signals(), None
 
 
-def _drain(ecs: Any, cluster: str, instance: Instance, now: datetime.datetime) -> None:
-    """Place no task there any more, and have services move theirs; an instance that has gone is left out."""
-    mark = {"name": DRAIN_ATTRIBUTE, "value": str(int(now.timestamp())), "targetId": instance.arn}
+def _watch_agent(ecs: Any, cluster: str, instance: Instance, now: datetime.datetime) -> Instance:
+    """Mark since when its agent is disconnected; returns the instance as broken once that is too long."""
+    if instance.agent_connected:
+        if instance.agent_lost_since:
+            _put_time(ecs, cluster, instance, LOST_ATTRIBUTE, None)
+        return instance
+    if not instance.agent_lost_since:
+        _put_time(ecs, cluster, instance, LOST_ATTRIBUTE, now)
+        return instance
+    failed_at = instance.agent_lost_since + AGENT_LIMIT
+    if now < failed_at:
+        return instance
+    signals = replace(instance.signals, conditions=(*instance.signals.conditions, "agentConnected"))
+    return replace(instance, signals=signals, failed_at=instance.failed_at or failed_at)
+
+
+def _put_time(ecs: Any, cluster: str, instance: Instance, name: str, time: datetime.datetime | None) -> bool:
+    """Set an attribute of an instance, 0 where there is no time; returns whether the instance is still there."""
+    mark = {"name": name, "value": str(int(time.timestamp()) if time else 0), "targetId": instance.arn}
     try:
         ecs.put_attributes(cluster=cluster, attributes=[mark])
     except ecs.exceptions.TargetNotFoundException:
-        return
-    ecs.update_container_instances_state(cluster=cluster, containerInstances=[instance.arn], status="DRAINING")
+        return False
+    return True
+
+
+def _drain(ecs: Any, cluster: str, instance: Instance, now: datetime.datetime) -> None:
+    """Place no task there any more, and have services move theirs; an instance that has gone is left out."""
+    if _put_time(ecs, cluster, instance, DRAIN_ATTRIBUTE, now):
+        ecs.update_container_instances_state(cluster=cluster, containerInstances=[instance.arn], status="DRAINING")
 
 
 def _end_instance(autoscaling: Any, instance: Instance) -> None:
@@ -334,7 +381,7 @@ def _end_instance(autoscaling: Any, instance: Instance) -> None:
 def _stop_tasks(ecs: Any, cluster: str, instance: Instance) -> None:
     for page in ecs.get_paginator("list_tasks").paginate(cluster=cluster, containerInstance=instance.arn):
         for task in page["taskArns"]:
-            ecs.stop_task(cluster=cluster, task=task, reason=f"{instance.instance_id} is replaced: its GPU failed")
+            ecs.stop_task(cluster=cluster, task=task, reason=f"{instance.instance_id} is replaced: it is broken")
 
 
 def _release(autoscaling: Any, instance: Instance) -> None:

@@ -1,6 +1,6 @@
-"""An ECS cluster of the embedded AWS, whose GPUs fail as the test says.
+"""An ECS cluster of the embedded AWS, whose GPUs and agents fail as the test says.
 
-moto knows no health of container instances and replaces none: both are added here, at the client.
+moto knows no health of container instances, loses no agent and replaces none: all is added here, at the client.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class FaultyCluster:
     clients: Mapping[str, Any]
     health: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The check ACCELERATED_COMPUTE of what failed, by the instance's id."""
+
+    lost: set[str] = field(default_factory=set)
+    """Instances whose agent is disconnected, by their ids."""
 
     drained: Counter[str] = field(default_factory=Counter)
     """Calls that drained an instance, by its container instance."""
@@ -124,6 +127,7 @@ class FaultyCluster:
 
     def _add_health(self, parsed: dict[str, Any], **_: Any) -> None:
         for one in parsed.get("containerInstances", ()):
+            one["agentConnected"] = one["ec2InstanceId"] not in self.lost
             check = self.health.get(one["ec2InstanceId"])
             one["healthStatus"] = {
                 "overallStatus": "IMPAIRED" if check else "OK",

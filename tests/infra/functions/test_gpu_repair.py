@@ -42,7 +42,7 @@ EKS_REASONS = {
 
 def test_the_table_is_the_agents_lists_and_each_row_has_its_source() -> None:
     assert gpu_repair.XIDS.keys() == EKS_XIDS
-    assert gpu_repair.CONDITIONS.keys() == EKS_REASONS | {"ACCELERATED_COMPUTE"}
+    assert gpu_repair.CONDITIONS.keys() == EKS_REASONS | {"ACCELERATED_COMPUTE", "agentConnected"}
     tables: tuple[Mapping[Any, gpu_repair.Rule], ...] = (gpu_repair.XIDS, gpu_repair.CONDITIONS)
     assert all(rule.source and rule.meaning for table in tables for rule in table.values())
 
@@ -191,6 +191,40 @@ def test_a_failed_health_check_without_an_xid_is_a_fault_as_well(cluster: Faulty
     cluster.fail(broken, None)
     [line] = cluster.handle()
     assert (line["verdict"], line["reasons"]) == ("replace", ("DCGM's health check fails, with no XID",))
+
+
+def test_an_instance_is_replaced_once_its_agent_is_disconnected_for_too_long(
+    cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, back, *_ = cluster.list_group("ranking-a")
+    limit = gpu_repair.AGENT_LIMIT
+    cluster.lost = {lost, back}
+    cluster.handle()
+    assert cluster.handle() == [], "agents disconnect for minutes, several times an hour"
+    cluster.lost = {lost}
+    cluster.handle()
+    monkeypatch.setattr(gpu_repair, "AGENT_LIMIT", datetime.timedelta(seconds=-1))
+    [line] = cluster.handle()
+    assert (line["instance"], line["action"]) == (lost, "replace")
+    assert line["reasons"] == ("ECS's agent has been disconnected for 15 minutes",)
+    assert cluster.list_draining() == cluster.list_unhealthy() == [lost]
+    monkeypatch.setattr(gpu_repair, "AGENT_LIMIT", limit)
+    cluster.lost = {lost, back}
+    cluster.handle()
+    assert cluster.handle() == [], "its time begins anew"
+    assert cluster.list_draining() == [lost]
+
+
+def test_agents_that_are_lost_at_once_are_a_storm(cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of the network or of ECS itself, which no replacement mends."""
+    cluster.lost = {*cluster.list_group("ranking-a")}
+    cluster.handle()
+    monkeypatch.setattr(gpu_repair, "AGENT_LIMIT", datetime.timedelta(seconds=-1))
+    lines = cluster.handle()
+    assert len(lines) == 4 and {line["action"] for line in lines} == {
+        "wait: the cluster has the tag gpu-repair=stopped"
+    }
+    assert not cluster.list_draining()
 
 
 def test_the_same_event_ten_times_replaces_an_instance_once(cluster: FaultyCluster) -> None:
