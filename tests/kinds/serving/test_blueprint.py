@@ -13,6 +13,7 @@ from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.search import sweep
+from tests.kinds.serving import texts
 
 ROOT = Path(__file__).parents[3]
 
@@ -307,3 +308,28 @@ def test_a_file_that_is_no_system_prompt_is_refused(content: bytes, reason: str)
     assert list_errors(f"{VALID}warm_prompt: system.txt\n") == [
         f'7:14: warm_prompt: "system.txt": {reason}. Fix: keep what all clients send first, as plain text.'
     ]
+
+
+@pytest.mark.parametrize("name", ["router", "prefill", "decode"])
+def test_a_model_is_not_called_as_a_role_of_its_own_meaning_is(tmp_path: Path, name: str) -> None:
+    text = texts.MULTI_MODEL + texts.TRAFFIC_AND_SLO
+    texts.resolve_blueprint(tmp_path, text, "local")
+    assert texts.get_error(tmp_path, text.replace("{one:", f"{{{name}:"), "local") == (
+        f"blueprint.yaml:3:{len(name) + 14}: roles.models.{name}: {name} is the name of another role. "
+        "Fix: name it after its model, such as qwen3."
+    )
+
+
+@pytest.mark.parametrize("framework", ["", "framework: dynamo\n"])
+@pytest.mark.parametrize("policy", ["cache-aware", "kv-aware"])
+def test_a_policy_that_follows_caches_is_refused_where_engines_keep_none(
+    tmp_path: Path, policy: str, framework: str
+) -> None:
+    text = f"{framework}tuning: {{prefix_cache: off}}\n" + texts.format_aggregated("tiny", pool="general").replace(
+        "traffic:", f"  router: {{policy: {policy}}}\ntraffic:"
+    )
+    assert (
+        f'roles.router.policy: "{policy}": with tuning: {{prefix_cache: off}} no engine keeps a prompt'
+        in texts.get_error(tmp_path, text, "local")
+    )
+    texts.resolve_blueprint(tmp_path, text.replace("prefix_cache: off", "prefix_cache: on"), "local")

@@ -11,7 +11,7 @@ from llm_serving.catalog import engine_options, engines, models
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
-from tests.kinds.serving import resolving
+from tests.kinds.serving import resolving, texts
 
 FLEET = """\
 name: demo
@@ -354,3 +354,35 @@ def test_compilation_caches_are_in_the_replicas_scratch_directory(tmp_path: Path
         environment[name] for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL")
     }
     assert all(folder.startswith("/scratch/cache") for folder in cache_folders) and len(cache_folders) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "pool", "line", "message"),
+    [
+        (
+            "eks",
+            "general",
+            "eks: {al2023: v20251016}",
+            'fleet.yaml:15:15: eks.al2023: "v20251016": its NVIDIA driver is older than branch 580, which the image of '
+            "vllm needs. Fix: set al2023: v20251023 or later.",
+        ),
+        (
+            "ecs",
+            "on-ecs",
+            "ecs: {al2023: 2023.0.20250923}",
+            'fleet.yaml:15:15: ecs.al2023: "2023.0.20250923": its NVIDIA driver is older than branch 580, which the '
+            "image of vllm needs. Fix: set al2023: 2023.0.20251015 or later.",
+        ),
+    ],
+)
+def test_an_ami_whose_driver_is_too_old_for_the_engines_image_is_refused(
+    tmp_path: Path, target: str, pool: str, line: str, message: str
+) -> None:
+    text, fleet = f"{texts.format_aggregated(pool=pool)}name: mine\n", f"{texts.FLEET}{line}\n"
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, text, fleet, target)
+    assert str(error.value) == f"{tmp_path}/{message}"
+    with_own_image = f"image: example.com/mine:1.0\n{text}"
+    assert resolving.resolve_files(tmp_path, with_own_image, fleet, target), "nothing is known of another image"
+    newer = line.replace("2025", "2026")
+    assert resolving.resolve_files(tmp_path, text, f"{texts.FLEET}{newer}\n", target)
