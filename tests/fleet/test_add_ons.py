@@ -258,6 +258,7 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(installer.chart_archives, "fetch", lambda archive, _: archive.digest)
+    monkeypatch.setattr(installer.chart_archives, "read_crds", lambda _: [])
     monkeypatch.setattr(installer.kube_api, "open_api", lambda _: None)
 
     def record(manifest: str, _: object) -> None:

@@ -100,5 +100,6 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setenv("PATH", str(fake_programs.folder))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chart_archives, "fetch", lambda archive, _: archive.digest or UNKNOWN_DIGEST)
+    monkeypatch.setattr(chart_archives, "read_crds", lambda _: [])
     monkeypatch.setattr(kube_api, "open_api", lambda kubeconfig: RecordedApi(fake_programs, kubeconfig))
     return fake_programs

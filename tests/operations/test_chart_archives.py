@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,8 +22,9 @@ from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import AddOn
+from llm_serving.operations import add_ons as installer
 from llm_serving.operations import chart_archives, image_pins
-from llm_serving.operations.kube_api import NAMESPACE, Kind
+from llm_serving.operations.kube_api import CRD, NAMESPACE, Kind
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from tests import go_programs
 from tests.control_plane.control_plane import ControlPlane
@@ -40,6 +41,20 @@ def compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def build_crd(fields: Sequence[str]) -> dict[str, Any]:
+    """A kind Widget with these fields, all texts."""
+    properties = {name: {"type": "string"} for name in fields}
+    schema = {"openAPIV3Schema": {"type": "object", "properties": properties}}
+    names = {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"}
+    versions = [{"name": "v1", "served": True, "storage": True, "schema": schema}]
+    return {
+        "apiVersion": CRD.api_version,
+        "kind": CRD.kind,
+        "metadata": {"name": "widgets.charts.test"},
+        "spec": {"group": "charts.test", "names": names, "scope": "Cluster", "versions": versions},
+    }
+
+
 @dataclass
 class Charts:
     """Packages charts of one ConfigMap each, and serves them as a Helm repository."""
@@ -48,10 +63,18 @@ class Charts:
     folder: Path
     url: str
 
-    def publish(self, name: str, value: str = "first") -> Path:
-        """Package a chart, put it into the repository, and return its archive; what had its name is replaced."""
+    def publish(self, name: str, value: str = "first", crd_fields: Sequence[str] = ()) -> Path:
+        """Package a chart, put it into the repository, and return its archive; what had its name is replaced.
+
+        Args:
+            crd_fields: of a kind that a chart below it brings along; none where empty.
+        """
         chart = self.folder.parent / "sources" / name
         (chart / "templates").mkdir(parents=True, exist_ok=True)
+        if crd_fields:
+            (below := chart / "charts" / "kinds" / "crds").mkdir(parents=True, exist_ok=True)
+            (below.parent / "Chart.yaml").write_text(f"apiVersion: v2\nname: kinds\nversion: {VERSION}\n")
+            (below / "widgets.yaml").write_text(yaml.safe_dump(build_crd(crd_fields)))
         (chart / "Chart.yaml").write_text(f"apiVersion: v2\nname: {name}\nversion: {VERSION}\n")
         manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value}}
         (chart / "templates" / "map.yaml").write_text(yaml.safe_dump(manifest))
@@ -274,7 +297,7 @@ def platform(
     for name, value in control_plane.environment.items():
         monkeypatch.setenv(name, value)
     yield Platform(control_plane, charts, folder)
-    for name in ("alpha", "omega", "tiny"):
+    for name in ("alpha", "omega", "tiny", "widgets"):
         control_plane.api.delete(NAMESPACE, f"charts-{name}")
 
 
@@ -320,3 +343,34 @@ def test_a_chart_without_a_digest_is_installed_by_its_first_digest_ever_after(
     assert platform.install(monkeypatch, row) == 1
     assert f"the digest {changed}, not {first} as images.lock.yaml says" in capsys.readouterr().err
     assert platform.read_value("tiny") == "first"
+
+
+def test_an_upgrade_changes_a_chart_s_crds_which_helm_alone_would_not(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, row = platform.control_plane.api, build_row("widgets", None, repository=platform.charts.url)
+
+    def install(value: str, *crd_fields: str) -> None:
+        digest = compute_digest(platform.charts.publish("widgets", value, crd_fields).read_bytes())
+        assert platform.install(monkeypatch, row.model_copy(update={"digest": digest})) == 0
+        assert platform.read_value("widgets") == value
+
+    def list_fields() -> set[str]:
+        [version] = (api.find(CRD, "widgets.charts.test") or {})["spec"]["versions"]
+        return set(version["schema"]["openAPIV3Schema"]["properties"])
+
+    def keep_crds(*_: object) -> None:
+        """Leave CRDs to Helm."""
+
+    try:
+        with monkeypatch.context() as by_helm_alone:
+            by_helm_alone.setattr(installer, "_update_crds", keep_crds)
+            install("first", "size")
+            install("second", "size", "color")
+            assert list_fields() == {"size"}
+        install("third", "size", "color")
+        assert list_fields() == {"size", "color"}
+        install("fourth", "color")
+        assert list_fields() == {"color"}
+    finally:
+        api.delete(CRD, "widgets.charts.test")

@@ -197,12 +197,24 @@ def run_commands(
             if command.act:
                 command.act(kube_api.open_api(kubeconfig))
             else:
+                _update_crds(command, kubeconfig)
                 log = folder / f"{add_on.name}.log"
                 program = console.Command(
                     command.arguments, log, environment=environment, hidden_environment=command.environment
                 )
                 console.run_together([program], timeout_s=LIMIT_S + 60)
         on_done(command)
+
+
+def _update_crds(command: Command, kubeconfig: Path | None) -> None:
+    """Bring a chart's CRDs to its version: Helm creates them with a release, and never changes them.
+
+    Source: helm.sh/docs/chart_best_practices/custom_resource_definitions; karpenter.sh/docs/upgrading/upgrade-guide,
+    2026-11.
+    """
+    crds = chart_archives.read_crds(command.archive.file) if command.archive else []
+    if crds:
+        kube_api.open_api(kubeconfig).apply_crds(crds)
 
 
 def _build_helm_install(

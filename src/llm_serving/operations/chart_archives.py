@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,16 @@ from llm_serving import console
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import AddOn
 from llm_serving.operations import image_pins
+from llm_serving.operations.kube_api import Manifest
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 
 _TIMEOUT_S = 300
 _PRINTED_DIGEST = re.compile(r"^Digest: (sha256:[0-9a-f]{64})$", re.MULTILINE)
 """Source: Helm v3.22.0 and v4, pkg/registry/client.go, Pull."""
+
+_CRD_FILE = re.compile(r"[^/]+/(charts/[^/]+/)*crds/.+\.(ya?ml|json)")
+"""In an archive: the CRDs of a chart, and of those that it brings along."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,13 @@ def fetch(archive: ChartArchive, log: Path) -> str:
             )
         step.note = archive.describe_pin()
     return digest
+
+
+def read_crds(file: Path) -> list[Manifest]:
+    """Return the CRDs in the folders `crds` of an archive; those among its templates are Helm's own to update."""
+    with tarfile.open(file) as archive:
+        texts = [archive.extractfile(item) for item in archive if item.isfile() and _CRD_FILE.fullmatch(item.name)]
+        return [crd for text in texts if text for crd in own_yaml.parse_all(text.read().decode())]
 
 
 def _find_digest(archive: ChartArchive, output: str) -> str:

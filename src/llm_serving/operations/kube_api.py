@@ -48,6 +48,7 @@ class Kind(NamedTuple):
 NAMESPACE = Kind("v1", "Namespace")
 POD = Kind("v1", "Pod")
 SERVICE = Kind("v1", "Service")
+CRD = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition")
 
 
 class ApiError(Unavailable):
@@ -108,8 +109,12 @@ class KubeApi:
         kind = _get_kind(manifest)
         return self._request(f"create {_describe(manifest)}", "create", kind, body=manifest)
 
-    def apply(self, manifests: Iterable[Manifest]) -> None:
-        """Create or update objects by server-side apply, in order; refuse fields that another program owns."""
+    def apply(self, manifests: Iterable[Manifest], *, force: bool = False) -> None:
+        """Create or update objects by server-side apply, in order.
+
+        Args:
+            force: take over fields that another program owns, which are refused otherwise.
+        """
         for manifest in manifests:
             self._request(
                 f"apply {_describe(manifest)}",
@@ -117,7 +122,19 @@ class KubeApi:
                 _get_kind(manifest),
                 body=manifest,
                 field_manager=_FIELD_MANAGER,
+                force_conflicts=force,
             )
+
+    def apply_crds(self, crds: Sequence[Manifest]) -> None:
+        """Create or update CRDs, whoever made them, and wait until the API server serves their kinds."""
+        self.apply(crds, force=True)
+        deadline = time.monotonic() + _TIMEOUT_S
+        for crd in crds:
+            name = crd["metadata"]["name"]
+            while not _has_condition(self.find(CRD, name) or {}, "Established"):
+                if time.monotonic() > deadline:
+                    raise ApiError(f"{_describe(crd)} was not established in time")
+                self.wait_for_change(CRD, fields=f"metadata.name={name}", limit_s=_POLL_S)
 
     def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
         """Have an object and what it owns go, the latter first; do nothing if there is none."""
@@ -341,8 +358,12 @@ def _open(kubeconfig: Path) -> KubeApi:
 
 
 def is_ready(pod: Manifest) -> bool:
-    conditions = pod.get("status", {}).get("conditions", ())
-    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+    return _has_condition(pod, "Ready")
+
+
+def _has_condition(item: Manifest, condition: str) -> bool:
+    conditions = item.get("status", {}).get("conditions", ())
+    return any(entry["type"] == condition and entry["status"] == "True" for entry in conditions)
 
 
 class _Forwarder(socketserver.ThreadingTCPServer):

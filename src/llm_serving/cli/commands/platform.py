@@ -26,7 +26,9 @@ PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands withou
 
 @app.command()
 def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False) -> None:
-    """Install the platform charts with Helm, in order, in the kubeconfig's current cluster.
+    """Install or upgrade the platform charts with Helm, in order, in the kubeconfig's current cluster.
+
+    A chart's CRDs are applied before it, for Helm never changes those that exist; --plan leaves that out.
 
     Every chart is pulled first and checked against its digest. A chart whose digest charts/platform.yaml does not have
     is installed by version, and its digest kept in images.lock.yaml beside the fleet file for the next time.
