@@ -101,7 +101,23 @@ def test_what_a_file_asks_for_is_applied_before_the_next_version(tmp_path: Path)
     fleet = read_fleet(tmp_path, "1.35")
     steps = list_steps(fleet, build_installed(fleet, "1.34"))
     assert name_steps(steps) == [("Kubernetes 1.35", None), ("Kubernetes 1.36", (("eks", "version"), '"1.36"'))]
-    assert steps[0].command == "blueprint fleet apply eks"
+    assert steps[0].commands == ("blueprint fleet apply eks",)
+
+
+def test_another_ami_of_karpenter_s_nodes_comes_with_the_charts(tmp_path: Path) -> None:
+    """Its class names the release. Terraform has that of node groups and of ECS only."""
+    apply, install = "blueprint fleet apply eks", "blueprint platform install"
+    fleet = read_fleet(tmp_path, more=", al2023: v20250915")
+    assert list_steps(fleet)[0].commands == (apply, install)
+    older = {format_ami(NEWEST, "v20250915"): 2}
+    fleet = read_fleet(tmp_path)
+    assert [step.commands for step in list_steps(fleet, build_installed(fleet, NEWEST, amis=older))] == [
+        (apply, install)
+    ]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(file.read_text().replace("size: 0..4", "size: 0..4, by: node-groups"))
+    fleet = load(file, Fleet).value
+    assert [step.commands for step in list_steps(fleet, build_installed(fleet, NEWEST, amis=older))] == [(apply,)]
 
 
 def test_a_file_two_versions_ahead_goes_back_to_the_next_one(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ IMAGES_LAST = Rule(
 )
 
 
+_APPLY, _INSTALL = "blueprint fleet apply {}", "blueprint platform install"
+
+
 @dataclass(frozen=True)
 class Installed:
     """What runs in the account."""
@@ -89,9 +92,11 @@ class Step:
 
     drains: str
     rule: Rule
-    command: str
+    commands: tuple[str, ...]
+    """In order."""
+
     edit: tuple[tuple[str, str], str] | None = None
-    """Key of the fleet file and its value, before the command; None where the file has it."""
+    """Key of the fleet file and its value, before the commands; None where the file has it."""
 
 
 def list_steps(fleet: Fleet, installed: Installed | None) -> list[Step]:
@@ -120,7 +125,7 @@ def _list_charts(fleet: Fleet, installed: Installed) -> Iterator[Step]:
     )
     if installed.charts and changes:
         drains = "no node; the controllers' own pods restart"
-        yield Step("Platform charts", changes, drains, CHARTS_FIRST, "blueprint platform install")
+        yield Step("Platform charts", changes, drains, CHARTS_FIRST, (_INSTALL,))
 
 
 def _list_releases(fleet: Fleet, groups: Sequence[Group]) -> Iterator[Step]:
@@ -132,12 +137,13 @@ def _list_releases(fleet: Fleet, groups: Sequence[Group]) -> Iterator[Step]:
     for orchestrator, releases in pinned.items():
         for os, (release, newest) in releases.items():
             if orchestrator in fleet.orchestrators and release and _parse(release) < _parse(newest):
+                own = [group for group in groups if group.os == os]
                 yield Step(
                     f"AMI {os} on {orchestrator.upper()}",
                     (f"{release} -> {newest}",),
-                    _describe_drain(orchestrator, [group for group in groups if group.os == os]),
+                    _describe_drain(orchestrator, own),
                     RELEASE_FIRST,
-                    f"blueprint fleet apply {orchestrator}",
+                    _list_node_commands(orchestrator, own),
                     ((orchestrator, os), newest),
                 )
 
@@ -148,16 +154,18 @@ def _list_kubernetes(fleet: Fleet, groups: Sequence[Group], installed: Installed
         return
     running = (installed.kubernetes if installed else None) or fleet.eks.version
     drains = _describe_drain("eks", groups)
-    command = "blueprint fleet apply eks"
     if installed and installed.kubernetes:
         behind = list(_compare_cluster(fleet, installed, running))
         if _parse(fleet.eks.version) < _parse(running):
             behind.insert(0, f"the fleet file {fleet.eks.version} -> {running}, as the control plane is")
         if behind:
-            yield Step(f"Kubernetes {running}", tuple(behind), drains, NODES_FIRST, command, _edit(fleet, running))
+            commands = _list_node_commands("eks", groups)
+            yield Step(f"Kubernetes {running}", tuple(behind), drains, NODES_FIRST, commands, _edit(fleet, running))
     for before, after in _list_minors(running):
         changes = (f"control plane {before} -> {after}", *_compare_pins(fleet, before, after), f"nodes -> {after}")
-        yield Step(f"Kubernetes {after}", changes, drains, ONE_MINOR, command, _edit(fleet, after))
+        # Karpenter takes the same release for the control plane's new version by itself.
+        commands = (_APPLY.format("eks"),)
+        yield Step(f"Kubernetes {after}", changes, drains, ONE_MINOR, commands, _edit(fleet, after))
 
 
 def _edit(fleet: Fleet, version: str) -> tuple[tuple[str, str], str] | None:
@@ -224,7 +232,7 @@ def _list_ecs(fleet: Fleet, groups: Sequence[Group], installed: Installed) -> It
     )
     if changes:
         drains = _describe_drain("ecs", groups)
-        yield Step("Container instances", changes, drains, TEMPLATE_CHANGED, "blueprint fleet apply ecs")
+        yield Step("Container instances", changes, drains, TEMPLATE_CHANGED, _list_node_commands("ecs", groups))
 
 
 def _list_images(installed: Installed) -> Iterator[Step]:
@@ -232,7 +240,7 @@ def _list_images(installed: Installed) -> Iterator[Step]:
     changes = tuple(sorted(_compare_images(installed.images, images.load())))
     if changes:
         drains = "the replicas of each deployment, by its own rollout"
-        yield Step("Deployments", changes, drains, IMAGES_LAST, "blueprint deploy DIR, for each")
+        yield Step("Deployments", changes, drains, IMAGES_LAST, ("blueprint deploy DIR, for each",))
 
 
 def _compare_images(running: frozenset[str], catalog: Mapping[str, Image]) -> Iterator[str]:
@@ -245,6 +253,12 @@ def _compare_images(running: frozenset[str], catalog: Mapping[str, Image]) -> It
         }
         if tags and tag not in tags:
             yield f"{next(iter(tags.values()))} {tag} -> {' or '.join(tags)}"
+
+
+def _list_node_commands(orchestrator: Orchestrator, groups: Sequence[Group]) -> tuple[str, ...]:
+    """Return what gives nodes another AMI: Terraform has that of each group, but Karpenter's come with the charts."""
+    by_karpenter = any(group.kind == "karpenter" and group.orchestrator == orchestrator for group in groups)
+    return (_APPLY.format(orchestrator), *((_INSTALL,) if by_karpenter else ()))
 
 
 def _describe_drain(orchestrator: Orchestrator, groups: Sequence[Group]) -> str:

@@ -34,7 +34,7 @@ def build_payload(steps: Sequence[Step], unread: Sequence[str]) -> dict[str, Any
                 "reason": step.rule.reason,
                 "source": step.rule.source,
                 "edit": {".".join(step.edit[0]): step.edit[1].strip('"')} if step.edit else {},
-                "command": step.command,
+                "commands": list(step.commands),
             }
             for step in steps
         ],

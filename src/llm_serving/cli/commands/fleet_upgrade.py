@@ -69,5 +69,9 @@ def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[s
 
 def _describe(fleet: Path, step: Step) -> str:
     name = console.shorten_path(fleet)
-    command = f"{step.command}{f' --fleet {name}' * step.command.startswith(('blueprint fleet', 'blueprint platform'))}"
-    return f"{'.'.join(step.edit[0])}: {step.edit[1]} in {name}, then {command}" if step.edit else command
+    edit = f"{'.'.join(step.edit[0])}: {step.edit[1]} in {name}, then " if step.edit else ""
+    commands = (
+        f"{command}{f' --fleet {name}' * command.startswith(('blueprint fleet', 'blueprint platform'))}"
+        for command in step.commands
+    )
+    return edit + ", then ".join(commands)
