@@ -320,6 +320,86 @@ def test_config_json_is_uploaded_last(bucket: s3.Bucket, folder: Path, monkeypat
     assert order[-1] == "config.json"
 
 
+def _record_changes(bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the objects that change from now on, with - before those that are deleted."""
+    changes: list[str] = []
+    send, delete = s3.Bucket.upload, s3.Bucket.delete
+
+    def record_send(self: s3.Bucket, path: Path, name: str, *arguments: Any) -> None:
+        changes.append(name)
+        send(self, path, name, *arguments)
+
+    def record_deletion(self: s3.Bucket, name: str) -> None:
+        changes.append(f"-{name}")
+        delete(self, name)
+
+    monkeypatch.setattr(s3.Bucket, "upload", record_send)
+    monkeypatch.setattr(s3.Bucket, "delete", record_deletion)
+    return changes
+
+
+@pytest.mark.terraform
+def test_a_copy_over_another_one_leaves_no_weights_of_it_and_is_no_model_meanwhile(
+    bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight streamer loads every file of safetensors, whether an index names it or not."""
+    for number in (1, 2):
+        (folder / f"model-0000{number}-of-00002.safetensors").write_bytes(b"of the earlier model")
+    assert upload.upload(folder, _format_uri(bucket)).removed == 0
+    for file in folder.glob("model-*"):
+        file.unlink()
+    (folder / "model.safetensors").write_bytes(b"of the next model")
+    changes = _record_changes(bucket, monkeypatch)
+    assert upload.upload(folder, _format_uri(bucket)).removed == 2
+    assert changes == [
+        "-config.json",
+        "model.safetensors",
+        "-model-00001-of-00002.safetensors",
+        "-model-00002-of-00002.safetensors",
+        "config.json",
+    ]
+    assert set(bucket.list_sizes()) == {"config.json", "model.safetensors", "sub/config.json"}
+
+
+@pytest.mark.terraform
+def test_another_revision_of_the_hub_leaves_no_weights_of_the_one_before(
+    hub: Any, bucket: s3.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
+    hub.files["model.safetensors"] = hub.files.pop("model-00001-of-00002.safetensors")
+    hub.commit = "f" * 40
+    changes = _record_changes(bucket, monkeypatch)
+    assert upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path).removed == 1
+    weights, others = "-model-00001-of-00002.safetensors", ["config.json", source.FILE]
+    assert changes == ["-config.json", "model.safetensors", weights, *others]
+
+
+@pytest.mark.terraform
+def test_weights_that_no_copy_has_sent_are_neither_deleted_nor_mixed_in(
+    bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"{bucket.location.prefix}mine.safetensors"
+    _make_client(bucket).put_object(Bucket=bucket.location.bucket, Key=key, Body=b"mine")
+    with pytest.raises(InputError) as error:
+        upload.upload(folder, _format_uri(bucket))
+    assert str(error.value) == (
+        f"{_format_uri(bucket)}mine.safetensors: it is not of this model, and engines would load it too. "
+        "Fix: delete it, or copy to another place with --to."
+    )
+    assert set(bucket.list_sizes()) == {"mine.safetensors"}
+
+
+@pytest.mark.terraform
+def test_a_model_stays_one_while_its_config_alone_is_replaced(
+    bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload.upload(folder, _format_uri(bucket))
+    (folder / "config.json").write_bytes(b"[]")
+    changes = _record_changes(bucket, monkeypatch)
+    assert upload.upload(folder, _format_uri(bucket)).removed == 0
+    assert changes == ["config.json"]
+
+
 @pytest.mark.terraform
 def test_a_missing_bucket_is_one_line(aws: str, folder: Path) -> None:
     with pytest.raises(Unavailable, match=rf"s3://not-there: {aws} has no such bucket\. Fix: apply the stack storage"):
@@ -399,7 +479,7 @@ def _set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _run_denying_s3(but_head_of: str = "") -> Iterator[str]:
-    """An S3 that denies everything, or everything but to look at one bucket and find nothing in it."""
+    """An S3 that denies everything, or everything but to look into one bucket and find nothing in it."""
 
     class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
@@ -418,7 +498,10 @@ def _run_denying_s3(but_head_of: str = "") -> Iterator[str]:
             self._deny()
 
         def do_GET(self) -> None:
-            self._deny()
+            if but_head_of and self.path.startswith(f"{but_head_of}?list-type=2"):
+                self.respond(200, b"<ListBucketResult></ListBucketResult>")
+            else:
+                self._deny()
 
         def _deny(self) -> None:
             body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"

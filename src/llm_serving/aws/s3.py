@@ -97,6 +97,16 @@ class Bucket:
             return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
         return False
 
+    def is_copied(self, name: str) -> bool:
+        """Return whether the object `name` under the prefix was sent by `upload`."""
+        with self._translate_errors("s3:GetObject"):
+            response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
+            return HASH_KEY in response["Metadata"]
+
+    def delete(self, name: str) -> None:
+        with self._translate_errors("s3:DeleteObject"):
+            self._client.delete_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
+
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of every object under the prefix, by its name below it; S3's markers of folders are none.
 

@@ -1,6 +1,7 @@
 """Upload a model to S3 from a hub or a folder: several files at a time, each verified, none sent twice.
 
-`config.json`, or the index of a pipeline, comes last, so that an unfinished copy is not mistaken for a model.
+`config.json`, or the index of a pipeline, comes last, so that an unfinished copy is not mistaken for a model. Where a
+model is replaced, that file goes first, for an engine that starts meanwhile would load files of both.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llm_serving.aws import s3
-from llm_serving.catalog import gguf, pipelines, records
+from llm_serving.catalog import gguf, pipelines, records, safetensors
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.hub import client, files, read
 from llm_serving.hub import source as source_record
@@ -40,6 +41,9 @@ class UploadResult(NamedTuple):
 
     received: int
     """Bytes downloaded from the hub now; 0 for a folder."""
+
+    removed: int
+    """Files of an earlier copy that were deleted."""
 
     commit: str | None = None
     """Commit on the hub; None for a folder."""
@@ -83,6 +87,42 @@ class _TransferCounter:
         self._on_progress(self._finished + sum(self._moved.values()) // self._moves_per_file, self._total)
 
 
+class _EarlierCopy:
+    """What lies at the destination, of which an engine must load nothing beside the files of this copy."""
+
+    def __init__(self, bucket: s3.Bucket, names: Container[str]) -> None:
+        """Look for it.
+
+        Raises:
+            InputError: weights are there that no copy has sent: engines would load them too.
+        """
+        present = bucket.list_sizes()
+        self._bucket, self._lock = bucket, threading.Lock()
+        self._last_files = [name for name in _LAST_FILES if name in present]
+        # Streamers load every file; an index binds them to nothing. Source: vLLM 0.32.0, runai_streamer_loader.py.
+        self.leftovers = [
+            name for name in present if name.endswith(safetensors.SUFFIX) and "/" not in name and name not in names
+        ]
+        for name in self.leftovers:
+            if not bucket.is_copied(name):
+                raise InputError(
+                    f"{bucket.location}{name}: it is not of this model, and engines would load it too. "
+                    "Fix: delete it, or copy to another place with --to."
+                )
+
+    def withdraw(self, replaced: str) -> None:
+        """Take away what makes it a model, before the first of its files is replaced, unless that one alone is."""
+        with self._lock:
+            while self._last_files and replaced not in _LAST_FILES:
+                self._bucket.delete(self._last_files[-1])
+                self._last_files.pop()
+
+    def remove_leftovers(self) -> None:
+        for name in self.leftovers:
+            self.withdraw(name)
+            self._bucket.delete(name)
+
+
 def is_folder(source: str) -> bool:
     """Return whether `source` is a local folder; otherwise it is an id on the hub."""
     return Path(source).expanduser().is_dir()
@@ -120,18 +160,27 @@ def upload(
     bucket = s3.Bucket(location, endpoint=endpoint, env=env)
     sizes = {name: paths[name].stat().st_size for name in names}
     counter = _TransferCounter(sum(sizes.values()), on_progress)
+    earlier = _EarlierCopy(bucket, names)
 
     def transfer(name: str) -> None:
         sha256 = files.compute_sha256(paths[name])
         if not bucket.has_object(name, sizes[name], sha256):
+            earlier.withdraw(name)
             bucket.upload(paths[name], name, sha256, partial(counter.add, name, sent=True))
         counter.finish_file(name, sizes[name])
 
-    _transfer_all(transfer, names, counter)
+    _transfer_all(transfer, names, counter, earlier)
     if source_record.FILE in bucket.list_sizes():  # of a copy from a hub, which this one replaces
         with tempfile.TemporaryDirectory() as staging:
             source_record.write(bucket, Path(staging), ModelRecord(source=folder.name))
-    return UploadResult(str(bucket.location), len(names), sum(sizes.values()), counter.sent, counter.received)
+    return UploadResult(
+        str(bucket.location),
+        len(names),
+        sum(sizes.values()),
+        counter.sent,
+        counter.received,
+        len(earlier.leftovers),
+    )
 
 
 def _read_json(folder: Path, name: str) -> Mapping[str, Any]:
@@ -220,20 +269,27 @@ def copy_from_hub(
     sizes = [file.size for file in repo_files.values()]
     _check_staging_space(folder, sizes)
     counter = _TransferCounter(sum(sizes), on_progress, moves_per_file=2)
+    earlier = _EarlierCopy(bucket, repo_files)
 
     hashes: dict[str, str] = {}
 
     def transfer(path: str) -> None:
-        hashes[repo_files[path].name] = _copy_file(snapshot, repo_files[path], path, bucket, folder, counter)
+        hashes[repo_files[path].name] = _copy_file(snapshot, repo_files[path], path, bucket, folder, counter, earlier)
 
     with client.lock_folder(folder):
-        _transfer_all(transfer, repo_files, counter)
+        _transfer_all(transfer, repo_files, counter, earlier)
         read_json = partial(read.read_s3_json, bucket)
         record = gguf_record or read.build_record(snapshot, revision, repo_files.values(), hashes, read_json)
         source_record.write(bucket, folder, record)
     records.save(record)
     return UploadResult(
-        str(bucket.location), len(repo_files), sum(sizes), counter.sent, counter.received, snapshot.commit
+        str(bucket.location),
+        len(repo_files),
+        sum(sizes),
+        counter.sent,
+        counter.received,
+        len(earlier.leftovers),
+        snapshot.commit,
     )
 
 
@@ -250,6 +306,7 @@ def _copy_file(
     bucket: s3.Bucket,
     folder: Path,
     counter: _TransferCounter,
+    earlier: _EarlierCopy,
 ) -> str:
     """Copy a file to S3 unless it is there, and return its SHA-256, which the hub has only of large files.
 
@@ -261,6 +318,7 @@ def _copy_file(
         local_path = client.download(snapshot, file, folder, partial(counter.add, key, sent=False))
         sha256 = file.sha256 or files.compute_sha256(local_path)
         if not bucket.has_object(key, file.size, sha256):
+            earlier.withdraw(key)
             bucket.upload(local_path, key, sha256, partial(counter.add, key, sent=True))
         local_path.unlink()
     counter.finish_file(key, file.size)
@@ -288,8 +346,10 @@ def resolve_source_name(source: str) -> str:
     return source
 
 
-def _transfer_all(transfer: Callable[[str], None], names: Iterable[str], counter: _TransferCounter) -> None:
-    """Run `transfer` for each name concurrently, and for the last files after all others."""
+def _transfer_all(
+    transfer: Callable[[str], None], names: Iterable[str], counter: _TransferCounter, earlier: _EarlierCopy
+) -> None:
+    """Run `transfer` for each name concurrently, and for the last files after all others; then nothing else is left."""
     earlier_names = sorted(name for name in names if name not in _LAST_FILES)
     with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="copy") as pool:
         try:
@@ -298,6 +358,7 @@ def _transfer_all(transfer: Callable[[str], None], names: Iterable[str], counter
             failed = [future.exception() for future in done if future.exception()]
             if failed:
                 raise next((error for error in failed if not isinstance(error, _UploadCancelled)), failed[0])  # type: ignore[misc]
+            earlier.remove_leftovers()
             for name in sorted(set(names) & set(_LAST_FILES)):
                 pool.submit(transfer, name).result()
         except BaseException:

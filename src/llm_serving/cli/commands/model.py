@@ -28,7 +28,7 @@ from llm_serving.prediction import closed_loop, step_time
 from llm_serving.services.models import build_bucket_prefix
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError, quote_value, require_choice
-from llm_serving.settings.units import Tokens, format_bytes
+from llm_serving.settings.units import Tokens, format_bytes, format_count
 from llm_serving.tables import fit_table, models_table
 
 _FORMATS = tuple(models.FORMATS)
@@ -264,6 +264,8 @@ def copy(
             )
         sent_summary = f"{format_bytes(upload_result.sent)} uploaded" if upload_result.sent else "up to date"
         step.note = f"{upload_result.files} files, {format_bytes(upload_result.bytes)}, {sent_summary}"
+        if upload_result.removed:
+            step.note += f", {format_count(upload_result.removed, 'file')} of an earlier copy deleted"
         if upload_result.commit:
             step.note += f", commit {upload_result.commit[:12]}"
     if as_json:
