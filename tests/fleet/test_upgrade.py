@@ -120,6 +120,18 @@ def test_another_ami_of_karpenter_s_nodes_comes_with_the_charts(tmp_path: Path) 
     assert [step.commands for step in list_steps(fleet, build_installed(fleet, NEWEST, amis=older))] == [(apply,)]
 
 
+def test_a_default_that_is_the_next_version_is_written_to_the_file(tmp_path: Path) -> None:
+    """Without it in the file, an apply refuses to move the cluster."""
+    file = tmp_path / "fleet.yaml"
+    fleet = read_fleet(tmp_path, "1.35")
+    file.write_text(re.sub("^eks: .*\n", "", file.read_text(), flags=re.MULTILINE))
+    by_default = load(file, Fleet).value
+    assert by_default.eks.version == fleet.eks.version
+    running = build_installed(fleet, "1.34")
+    assert list_steps(by_default, running)[0].edit == (("eks", "version"), '"1.35"')
+    assert list_steps(fleet, running)[0].edit is None
+
+
 def test_a_file_two_versions_ahead_goes_back_to_the_next_one(tmp_path: Path) -> None:
     fleet = read_fleet(tmp_path, "1.36")
     steps = list_steps(fleet, build_installed(fleet, "1.34"))

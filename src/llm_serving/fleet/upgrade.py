@@ -168,8 +168,16 @@ def _list_kubernetes(fleet: Fleet, groups: Sequence[Group], installed: Installed
         yield Step(f"Kubernetes {after}", changes, drains, ONE_MINOR, commands, _edit(fleet, after))
 
 
+def is_one_step(before: str, after: str) -> bool:
+    """Return whether two versions of Kubernetes are neighbours."""
+    (major, minor), (other_major, other_minor) = _parse(before), _parse(after)
+    return major == other_major and abs(minor - other_minor) == 1
+
+
 def _edit(fleet: Fleet, version: str) -> tuple[tuple[str, str], str] | None:
-    return None if fleet.eks.version == version else (("eks", "version"), f'"{version}"')
+    """Return the version to write; None where the file has it: the default would move with the next release."""
+    is_written = fleet.eks.version == version and "version" in fleet.eks.model_fields_set
+    return None if is_written else (("eks", "version"), f'"{version}"')
 
 
 def _list_minors(running: str) -> Iterator[tuple[str, str]]:

@@ -103,7 +103,9 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
         rows = [(address, action) for address, action in plan.plan.affected.items()]
         for address, action in rows[:_MAX_SHOWN]:
             colour = "yellow" if action == "updated in-place" else "bold red"
-            yield Padding(Text.assemble((action, colour), f"  {plan.name}: {address}"), (0, 0, 0, 2))
+            moves = plan.plan.resources[address].moves
+            versions = f"  {' -> '.join(moves)}" if moves else ""
+            yield Padding(Text.assemble((action, colour), f"  {plan.name}: {address}{versions}"), (0, 0, 0, 2))
         if rows[_MAX_SHOWN:]:
             yield Padding(Text(f"and {len(rows) - _MAX_SHOWN} more in {plan.name}", "dim"), (0, 0, 0, 2))
 

@@ -45,6 +45,9 @@ class ResourceChange:
     is_import: bool = False
     """Whether it exists, and this plan takes it into the state."""
 
+    moves: tuple[str, str] | None = None
+    """Its `version` before and after, where that changes."""
+
     @property
     def verb(self) -> str:
         """The change as the end of `will be ...`."""
@@ -152,7 +155,16 @@ def _parse_resources(payload: Mapping[str, Any]) -> Iterator[ResourceChange]:
                 actions,
                 _compute_digest(entry["change"]),
                 is_import=bool(entry["change"].get("importing")),
+                moves=_read_move(entry["change"]),
             )
+
+
+def _read_move(change: Mapping[str, Any]) -> tuple[str, str] | None:
+    before, after = (
+        str(side.get("version") or "") if isinstance(side, dict) else ""
+        for side in (change.get("before"), change.get("after"))
+    )
+    return (before, after) if before and after and before != after else None
 
 
 def _compute_digest(change: Mapping[str, Any]) -> str:
