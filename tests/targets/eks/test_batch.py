@@ -25,7 +25,7 @@ from llm_serving.operations.kube_api import POD
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import helm, readiness, release
 from llm_serving.targets.on_aws import deployment_stack
 from llm_serving.terraform.plan import Plan, ResourceChange
 from tests.control_plane import machines
@@ -46,7 +46,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_blueprint(tmp_path, "mine", SHAPES["pods"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(release, "_POLL_INTERVAL_S", 0.4)
+    monkeypatch.setattr(readiness, "_POLL_INTERVAL_S", 0.4)
     monkeypatch.setattr(release.images, "require_images", lambda *_: None)
     return tmp_path
 
@@ -168,7 +168,7 @@ def _edit(folder: Path, old: str, new: str) -> None:
 def test_a_release_of_another_chart_is_not_touched(working_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planning.plan(Path("mine"), Path("fleet.yaml"), target="eks", account="123456789012")
     history = [{"revision": 1, "status": "deployed", "chart": "inference-0.1.0"}]
-    monkeypatch.setattr(release, "run_query", lambda *_: json.dumps(history))
+    monkeypatch.setattr(helm, "run_query", lambda *_: json.dumps(history))
     monkeypatch.setattr(release.addons, "require_tools", lambda *_: None)
     for operation in (release.diff, release.destroy):
         with pytest.raises(CheckFailed) as refusal:

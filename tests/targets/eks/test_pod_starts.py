@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving.operations.kube_api import Kind
-from llm_serving.targets.eks import pod_starts, release
+from llm_serving.targets.eks import pod_starts, pods
 from llm_serving.targets.starts import Start
 
 IMAGE = '"registry/vllm:0.32.0"'
@@ -89,7 +89,7 @@ def test_a_pods_start_is_read_from_its_events_its_log_and_its_conditions(monkeyp
     pod = build_pod("True")
     pod["metadata"] |= {"namespace": "serving", "labels": {"app.kubernetes.io/component": "worker"}}
     pod["spec"] = {"containers": [{"name": "worker"}]}
-    monkeypatch.setattr(release, "open_api", lambda _: Api())
-    monkeypatch.setattr(release, "list_pods", lambda _: [pod])
+    monkeypatch.setattr(pods, "open_api", lambda _: Api())
+    monkeypatch.setattr(pods, "list_pods", lambda _: [pod])
     plan: Any = SimpleNamespace(deployment=SimpleNamespace(engine="vllm"))
     assert pod_starts.read(plan) == [Start("mine-worker-1", "worker", 47.3, 11.52, 18.3, 178)]

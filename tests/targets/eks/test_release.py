@@ -27,7 +27,7 @@ from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.operations.kube_api import POD, Kind, KubeApi
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release as target
+from llm_serving.targets.eks import helm, pods, readiness, release
 from tests import go_programs
 from tests.control_plane import machines
 from tests.control_plane.control_plane import BUDGET, DEPLOYMENT, ENDPOINTS, NODE, RELEASED, SECRET, ControlPlane
@@ -83,13 +83,13 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "fleet.yaml", folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(target, "_POLL_INTERVAL_S", 0.4)
-    monkeypatch.setattr(target.images, "require_images", lambda *_: None)
+    monkeypatch.setattr(readiness, "_POLL_INTERVAL_S", 0.4)
+    monkeypatch.setattr(release.images, "require_images", lambda *_: None)
     return folder
 
 
 class Clock:
-    """The target's clock."""
+    """A clock that may be ahead."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -104,19 +104,19 @@ class Clock:
 @pytest.fixture
 def expire_when(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Expire the startup deadline, half an hour, once the cluster reports all given words."""
-    clock, original = Clock(), target._list_pending_roles
-    monkeypatch.setattr(target, "time", clock)
+    clock, original = Clock(), readiness.list_pending_roles
+    monkeypatch.setattr(readiness, "time", clock)
 
     def set_up(*words: str) -> None:
         def find_late(plan: DeploymentPlan) -> Iterator[str]:
             late_lines = list(original(plan))
             if not clock.ahead_s and all(
-                word in "\n".join([*late_lines, *target._describe_failures(plan)]) for word in words
+                word in "\n".join([*late_lines, *readiness._describe_failures(plan)]) for word in words
             ):
                 clock.ahead_s = 3600
             return iter(late_lines)
 
-        monkeypatch.setattr(target, "_list_pending_roles", find_late)
+        monkeypatch.setattr(readiness, "list_pending_roles", find_late)
 
     return set_up
 
@@ -207,24 +207,6 @@ def test_a_second_deploy_changes_nothing_and_an_edit_shows_as_its_difference(
     assert code == 0
     assert {"-  replicas: 2", "+  replicas: 3"} <= set(out.splitlines())
     assert run_cli("diff", "--exit-code").code == 1
-
-
-@pytest.mark.parametrize(("replicas", "is_lost"), [("replicas: 3", True), ("replicas: 1", False), ("", False)])
-def test_a_diff_says_that_replicas_end_where_an_autoscaler_takes_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replicas: str, is_lost: bool
-) -> None:
-    workload = "kind: Deployment\nmetadata: {{name: {}}}\nspec: {{{}}}\n---\n"
-    router = workload.format("mine-router", "replicas: 2")
-    scaled = "kind: ScaledObject\nmetadata: {name: mine-worker}\nspec: {scaleTargetRef: {name: mine-worker}}\n"
-    rendered = router + workload.format("mine-worker", "") + scaled
-    monkeypatch.setattr(target, "_render_objects", lambda _: rendered)
-    plan: Any = SimpleNamespace(rendered=tmp_path / "eks.yaml")
-    deployed = router + workload.format("mine-worker", replicas)
-    changes = target._diff_release(plan, target._Release(1, True, deployed))
-    warnings = [line for line in changes.splitlines() if line.startswith("! ")]
-    assert [line.partition(":")[0] for line in warnings] == ["! Deployment mine-worker"] * is_lost
-    if is_lost:
-        assert "its 3 replicas become 1 at once" in warnings[0] and "blueprint shift" in warnings[0]
 
 
 def test_diff_does_not_overwrite_an_edited_rendered_file(
@@ -321,26 +303,6 @@ def test_after_a_killed_helm_nothing_is_rolled_back_and_the_fix_is_shown(
     assert run_cli("deploy", "--yes").out == "mine: no change; it is up at http://mine.serving.svc:8080\n"
 
 
-@pytest.mark.parametrize(
-    ("statuses", "revision", "settled"),
-    [
-        (["superseded", "deployed"], 2, True),
-        (["deployed", "failed"], 1, False),
-        (["superseded", "pending-upgrade"], 1, False),  # killed between two of helm's notes
-        (["pending-install"], None, False),
-    ],
-)
-def test_the_previous_release_is_the_last_deployed_revision(
-    monkeypatch: pytest.MonkeyPatch, statuses: list[str], revision: int | None, settled: bool
-) -> None:
-    history = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
-    monkeypatch.setattr(target, "_list_revisions", lambda _: history)
-    monkeypatch.setattr(target, "_build_helm_command", lambda command, _: ["helm", *command.split()])
-    monkeypatch.setattr(target, "run_query", lambda _, words: words[-1])
-    manifest = f"--revision={revision}" if revision else ""
-    assert target._read_release(None) == target._Release(revision, settled, manifest)  # type: ignore[arg-type]
-
-
 def test_a_failed_test_request_rolls_the_deployment_back(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
@@ -370,7 +332,7 @@ def test_a_test_request_that_wakes_a_role_is_sent_again_for_as_long_as_a_start_t
     clock, sent, log = Clock(), list[str](), tmp_path / "eks.log"
     log.touch()
     monkeypatch.setattr(clock, "sleep", lambda seconds: setattr(clock, "ahead_s", clock.ahead_s + seconds))
-    monkeypatch.setattr(target, "time", clock)
+    monkeypatch.setattr(release, "time", clock)
 
     def send(_: object, command: str, *__: str, **___: float) -> None:
         sent.append(command)
@@ -381,14 +343,14 @@ def test_a_test_request_that_wakes_a_role_is_sent_again_for_as_long_as_a_start_t
         is_ready = ready_after is not None and len(sent) >= ready_after
         return [SimpleNamespace(role="worker", state="ready" if is_ready else "pending")]
 
-    monkeypatch.setattr(target, "_run_helm", send)
-    monkeypatch.setattr(target, "list_replicas", list_replicas)
-    monkeypatch.setattr(target, "read_pod_log", lambda *_: "its log")
-    monkeypatch.setattr(target, "_compute_start_s", lambda _: 1.5 * target._WAKE_INTERVAL_S)
+    monkeypatch.setattr(helm, "run", send)
+    monkeypatch.setattr(pods, "list_replicas", list_replicas)
+    monkeypatch.setattr(pods, "read_pod_log", lambda *_: "its log")
+    monkeypatch.setattr(readiness, "compute_start_s", lambda _: 1.5 * release._WAKE_INTERVAL_S)
     worker = SimpleNamespace(role="worker", replicas=SimpleNamespace(min=least))
     plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine", services=[worker]))
     with pytest.raises(CheckFailed, match="its log") if fails else contextlib.nullcontext():
-        target._run_chart_test(plan)
+        release._run_chart_test(plan)
     assert sent == ["test"] * requests
 
 
@@ -644,7 +606,7 @@ def test_deploy_waits_for_a_replica_over_several_machines(
     pool = "{types: p5en.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}"
     edit(working_folder / "fleet.yaml", "pools:\n", f"add_ons: {{schedulers: on}}\npools:\n  p5en: {pool}\n")
     seen_late: list[str] = []
-    original = target._list_pending_roles
+    original = readiness.list_pending_roles
     state = {"status": {"observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1}}
 
     def find_late(plan: DeploymentPlan) -> Iterator[str]:
@@ -655,7 +617,7 @@ def test_deploy_waits_for_a_replica_over_several_machines(
             connected_cluster.patch(path, **state)
         return iter(late_lines)
 
-    monkeypatch.setattr(target, "_list_pending_roles", find_late)
+    monkeypatch.setattr(readiness, "list_pending_roles", find_late)
     code, out, err = run_cli("deploy", "--yes", folder="wide")
     try:
         assert (code, out) == (0, "wide: is up at http://wide.serving.svc:8080\n"), err
@@ -691,7 +653,7 @@ def test_deploy_waits_for_an_operators_word(
     edit(working_folder / "owned/blueprint.yaml", "pattern: aggregated", f"pattern: aggregated\nframework: {framework}")
     edit(working_folder / "fleet.yaml", "pools:\n", "add_ons: {operators: on, observability: on}\npools:\n")
     seen_late: list[str] = []
-    original = target._list_pending_roles
+    original = readiness.list_pending_roles
     condition = {"type": "Ready", "status": "True", "reason": reason, "message": ""}
     condition["lastTransitionTime"] = "2026-11-26T00:00:00Z"
 
@@ -703,7 +665,7 @@ def test_deploy_waits_for_an_operators_word(
             connected_cluster.patch(path, status={"observedGeneration": 1, "conditions": [condition], **state})
         return iter(late_lines)
 
-    monkeypatch.setattr(target, "_list_pending_roles", find_late)
+    monkeypatch.setattr(readiness, "list_pending_roles", find_late)
     code, out, err = run_cli("deploy", "--yes", folder="owned")
     try:
         assert (code, out) == (0, "owned: is up at http://owned.serving.svc:8080\n"), err
@@ -787,7 +749,7 @@ def test_deploy_waits_for_the_job_of_a_stream(
 ) -> None:
     """The operators of Flink and Strimzi do not run here: what the first would write, this test does."""
     seen_late: list[str] = []
-    original = target._list_pending_roles
+    original = readiness.list_pending_roles
     condition = {"type": "Running", "status": "True", "reason": "Running", "message": "Job status RUNNING"}
 
     def find_late(plan: DeploymentPlan) -> Iterator[str]:
@@ -798,7 +760,7 @@ def test_deploy_waits_for_the_job_of_a_stream(
             connected_cluster.patch(path, status={"observedGeneration": 1, "conditions": [condition]})
         return iter(late_lines)
 
-    monkeypatch.setattr(target, "_list_pending_roles", find_late)
+    monkeypatch.setattr(readiness, "list_pending_roles", find_late)
     try:
         code, _, err = run_cli("deploy", "--yes", folder=stream.name)
         assert code == 0, err
@@ -834,10 +796,10 @@ def test_an_unreachable_cluster_is_reported_in_one_line(
     working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
-        helm = Path(go_programs.find_or_build(go_programs.HELM))
+        program = Path(go_programs.find_or_build(go_programs.HELM))
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"no Helm: {error}")
-    monkeypatch.setenv("PATH", str(helm.parent))
+    monkeypatch.setenv("PATH", str(program.parent))
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
     code, _, err = run_cli("deploy", "--yes")
     assert code == 3
@@ -852,41 +814,3 @@ def test_a_missing_program_is_reported_with_its_installation_guide(
     code, _, err = run_cli("deploy", "--yes")
     assert code == 3
     assert "not on this machine's PATH: helm" in err and "https://helm.sh/docs/intro/install" in err
-
-
-def test_a_pod_that_drains_after_a_rollout_is_no_replica_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = None
-    ending = {"deletionTimestamp": "2026-11-27T00:00:00Z"}
-    pods = [{"metadata": {"name": "new", "labels": {}}}, {"metadata": {"name": "old", "labels": {}, **ending}}]
-    monkeypatch.setattr(target, "list_pods", lambda *_: pods)
-    assert [replica.name for replica in target.list_replicas(plan)] == ["new"]
-
-
-_LACKS = (
-    "GPUs: 7 of 8 (nvidia-smi)",  # a line without a fix is no reason
-    "CUDA: it does not initialize, error 802. Fix: start nvidia-fabricmanager on the node",
-    "EFA: /dev/infiniband has 0 of 32 interfaces. Fix: run on an instance with EFA",
-)
-
-
-@pytest.mark.parametrize(
-    ("state", "last", "shown"),
-    [
-        ({"terminated": {"exitCode": 1, "message": "\n".join(_LACKS)}}, {}, " ".join(_LACKS[1:])),
-        (
-            {"waiting": {"reason": "CrashLoopBackOff"}},
-            {"terminated": {"exitCode": 1, "message": _LACKS[1]}},
-            _LACKS[1],
-        ),
-        ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, {}, "check-node: OOMKilled"),
-        ({"terminated": {"exitCode": 0, "message": "GPUs: 8. Fix: none"}}, {}, "PodInitializing"),
-    ],
-)
-def test_the_status_says_what_a_refused_node_lacks(state: dict[str, Any], last: dict[str, Any], shown: str) -> None:
-    status = {
-        "phase": "Pending",
-        "initContainerStatuses": [{"name": "check-node", "state": state, "lastState": last}],
-        "containerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}, "restartCount": 0}],
-    }
-    metadata = {"name": "mine-worker-1", "labels": {"app.kubernetes.io/component": "worker"}}
-    assert target.parse_pod({"metadata": metadata, "status": status}).state == shown

@@ -9,7 +9,7 @@ import pytest
 
 from llm_serving.tables import status_table
 from llm_serving.targets.base import DeploymentStatus
-from llm_serving.targets.eks import release, scaling_health
+from llm_serving.targets.eks import pods, scaling_health
 
 PROMETHEUS = "http://prometheus.monitoring.svc:9090"
 
@@ -29,7 +29,7 @@ def list_notes(monkeypatch: pytest.MonkeyPatch, objects: list[dict[str, Any]] | 
         return objects or []
 
     api = SimpleNamespace(has_kind=lambda _: objects is not None, list_objects=list_objects)
-    monkeypatch.setattr(release, "open_api", lambda _: api)
+    monkeypatch.setattr(pods, "open_api", lambda _: api)
     deployment = SimpleNamespace(name="mine", environment=SimpleNamespace(namespace="serving"))
     plan: Any = SimpleNamespace(deployment=deployment)
     notes = scaling_health.list_notes(plan)

@@ -22,7 +22,7 @@ from llm_serving.operations.kube_api import POD
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import readiness, release
 from llm_serving.targets.eks.target import EksTarget
 from llm_serving.targets.on_aws import images
 from llm_serving.workflows import tune
@@ -62,7 +62,7 @@ def cluster(
         "AWS_SECRET_ACCESS_KEY": "testing",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(release, "_POLL_INTERVAL_S", 0.4)
+    monkeypatch.setattr(readiness, "_POLL_INTERVAL_S", 0.4)
     monkeypatch.setattr(images, "require_images", lambda *_: None)
     nodes = [
         machines.build_plain("plain"),

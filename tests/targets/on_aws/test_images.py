@@ -16,7 +16,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import image_pins
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import helm, release
 from llm_serving.targets.on_aws import images
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 
@@ -117,8 +117,8 @@ def test_images_with_code_of_ours_are_pulled_by_the_digest_of_their_build(name: 
 def test_a_release_on_eks_looks_for_its_images_before_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release.addons, "require_tools", lambda *_: None)
     monkeypatch.setattr(release.planning, "write_rendered", lambda *_, **__: Path("values.yaml"))
-    monkeypatch.setattr(release, "_read_release", lambda _: SimpleNamespace(is_latest=False))
-    monkeypatch.setattr(release, "_diff_release", lambda *_: "+ deployment")
+    monkeypatch.setattr(helm, "read", lambda _: SimpleNamespace(is_latest=False))
+    monkeypatch.setattr(helm, "diff", lambda *_: "+ deployment")
     with pytest.raises(CheckFailed, match="is not in the fleet's registry"):
         release.deploy(build_plan(Ecr()), lambda _: pytest.fail("the question comes after the check"))
 

@@ -22,7 +22,7 @@ from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import pods
 from llm_serving.targets.on_aws import images
 
 COMPONENT = "load-driver"
@@ -47,7 +47,7 @@ def run(
     """
     name = f"{plan.deployment.name}-load-{secrets.token_hex(4)}"
     _require_secrets(plan, program)
-    api, job = release.open_api(plan), build_job(plan, name, len(urls), limit_s=limit_s, program=program)
+    api, job = pods.open_api(plan), build_job(plan, name, len(urls), limit_s=limit_s, program=program)
     try:
         uid = api.create(job)["metadata"]["uid"]
         # The pods wait for the Secret, so the network policy is there before them.
@@ -63,7 +63,7 @@ def run(
 
 def _require_secrets(plan: DeploymentPlan, program: LoadProgram | None) -> None:
     """Check that a pod would not wait for a Secret until the load's time is over."""
-    api, namespace = release.open_api(plan), plan.deployment.environment.namespace
+    api, namespace = pods.open_api(plan), plan.deployment.environment.namespace
     for entry in program.secrets.values() if program else ():
         with contextlib.suppress(ApiError):  # who may not read it may still mount it
             if api.find(_SECRET, entry.secret, namespace) is None:
@@ -87,17 +87,17 @@ class LoadJob:
         for pod in self._list_pods():
             if pod.get("status", {}).get("phase") == "Failed":
                 name, reason = pod["metadata"]["name"], pod["status"].get("reason", "it failed")
-                return f"{name}: {reason}\n{release.read_pod_log(self._plan, name)}"
+                return f"{name}: {reason}\n{pods.read_pod_log(self._plan, name)}"
         return None
 
     def _describe_pod(self, pod: Manifest) -> str:
         phase = str(pod.get("status", {}).get("phase", "Unknown"))
-        return release.parse_pod(pod).state if phase == "Pending" else phase.lower()
+        return pods.parse_pod(pod).state if phase == "Pending" else phase.lower()
 
     def _list_pods(self) -> list[Manifest]:
         namespace = self._plan.deployment.environment.namespace
         try:
-            return release.open_api(self._plan).list_objects(POD, namespace, labels=self._selector)
+            return pods.open_api(self._plan).list_objects(POD, namespace, labels=self._selector)
         except ApiError:  # the cluster may answer the next time, and the load goes on without
             return []
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from llm_serving.operations.kube_api import ApiError, Kind, KubeApi, Manifest
 from llm_serving.targets import starts
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import pods
 from llm_serving.targets.starts import Start
 
 EVENT = Kind("v1", "Event")
@@ -26,8 +26,8 @@ def read(plan: DeploymentPlan) -> list[Start]:
     Raises:
         Unavailable: the cluster does not answer.
     """
-    api = release.open_api(plan)
-    pod_starts = [_read_start(plan, api, pod) for pod in release.list_pods(plan)]
+    api = pods.open_api(plan)
+    pod_starts = [_read_start(plan, api, pod) for pod in pods.list_pods(plan)]
     return sorted(pod_starts, key=lambda start: (start.role, start.name))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llm_serving.operations.kube_api import Kind, Manifest
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import pods
 
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject")
 
@@ -20,10 +20,10 @@ def list_notes(plan: DeploymentPlan) -> list[str]:
     Raises:
         Unavailable: the cluster does not answer.
     """
-    api = release.open_api(plan)
+    api = pods.open_api(plan)
     if not api.has_kind(SCALED_OBJECT):
         return []
-    namespace, labels = plan.deployment.environment.namespace, release.build_selector(plan)
+    namespace, labels = plan.deployment.environment.namespace, pods.build_selector(plan)
     return [note for item in api.list_objects(SCALED_OBJECT, namespace, labels=labels) for note in _describe(item)]
 
 

@@ -18,6 +18,8 @@ from llm_serving.targets.eks import (
     load_job,
     namespace,
     pod_starts,
+    pods,
+    readiness,
     release,
     scaling_health,
     stacked_release,
@@ -40,12 +42,12 @@ class EksTarget(AwsTarget):
     find_mistakes = staticmethod(values_check.find_mistakes)
     reach_cluster = staticmethod(cluster.reach)
     open_session = staticmethod(cluster.open_session)
-    list_replicas = staticmethod(release.list_replicas)
+    list_replicas = staticmethod(pods.list_replicas)
     list_notes = staticmethod(scaling_health.list_notes)
     list_starts = staticmethod(pod_starts.read)
-    list_containers = staticmethod(release.list_containers)
-    list_metrics_pages = staticmethod(release.list_metrics_pages)
-    show_role_logs = staticmethod(release.show_logs)
+    list_containers = staticmethod(pods.list_containers)
+    list_metrics_pages = staticmethod(pods.list_metrics_pages)
+    show_role_logs = staticmethod(pods.show_logs)
     open_tunnel = staticmethod(release.open_tunnel)
 
     def format_namespace(self, fleet: Fleet) -> str:  # noqa: ARG002
@@ -98,7 +100,7 @@ class EksTarget(AwsTarget):
     def wait_until_ready(self, plan: DeploymentPlan) -> None:
         """Wait for the release's own conditions."""
         release.require_release(plan)
-        release.wait_until_ready(plan)
+        readiness.wait_until_ready(plan)
 
     def remove(self, plan: DeploymentPlan) -> bool:
         """Uninstall the release and wait until its pods are gone."""

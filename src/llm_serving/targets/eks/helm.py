@@ -1,0 +1,177 @@
+"""A release as the user's own helm sees it: its revisions, its objects, and what would change them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_serving import console, paths
+from llm_serving.settings import own_yaml
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import pods
+
+QUERY_TIMEOUT_S = 60
+"""Longest query of helm; after that the cluster counts as unreachable."""
+
+_INSTALL_TIMEOUT_S = 120
+"""Longest time until helm has submitted all objects."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The state of a Helm release."""
+
+    revision: int | None
+    """The last deployed revision; None if there is none."""
+
+    is_latest: bool
+    """Whether it is the last revision."""
+
+    manifest: str
+    """The objects of `revision`; empty if there is none."""
+
+
+def get_chart(plan: DeploymentPlan) -> Path:
+    return paths.CHARTS / plan.deployment.chart
+
+
+def build_command(command: str, plan: DeploymentPlan) -> list[str]:
+    return ["helm", *command.split(), plan.deployment.name, "--namespace", pods.get_namespace(plan)]
+
+
+def read(plan: DeploymentPlan) -> Release:
+    """Read the state of the release.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    revisions = list_revisions(plan)
+    # A helm that was killed may leave no deployed revision; then the last superseded one runs.
+    rank = ("superseded", "deployed")
+    installed = sorted(
+        (rank.index(entry["status"]), entry["revision"]) for entry in revisions if entry["status"] in rank
+    )
+    if not installed:
+        return Release(None, False, "")
+    _, latest = installed[-1]
+    manifest = run_query(plan, [*build_command("get manifest", plan), f"--revision={latest}"])
+    return Release(latest, latest == revisions[-1]["revision"], manifest)
+
+
+def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
+    """List the release's revisions, oldest first; empty if there is no release.
+
+    Raises:
+        CheckFailed: a release of another chart has the name, as where deployments of two kinds have one name.
+    """
+    try:
+        revisions: list[dict[str, Any]] = json.loads(
+            run_query(plan, [*build_command("history", plan), "--output=json"])
+        )
+    except Unavailable as error:
+        if "release: not found" in str(error):
+            return []
+        raise
+    chart, name = plan.deployment.chart, plan.deployment.name
+    if others := {entry["chart"].rpartition("-")[0] for entry in revisions} - {chart}:
+        raise CheckFailed(
+            f"{name}: a release of the chart {', '.join(sorted(others))} has this name. Nothing was changed. "
+            f"Fix: choose another `name` in {plan.blueprint.path}"
+        )
+    return revisions
+
+
+def diff(plan: DeploymentPlan, release: Release) -> str:
+    """Return what the rendered values would change of the release, as `release.diff` does."""
+    rendered = render_objects(plan)
+    if not release.manifest:
+        return "\n".join(f"+ {resource['kind']} {resource['metadata']['name']}" for resource in parse_objects(rendered))
+    lines = difflib.unified_diff(
+        _format_objects(release.manifest),
+        _format_objects(rendered),
+        "deployed",
+        console.shorten_path(plan.rendered),
+        lineterm="",
+        n=2,
+    )
+    return "\n".join([*lines, *_describe_lost_replicas(release.manifest, rendered)])
+
+
+def _describe_lost_replicas(deployed: str, rendered: str) -> Iterator[str]:
+    """Yield the workloads whose number of replicas an autoscaler takes over: Kubernetes sets it to 1 first.
+
+    Source: Kubernetes documentation, "Horizontal Pod Autoscaling", migrating Deployments, 2026-11.
+    """
+    scaled = {
+        item["spec"]["scaleTargetRef"]["name"] for item in parse_objects(rendered) if item["kind"] == "ScaledObject"
+    }
+    for item in parse_objects(deployed):
+        kind, name, replicas = item["kind"], item["metadata"]["name"], item.get("spec", {}).get("replicas", 0)
+        if kind in {workload.kind for workload in pods.WORKLOADS} and name in scaled and replicas > 1:
+            yield (
+                f"! {kind} {name}: its {replicas} replicas become 1 at once, as `replicas` leaves the release, until "
+                "the autoscaler has started others. Deploy it while few ask, or under another name, and move the "
+                "requests by `blueprint shift`."
+            )
+
+
+def render_objects(plan: DeploymentPlan) -> str:
+    command = [*build_command("template", plan), str(get_chart(plan)), "--values", "-"]
+    return run_query(plan, command, stdin=plan.text)
+
+
+def _format_objects(manifest: str) -> list[str]:
+    """Format objects in one order, so that only differences of content show."""
+    return yaml.safe_dump_all(parse_objects(manifest), sort_keys=True, width=10**6).splitlines()
+
+
+def parse_objects(manifest: str) -> list[dict[str, Any]]:
+    """Parse a release's objects, sorted by kind and name, without hooks."""
+    objects = own_yaml.parse_all(manifest)
+    installed = [resource for resource in objects if "helm.sh/hook" not in resource["metadata"].get("annotations", {})]
+    return sorted(installed, key=lambda resource: (resource["kind"], resource["metadata"]["name"]))
+
+
+def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:
+    """Run a command and return its output.
+
+    Raises:
+        Unavailable: it failed or timed out; with its message.
+    """
+    try:
+        result = subprocess.run(
+            command,
+            env={**os.environ, **plan.aws.child_env},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=QUERY_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(
+            f"{command[0]} did not answer within {QUERY_TIMEOUT_S} s; is the cluster's endpoint reachable?"
+        ) from None
+    if result.returncode:
+        raise Unavailable(f"{console.quote_command(command)}: {' '.join(result.stderr.split()) or 'failed'}")
+    return result.stdout
+
+
+def run(plan: DeploymentPlan, command: str, *options: str, timeout_s: float = _INSTALL_TIMEOUT_S) -> None:
+    """Run a command that changes the release, with its output in the deployment's log.
+
+    Raises:
+        CommandFailed: it failed or timed out.
+    """
+    plan.directory.logs.mkdir(parents=True, exist_ok=True)
+    words = [*build_command(command, plan), *options]
+    console.run(words, log=plan.directory.logs / "eks.log", environment=plan.aws.child_env, timeout_s=timeout_s)

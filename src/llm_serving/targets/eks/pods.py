@@ -1,0 +1,161 @@
+"""What runs of a release: its pods, what they say of themselves, and their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from llm_serving import console
+from llm_serving.operations import kube_api
+from llm_serving.operations.kube_api import POD, ApiError, Kind, KubeApi, Manifest
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.base import READY
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.on_aws import metrics_pages
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
+from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.validation.base import MetricsPage
+
+_LAST_LINES = 20
+
+
+_NODE_CHECK = "check-node"
+"""The chart's init container that refuses a node."""
+
+
+WORKLOADS = (Kind("apps/v1", "Deployment"), Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"))
+"""What keeps replicas running: of one node, and of several."""
+
+
+def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
+    """List the release's pods, by role and name, but for those that are to end.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    return sorted(map(parse_pod, _list_lasting_pods(plan)), key=lambda pod: (pod.role, pod.name))
+
+
+def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+    """List the containers of a role's pods, but for those that are to end.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    api = open_api(plan)
+    return [
+        ReplicaContainer(
+            pod["metadata"]["name"],
+            pod["metadata"]["labels"].get("inference/listens") == "true",
+            functools.partial(
+                api.run_command, pod["metadata"]["name"], get_namespace(plan), pod["spec"]["containers"][0]["name"]
+            ),
+        )
+        for pod in _list_lasting_pods(plan, role)
+    ]
+
+
+def _list_lasting_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
+    """List pods as `list_pods`, but for those that are to end: they may drain for minutes after a rollout."""
+    return [pod for pod in list_pods(plan, role) if "deletionTimestamp" not in pod["metadata"]]
+
+
+def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
+    """Print the pods' logs, each line with its pod and container.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    pods = list_pods(plan, role)
+    with ThreadPoolExecutor(max(1, len(pods))) as executor:
+        list(executor.map(lambda pod: _print_log(plan, pod, lines=lines, follow=follow), pods))
+
+
+def _print_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool) -> None:
+    """Print the log of a pod's engine, after that of the check of its node."""
+    name, spec = pod["metadata"]["name"], pod["spec"]
+    checks = [entry["name"] for entry in spec.get("initContainers", []) if entry["name"] == _NODE_CHECK]
+    for container in (*checks, spec["containers"][0]["name"]):
+        log = open_api(plan).stream_log(name, get_namespace(plan), container=container, lines=lines, follow=follow)
+        with contextlib.suppress(ApiError):  # a pod that is not running has none, which must not hide the others'
+            for line in log:
+                text = f"[pod/{name}/{container}] {line}"
+                console.out.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
+    """List the metrics pages of the release's pods, by their addresses in the cluster.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    addresses = [
+        (pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["status"]["podIP"])
+        for pod in list_pods(plan)
+        if pod["metadata"]["labels"].get("inference/listens") == "true" and pod.get("status", {}).get("podIP")
+    ]
+    return metrics_pages.build(plan.deployment.services, addresses)
+
+
+def open_api(plan: DeploymentPlan) -> KubeApi:
+    """Return the API of the cluster that helm reaches.
+
+    Raises:
+        ApiError: it does not answer.
+    """
+    return kube_api.open_api(plan.aws.kubeconfig)
+
+
+def get_namespace(plan: DeploymentPlan) -> str:
+    return plan.deployment.environment.namespace
+
+
+def list_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
+    """List the release's pods of one role, or of all; without those of helm tests."""
+    labels = [build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
+    return open_api(plan).list_objects(POD, get_namespace(plan), labels=",".join(labels))
+
+
+def build_selector(plan: DeploymentPlan) -> str:
+    """Build a label selector of the release's objects."""
+    return f"app.kubernetes.io/instance={plan.deployment.name}"
+
+
+def read_pod_log(plan: DeploymentPlan, pod: str) -> str:
+    """Read the last lines of a pod's log."""
+    try:
+        return open_api(plan).read_log(pod, get_namespace(plan), lines=_LAST_LINES).rstrip()
+    except Unavailable as error:
+        return f"log cannot be read: {error}"
+
+
+def parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
+    status = pod.get("status", {})
+    containers = status.get("containerStatuses", [])
+    conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
+    waiting = [entry["state"]["waiting"]["reason"] for entry in containers if "waiting" in entry.get("state", {})]
+    refusal = _find_refusal(status.get("initContainerStatuses", []))
+    ready = conditions.get("Ready", {}).get("status") == "True"
+    scheduled = conditions.get("PodScheduled", {})
+    scheduling_error = scheduled.get("message", "") if scheduled.get("status") == "False" else ""
+    return ReplicaStatus(
+        name=pod["metadata"]["name"],
+        role=pod["metadata"]["labels"].get("app.kubernetes.io/component", ""),
+        state=READY if ready else scheduling_error or [*refusal, *waiting, status.get("phase", "unknown").lower()][0],
+        restarts=sum(entry.get("restartCount", 0) for entry in containers),
+        machine=pod.get("spec", {}).get("nodeName", ""),
+    )
+
+
+def _find_refusal(containers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what a node lacks, by the last run of the check that has not passed: the lines with a fix."""
+    for entry in containers:
+        for state in (entry.get("state", {}), entry.get("lastState", {})):
+            ended = state.get("terminated", {})
+            if entry["name"] == _NODE_CHECK and ended.get("exitCode"):
+                lines = ended.get("message", "").splitlines()
+                return [" ".join(line for line in lines if "Fix: " in line) or f"{_NODE_CHECK}: {ended.get('reason')}"]
+    return []

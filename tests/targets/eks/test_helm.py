@@ -1,0 +1,49 @@
+"""What helm says of a release, and what would change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_serving.targets.eks import helm
+
+
+@pytest.mark.parametrize(("replicas", "is_lost"), [("replicas: 3", True), ("replicas: 1", False), ("", False)])
+def test_a_diff_says_that_replicas_end_where_an_autoscaler_takes_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replicas: str, is_lost: bool
+) -> None:
+    workload = "kind: Deployment\nmetadata: {{name: {}}}\nspec: {{{}}}\n---\n"
+    router = workload.format("mine-router", "replicas: 2")
+    scaled = "kind: ScaledObject\nmetadata: {name: mine-worker}\nspec: {scaleTargetRef: {name: mine-worker}}\n"
+    rendered = router + workload.format("mine-worker", "") + scaled
+    monkeypatch.setattr(helm, "render_objects", lambda _: rendered)
+    plan: Any = SimpleNamespace(rendered=tmp_path / "eks.yaml")
+    deployed = router + workload.format("mine-worker", replicas)
+    changes = helm.diff(plan, helm.Release(1, True, deployed))
+    warnings = [line for line in changes.splitlines() if line.startswith("! ")]
+    assert [line.partition(":")[0] for line in warnings] == ["! Deployment mine-worker"] * is_lost
+    if is_lost:
+        assert "its 3 replicas become 1 at once" in warnings[0] and "blueprint shift" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "revision", "settled"),
+    [
+        (["superseded", "deployed"], 2, True),
+        (["deployed", "failed"], 1, False),
+        (["superseded", "pending-upgrade"], 1, False),  # killed between two of helm's notes
+        (["pending-install"], None, False),
+    ],
+)
+def test_the_previous_release_is_the_last_deployed_revision(
+    monkeypatch: pytest.MonkeyPatch, statuses: list[str], revision: int | None, settled: bool
+) -> None:
+    history = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
+    monkeypatch.setattr(helm, "list_revisions", lambda _: history)
+    monkeypatch.setattr(helm, "build_command", lambda command, _: ["helm", *command.split()])
+    monkeypatch.setattr(helm, "run_query", lambda _, words: words[-1])
+    manifest = f"--revision={revision}" if revision else ""
+    assert helm.read(None) == helm.Release(revision, settled, manifest)  # type: ignore[arg-type]
