@@ -68,7 +68,7 @@ def add_outputs(
     roles: task.TaskRoles,
     security_group: aws.security_group.SecurityGroup,
 ) -> None:
-    """Add the test request, and the outputs by which `llm_serving.targets.ecs.stack` waits for a deployment.
+    """Add the test request, and the outputs by which `llm_serving.targets.ecs.readiness` waits for a deployment.
 
     Args:
         services: by name.

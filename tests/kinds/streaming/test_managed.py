@@ -20,7 +20,7 @@ from llm_serving.kinds.streaming.kind import KIND
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import load_tasks, stack
+from llm_serving.targets.ecs import load_tasks, readiness, tasks
 from tests.infra.streaming.conftest import FLEET
 
 BLUEPRINT = """\
@@ -85,7 +85,7 @@ def test_status_shows_nothing_of_a_stream_that_is_not_deployed(plan: DeploymentP
 
 
 def test_a_stream_has_no_endpoint_for_a_tunnel(plan: DeploymentPlan) -> None:
-    with pytest.raises(InputError) as refused, stack.open_tunnel(plan):
+    with pytest.raises(InputError) as refused, tasks.open_tunnel(plan):
         pytest.fail("there is no tunnel")
     assert str(refused.value) == (
         "shop: nothing of it answers HTTP requests. Fix: send events from the fleet's network, and read its topics there."
@@ -125,7 +125,7 @@ def test_where_kafka_is_of_a_stream_that_is_not_deployed_is_unknown(plan: Deploy
 
 @pytest.fixture
 def deployed(plan: DeploymentPlan, stubber: Stubber, monkeypatch: pytest.MonkeyPatch) -> DeploymentPlan:
-    monkeypatch.setattr(stack, "_POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(readiness, "_POLL_INTERVAL_S", 0.0)
     session: Any = SimpleNamespace(client={"kinesisanalyticsv2": stubber.client}.__getitem__)
     return dataclasses.replace(plan, aws=session)
 
@@ -134,24 +134,24 @@ def test_a_validation_waits_until_the_job_runs(deployed: DeploymentPlan, stubber
     for status in ("STARTING", "STARTING", "RUNNING"):
         answer(stubber, status)
     with stubber:
-        stack.wait_until_managed_run(deployed)
+        readiness.wait_until_managed_run(deployed)
     stubber.assert_no_pending_responses()
 
 
 def test_a_job_that_does_not_start_is_named_with_its_state(
     deployed: DeploymentPlan, stubber: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stack, "_MANAGED_TIMEOUT_S", -1)
+    monkeypatch.setattr(readiness, "_MANAGED_TIMEOUT_S", -1)
     answer(stubber, "READY")  # AWS's word for one that is stopped
     with stubber, pytest.raises(CheckFailed) as error:
-        stack.wait_until_managed_run(deployed)
+        readiness.wait_until_managed_run(deployed)
     assert str(error.value) == "shop does not run: cotton-shop is stopped. Fix: see `blueprint logs`."
 
 
 def test_a_validation_of_what_is_not_deployed_is_refused(deployed: DeploymentPlan, stubber: Stubber) -> None:
     stubber.add_client_error("describe_application", "ResourceNotFoundException")
     with stubber, pytest.raises(Unavailable) as error:
-        stack.wait_until_managed_run(deployed)
+        readiness.wait_until_managed_run(deployed)
     assert str(error.value) == "shop: not deployed on ecs. Fix: run blueprint deploy."
 
 

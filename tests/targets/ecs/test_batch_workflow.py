@@ -22,7 +22,7 @@ from llm_serving.kinds.batch.client import FINAL_STATES, BatchClient
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
 from llm_serving.targets import planning
-from llm_serving.targets.ecs import stack
+from llm_serving.targets.ecs import stack, tasks
 from tests import batch_kills
 from tests.infra.batch.conftest import FLEET, write_blueprint
 from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet
@@ -52,7 +52,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp
     messages: list[str] = []
     assert stack.deploy(plan, messages.append) is True
     assert "created: aws_sfn_state_machine.workflow" in messages[0]
-    _run_jobs(endpoint, plan.rendered / stack.FILE, document, tmp_path)
+    _run_jobs(endpoint, plan.rendered / tasks.FILE, document, tmp_path)
     _check_table(endpoint)
     assert stack.deploy(plan, messages.append) is False, f"a plan after the apply is empty: {messages[-1]}"
     assert stack.destroy(plan) is True

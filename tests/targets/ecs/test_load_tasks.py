@@ -26,7 +26,7 @@ from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import load_tasks, stack
+from llm_serving.targets.ecs import load_tasks, tasks
 from llm_serving.targets.ecs.load_tasks import LoadTasks
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.remote import play as remote_play
@@ -272,8 +272,8 @@ def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
             {"taskArn": "arn/new", "attachments": []},
         ]
 
-    monkeypatch.setattr(stack, "_list_tasks", list_tasks)
-    pages = {(page.name, page.role, page.url) for page in stack.list_metrics_pages(plan)}
+    monkeypatch.setattr(tasks, "list_tasks", list_tasks)
+    pages = {(page.name, page.role, page.url) for page in tasks.list_metrics_pages(plan)}
     assert ("router-t", "router", "http://10.0.0.7:9090/metrics") in pages
     assert ("worker-t", "worker", "http://10.0.0.7:8000/metrics") in pages
     assert not {name for name, _, _ in pages} & {"new"}

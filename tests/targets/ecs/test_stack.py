@@ -21,7 +21,7 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import stack
+from llm_serving.targets.ecs import readiness, stack, tasks
 from llm_serving.targets.starts import Start
 from llm_serving.terraform.plan import Plan, ResourceChange
 from llm_serving.terraform.state import StackState
@@ -142,7 +142,7 @@ class Ecs:
 def aws(monkeypatch: pytest.MonkeyPatch) -> Ecs:
     fake_ecs = Ecs()
     monkeypatch.setattr(AwsSession, "client", lambda *_: fake_ecs)
-    monkeypatch.setattr(stack, "_POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(readiness, "_POLL_INTERVAL_S", 0.0)
     return fake_ecs
 
 
@@ -417,7 +417,7 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: Deploym
         "aggregated-router": [build_task("b1", "RUNNING", "HEALTHY", launchType="FARGATE")],
     }
     members = [
-        (member.role, member.name, member.state, member.machine) for member in stack.list_replicas(deployment_plan)
+        (member.role, member.name, member.state, member.machine) for member in tasks.list_replicas(deployment_plan)
     ]
     assert members == [
         ("router", "b1", READY, "fargate"),
@@ -450,7 +450,7 @@ def test_a_start_has_its_pull_its_load_its_compiling_and_its_first_answer(
         ]
     }
     aws.lines = {name: [write(line) for line in lines] for name, lines in aws.lines.items()}
-    assert stack.list_starts(deployment_plan) == [
+    assert tasks.list_starts(deployment_plan) == [
         Start("b1", "router", 47, None, None, None),
         Start("a1", "worker", 47, 4.88, 18.3, 182),
         Start("a2", "worker", None, None, None, None),
@@ -461,9 +461,9 @@ def test_the_last_lines_of_one_role_are_shown(
     aws: Ecs, deployment_plan: DeploymentPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws.lines = {"worker/worker/a1": ["one", "two", "three"], "router/router/b1": ["routed"]}
-    stack.show_logs(deployment_plan, "worker", lines=2, follow=False)
+    tasks.show_logs(deployment_plan, "worker", lines=2, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | two", "worker a1 | three"]
-    stack.show_logs(deployment_plan, None, lines=1, follow=False)
+    tasks.show_logs(deployment_plan, None, lines=1, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | three", "router b1 | routed"]
 
 
@@ -472,9 +472,9 @@ def test_the_tasks_of_a_role_are_those_in_which_commands_run(
 ) -> None:
     aws.tasks = build_running_tasks()
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(stack.addons, "require_tools", lambda _: None)
-    monkeypatch.setattr(stack.container_command, "run", lambda *words, limit_s: str(calls.append((*words, limit_s))))
-    containers = stack.list_containers(deployment_plan, "worker")
+    monkeypatch.setattr(tasks.addons, "require_tools", lambda _: None)
+    monkeypatch.setattr(tasks.container_command, "run", lambda *words, limit_s: str(calls.append((*words, limit_s))))
+    containers = tasks.list_containers(deployment_plan, "worker")
     assert [(entry.name, entry.answers) for entry in containers] == [("a1", True), ("a2", True), ("a3", True)]
     containers[0].run(["true"], limit_s=5)
     assert [call[1:] for call in calls] == [("fabric", "a1", "worker", ["true"], 5)]

@@ -12,7 +12,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import tunnel
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import load_tasks, stack
+from llm_serving.targets.ecs import load_tasks, readiness, stack, tasks
 from llm_serving.targets.ecs.conventions import CONVENTIONS
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.validation.remote.play import Containers
@@ -30,13 +30,13 @@ class EcsTarget(AwsTarget):
     diff = staticmethod(stack.diff)
     apply = staticmethod(stack.deploy)
     remove = staticmethod(stack.destroy)
-    wait_until_ready = staticmethod(stack.wait_until_managed_run)
-    list_replicas = staticmethod(stack.list_replicas)
-    list_starts = staticmethod(stack.list_starts)
-    list_containers = staticmethod(stack.list_containers)
-    list_metrics_pages = staticmethod(stack.list_metrics_pages)
-    show_role_logs = staticmethod(stack.show_logs)
-    open_tunnel = staticmethod(stack.open_tunnel)
+    wait_until_ready = staticmethod(readiness.wait_until_managed_run)
+    list_replicas = staticmethod(tasks.list_replicas)
+    list_starts = staticmethod(tasks.list_starts)
+    list_containers = staticmethod(tasks.list_containers)
+    list_metrics_pages = staticmethod(tasks.list_metrics_pages)
+    show_role_logs = staticmethod(tasks.show_logs)
+    open_tunnel = staticmethod(tasks.open_tunnel)
 
     def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
         """List those of the tunnel, through which a load goes without the image of load drivers."""

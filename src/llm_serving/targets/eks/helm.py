@@ -91,7 +91,7 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
 
 def diff(plan: DeploymentPlan, release: Release) -> str:
-    """Return what the rendered values would change of the release, as `release.diff` does."""
+    """Return what the rendered values would change: a unified diff, or the names of the objects of a first release."""
     rendered = render_objects(plan)
     if not release.manifest:
         return "\n".join(f"+ {resource['kind']} {resource['metadata']['name']}" for resource in parse_objects(rendered))

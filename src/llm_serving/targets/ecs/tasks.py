@@ -1,0 +1,289 @@
+"""What runs of a deployment on ECS: its tasks, what they say of themselves, and their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_serving import console, processes
+from llm_serving.aws import session as clients
+from llm_serving.catalog.engines import StartLines
+from llm_serving.fleet import names
+from llm_serving.fleet.ecs_services import format_log_group, format_service_name, list_choices
+from llm_serving.fleet.model import Fleet
+from llm_serving.operations import add_ons as addons
+from llm_serving.operations import ecs_tasks, tunnel
+from llm_serving.services import rendered
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets import planning, starts
+from llm_serving.targets.base import READY
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.ecs import container_command
+from llm_serving.targets.on_aws import metrics_pages
+from llm_serving.targets.on_aws.replica_container import ReplicaContainer
+from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.starts import Start
+from llm_serving.validation.base import MetricsPage
+
+FILE = "ecs.yaml"
+"""The rendered file."""
+
+LAST_LINES = 20
+"""Of a log, beside what failed."""
+
+
+@dataclass(frozen=True)
+class EcsDeployment:
+    """A deployment as rendered, and the ECS services of its roles."""
+
+    fleet: Fleet
+    deployment: Rendered[Any]
+
+    @property
+    def cluster(self) -> str:
+        return names.format_cluster_name(self.fleet)
+
+    def list_service_names(self, service: Service) -> list[str]:
+        """List the ECS services of a service: one for each choice of its pool."""
+        choices = list_choices(self.fleet, service.placement.pool, service.node.group if service.node else None)
+        return [format_service_name(self.deployment.name, service.name, choice) for choice in choices]
+
+    @property
+    def all_service_names(self) -> Iterator[str]:
+        """The ECS services of all services."""
+        return (name for service in self.deployment.services for name in self.list_service_names(service))
+
+    @property
+    def log_group(self) -> str:
+        """The log group of the tasks."""
+        return format_log_group(self.fleet, self.deployment.kind, self.deployment.name)
+
+
+def read_deployed(plan: DeploymentPlan) -> EcsDeployment:
+    return EcsDeployment(
+        plan.fleet.value, rendered.read(planning.ensure_rendered(plan, FILE), plan.fleet, Rendered[Any]).value
+    )
+
+
+def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
+    """List the deployment's tasks, by role and name.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, ecs = read_deployed(plan), plan.aws.client("ecs")
+    with clients.translate_errors():
+        tasks = [_build_replica_status(service, task) for service, task in list_running(ecs, deployed)]
+    return sorted(tasks, key=lambda replica: (replica.role, replica.name))
+
+
+def list_starts(plan: DeploymentPlan) -> list[Start]:
+    """List how long the deployment's tasks took to start, by role and name.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, ecs, logs = read_deployed(plan), plan.aws.client("ecs"), plan.aws.client("logs")
+    lines = starts.find_lines(plan.deployment.engine)
+    with clients.translate_errors():
+        found = [
+            _build_start(service, task, _read_first_events(logs, deployed, service, task), lines)
+            for service, task in list_running(ecs, deployed)
+        ]
+    return sorted(found, key=lambda start: (start.role, start.name))
+
+
+def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
+    """List the containers of a role's tasks.
+
+    Raises:
+        Unavailable: the AWS command line or its session plugin is missing, or AWS refuses or does not answer.
+    """
+    addons.require_tools(tunnel.TOOLS)
+    deployed, aws = read_deployed(plan), plan.aws
+    cluster, ecs = deployed.cluster, aws.client("ecs")
+    with clients.translate_errors():
+        tasks = [(service, shorten_arn(task["taskArn"])) for service, task in list_running(ecs, deployed, role)]
+    return [
+        ReplicaContainer(
+            task,
+            not (service.node and service.node.rank),
+            functools.partial(container_command.run, aws, cluster, task, role),
+        )
+        for service, task in tasks
+    ]
+
+
+def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
+    """Print the tasks' logs, each line with its role and task.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, client = read_deployed(plan), plan.aws.client("logs")
+    since = 0
+    with clients.translate_errors():
+        for line in read_last_lines(client, deployed, role, lines):
+            console.out.print(line, markup=False)
+        while follow:
+            since = since or int(time.time() * 1000)
+            time.sleep(2)
+            for event in _list_events(client, deployed, role, since):
+                since = max(since, event["timestamp"] + 1)
+                console.out.print(_format_line(event["logStreamName"], event["message"]), markup=False)
+
+
+def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
+    """List the metrics pages of the deployment's tasks, by their addresses in the VPC.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, ecs = read_deployed(plan), plan.aws.client("ecs")
+    with clients.translate_errors():
+        addresses = [
+            (shorten_arn(task["taskArn"]), service.role, ecs_tasks.get_address(task))
+            for service, task in list_running(ecs, deployed)
+            if service.metrics_path and not (service.node and service.node.rank)
+        ]
+    return metrics_pages.build(plan.deployment.services, [entry for entry in addresses if entry[-1]])
+
+
+@contextlib.contextmanager
+def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
+    """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests per second.
+
+    Args:
+        port: another one of the task than that of clients.
+
+    Raises:
+        Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
+    """
+    planning.require_endpoint(plan)
+    addons.require_tools(tunnel.TOOLS)
+    deployed, aws = read_deployed(plan), plan.aws
+    entry = deployed.deployment.entry
+    with clients.translate_errors():
+        tasks = [task for _, task in list_running(aws.client("ecs"), deployed, entry.role)]
+    containers = [
+        (shorten_arn(task["taskArn"]), container["runtimeId"])
+        for task in tasks
+        for container in task["containers"]
+        if container["name"] == entry.role and container.get("runtimeId")
+    ]
+    if not containers:
+        raise Unavailable(f"{plan.deployment.name}: no {entry.role} task is running")
+    task, container = containers[0]
+    command = [
+        "aws",
+        "ssm",
+        "start-session",
+        "--region",
+        aws.region,
+        "--target",
+        f"ecs:{deployed.cluster}_{task}_{container}",
+    ]
+    [near_port] = processes.claim_free_ports(1)
+    command += ["--document-name", "AWS-StartPortForwardingSession"]
+    command += ["--parameters", f"portNumber={port or entry.port},localPortNumber={near_port}"]
+    console.show_command(command, environment=aws.child_env)
+    with tunnel.run(command, near_port, aws, plan.directory.logs):
+        yield f"http://127.0.0.1:{near_port}"
+
+
+def list_running(ecs: Any, deployed: EcsDeployment, role: str = "") -> Iterator[tuple[Service, dict[str, Any]]]:
+    """List the running tasks of the services of a role, or of all."""
+    for service in deployed.deployment.services:
+        if role in ("", service.role):
+            yield from ((service, task) for task in list_tasks(ecs, deployed, service, "RUNNING"))
+
+
+def list_tasks(ecs: Any, deployed: EcsDeployment, service: Service, status: str) -> list[dict[str, Any]]:
+    """List the tasks of a service; empty if it or its cluster is not there."""
+    return [
+        task
+        for name in deployed.list_service_names(service)
+        for task in ecs_tasks.list_tasks(ecs, deployed.cluster, serviceName=name, desiredStatus=status)
+    ]
+
+
+def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
+    pending_reason = "not healthy yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
+    return ReplicaStatus(
+        name=shorten_arn(task["taskArn"]),
+        role=service.role,
+        state=READY if is_ready(service, task) else pending_reason,
+        restarts=0,
+        machine=shorten_arn(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
+    )
+
+
+def _build_start(
+    service: Service, task: dict[str, Any], events: Sequence[dict[str, Any]], lines: StartLines | None
+) -> Start:
+    """Build a task's start; its first answer is the first to the probe's request in the access log, text or JSON."""
+    answer = re.compile(rf'"POST {re.escape(service.probe.path)} HTTP/1\.1\\?" 200') if service.probe else None
+    answered = next((event["timestamp"] / 1000 for event in events if answer and answer.search(event["message"])), None)
+    load_s, compile_s = starts.read_log((event["message"] for event in events), lines)
+    is_pulled = "pullStoppedAt" in task
+    return Start(
+        name=shorten_arn(task["taskArn"]),
+        role=service.role,
+        pull_s=(task["pullStoppedAt"] - task["pullStartedAt"]).total_seconds() if is_pulled else None,
+        load_s=load_s,
+        compile_s=compile_s,
+        first_answer_s=answered - task["createdAt"].timestamp() if answered else None,
+    )
+
+
+def _read_first_events(
+    client: Any, deployed: EcsDeployment, service: Service, task: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Read the beginning of a task's log, of up to 1 MiB; none where it has logged nothing."""
+    stream = f"{service.role}/{service.role}/{shorten_arn(task['taskArn'])}"
+    with clients.ignore_errors("ResourceNotFoundException"):
+        response = client.get_log_events(logGroupName=deployed.log_group, logStreamName=stream, startFromHead=True)
+        return list(response["events"])
+    return []
+
+
+def is_ready(service: Service, task: dict[str, Any]) -> bool:
+    """Return whether a task runs, and is healthy if it is checked."""
+    is_checked = service.probe is not None or bool(service.ready_file)
+    healthy = task.get("healthStatus") == "HEALTHY" or not is_checked
+    return bool(task["lastStatus"] == "RUNNING" and healthy)
+
+
+def read_last_lines(client: Any, deployed: EcsDeployment, role: str | None, lines: int) -> Iterator[str]:
+    """Read the last lines of the newest log streams."""
+    group, stream_names = deployed.log_group, list[str]()
+    with clients.ignore_errors("ResourceNotFoundException"):
+        streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
+        stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
+    for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
+        events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
+        yield from (_format_line(stream, event["message"]) for event in events[:lines])
+
+
+def _list_events(client: Any, deployed: EcsDeployment, role: str | None, since: int) -> Iterator[dict[str, Any]]:
+    group = deployed.log_group
+    prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
+    for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
+        yield from page["events"]
+
+
+def _format_line(stream: str, message: str) -> str:
+    """Format a line with its role and task; streams are named ROLE/CONTAINER/TASK."""
+    role, _, container_and_task = stream.partition("/")
+    return f"{role} {shorten_arn(container_and_task)[:8]} | {message.rstrip()}"
+
+
+def shorten_arn(arn: str) -> str:
+    return arn.rpartition("/")[2]
