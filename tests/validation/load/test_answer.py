@@ -109,6 +109,13 @@ def test_a_stream_that_ends_too_early_is_truncated() -> None:
     assert "after 2 tokens" in sample.detail
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "timeout"])
+def test_an_answer_that_the_engine_gave_up_is_no_answer_though_its_stream_ends_well(reason: str) -> None:
+    sample = _judge(_format_chat("a"), _format_chat("", reason=reason), _DONE)
+    expected = f"the engine ended the answer after 1 tokens: finish_reason {reason}"
+    assert (sample.error, sample.detail) == (answer.SERVER_ERROR, expected)
+
+
 def test_an_answer_without_a_token_is_empty() -> None:
     assert _judge(_format_chat("", reason="stop"), _DONE).error == answer.EMPTY
 

@@ -7,7 +7,8 @@ Definitions, the same everywhere in the report:
 - Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one, and counts once
   for each of them. vLLM reports their number with each event on request; for other servers the final usage is spread
   evenly over the events.
-- An answer is complete after `[DONE]`, or after a finish reason before a clean end of the stream.
+- An answer is complete after `[DONE]`, or after a finish reason before a clean end of the stream; one that the engine
+  gave up is not.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ ERROR_KINDS = {
     DEADLINE: "incomplete at the deadline",
     TRUNCATED: "the stream ended before the answer was complete",
     EMPTY: "the answer has no tokens",
-    SERVER_ERROR: "the server sent an error inside the stream",
+    SERVER_ERROR: "the server sent an error inside the stream, or gave the answer up",
     CLIENT: "the user class raised an exception",
 }
 """Description of each kind of failure; others are `http_STATUS` and what a user class's `check` returns."""
 
+
+GIVEN_UP = {"abort", "error", "cancelled", "timeout"}
+"""Finish reasons of an answer that the engine ended early, as where it stops or sleeps: vLLM and SGLang send `abort`
+and then `[DONE]`, with HTTP 200 (github.com/vllm-project/vllm/issues/57082, read 2026-11-29), TensorRT-LLM the last
+two."""
 
 Time = Annotated[float, Field(ge=-1e12, le=1e12)]
 """In seconds or milliseconds; no NaN, and nothing beyond thirty years."""
@@ -292,6 +298,9 @@ def set_error(sample: Sample, answer: Answer, *, has_tokens: bool = True) -> Non
     """
     if answer.failure:
         sample.error, sample.detail = SERVER_ERROR, answer.failure
+    elif answer.finish_reason in GIVEN_UP:
+        reason = f"the engine ended the answer after {sum(answer.counts)} tokens: finish_reason {answer.finish_reason}"
+        sample.error, sample.detail = SERVER_ERROR, reason
     elif not answer.is_complete:
         sample.error, sample.detail = TRUNCATED, f"the stream ended after {sum(answer.counts)} tokens, incomplete"
     elif has_tokens and not answer.times and not answer.output_tokens:
