@@ -76,6 +76,13 @@ def test_a_usage_in_only_the_last_content_event_is_not_its_token_count() -> None
     assert parsed.counts == [1, 1, 1]
 
 
+def test_a_usage_in_only_the_first_event_leaves_the_others_their_times() -> None:
+    final = _format_event(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 4})
+    pieces = [_format_chat("", role="assistant", tokens=0), _format_chat("ab"), _format_chat("cd"), final]
+    parsed = answer.parse_stream([(float(second), chunk) for second, chunk in enumerate(pieces)])
+    assert (parsed.times, parsed.counts) == ([1.0, 2.0], [2, 2])
+
+
 def test_a_completion_reasoning_and_a_tool_call_are_content() -> None:
     pieces = [
         _format_event(choices=[{"text": "a"}]),

@@ -232,13 +232,14 @@ def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
             continue
         has_usage = "completion_tokens" in usage if has_usage is None else has_usage
         # A usage in each event gives the number of its tokens; otherwise assume one until the final usage.
-        tokens = int(usage.get("completion_tokens", counted)) - counted if has_usage else int(bool(content))
+        assumed = counted + bool(content)
+        tokens = (int(usage.get("completion_tokens", assumed)) if has_usage else assumed) - counted
         counted += tokens
         if tokens > 0:
             answer.times.append(time)
             answer.counts.append(tokens)
     answer.text = "".join(texts)
-    if not has_usage:
+    if counted != answer.output_tokens:
         answer.spread_usage()
 
 
