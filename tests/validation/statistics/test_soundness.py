@@ -182,6 +182,15 @@ def test_a_starved_driver_has_no_verdict() -> None:
     assert soundness.find_driver_doubts(Slo(), _watch_lag(120), samples) == []
 
 
+def test_a_driver_that_reads_several_tokens_at_once_has_no_verdict_on_the_times_between_them() -> None:
+    """Held up for 30 ms, it read three tokens of 10 ms at once, two of them 0 ms after the one before."""
+    slo = Slo.model_validate({"itl_ms": {"p50": 25}, "ttft_ms": {"p95": 5000}})
+    samples = [Sample(number, 0.0) for number in range(100)]
+    [doubt] = soundness.find_driver_doubts(slo, _watch_lag(30), samples)
+    assert "it acted up to 30 ms late (p99), and the tightest limit is 25 ms" in doubt.reason
+    assert soundness.find_driver_doubts(slo, _watch_lag(24), samples) == []
+
+
 def test_a_driver_that_leaves_answers_unread_has_no_verdict() -> None:
     """The kernel had the bytes for 150 ms before the driver read them, of most answers."""
     late, few = (
