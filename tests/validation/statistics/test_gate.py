@@ -148,6 +148,8 @@ def test_a_stall_of_all_streams_is_missed() -> None:
         ({"e2e_ms": 1001.0}, 0),
         ({"gaps": [Gap(10.0, 1), Gap(120.0, 1)]}, 0),
         ({"error": "deadline"}, 0),
+        ({"ttft_ms": None}, 0),  # an answer without text: no limit on its first token is met
+        ({"gaps": []}, 1),  # an answer of one token has no gap
     ],
 )
 def test_a_good_request_meets_every_limit_at_once(change: dict[str, Any], good: int) -> None:

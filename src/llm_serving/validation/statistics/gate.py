@@ -226,8 +226,15 @@ def count_goodput(slo: Slo, samples: Sequence[Sample], duration_s: float) -> Goo
 
 
 def _is_good(slo: Slo, sample: Sample) -> bool:
-    pairs = ((sample.get_latency(metric), _select_request_limit(getattr(slo, metric))) for metric in METRICS)
-    return sample.error is None and all(value is None or limit is None or value <= limit for value, limit in pairs)
+    limits = {metric: _select_request_limit(getattr(slo, metric)) for metric in METRICS}
+    return sample.error is None and all(
+        _is_within(metric, sample.get_latency(metric), limit) for metric, limit in limits.items() if limit is not None
+    )
+
+
+def _is_within(metric: Metric, value: float | None, limit: float) -> bool:
+    """Return whether a latency is within its limit; an answer of one token has no inter-token latency to exceed one."""
+    return metric == "itl_ms" if value is None else value <= limit
 
 
 def _select_request_limit(percentiles: Percentiles) -> float | None:
