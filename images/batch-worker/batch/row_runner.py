@@ -25,6 +25,10 @@ MAX_REQUESTS = 512
 EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completion window expired.")
 """Code and message of rows that ran out of time, as OpenAI names it."""
 
+GIVEN_UP = ("abort", "error", "cancelled", "timeout")
+"""Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
+(github.com/vllm-project/vllm/issues/57082, read 2026-11-29), the last two of TensorRT-LLM."""
+
 CANCELLED = "batch_cancelled", "the batch was cancelled before this row ran"
 """Code and message of rows, and of what is left of a row's pieces, that nobody waits for any more."""
 
@@ -209,11 +213,19 @@ class RowRunner:
 
 
 def _is_whole(body: Any, url: str) -> bool:
-    """Return whether an answer has the requested result: a proxy may answer 200 with its own page or message."""
+    """Return whether an answer has the requested result.
+
+    A proxy may answer 200 with its own page or message, and an engine that stops with what it has so far.
+    """
     results = body.get("data" if url.endswith("/embeddings") else "choices") if isinstance(body, dict) else None
     if not isinstance(results, list) or not results:
         return False
-    return all(isinstance(entry, dict) and isinstance(entry.get("message") or {}, dict) for entry in results)
+    return all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("message") or {}, dict)
+        and entry.get("finish_reason") not in GIVEN_UP
+        for entry in results
+    )
 
 
 def _compute_backoff(waits: int, answer: Answer | None) -> float:

@@ -269,6 +269,7 @@ def test_a_model_that_goes_away_half_way_is_waited_for_and_an_unknown_one_is_not
         (CHAT, {"choices": []}),
         (CHAT, {"choices": [None]}),
         (CHAT, {"choices": [{"message": "text"}]}),
+        (CHAT, {"choices": [{"message": {"content": "half of"}, "finish_reason": "abort"}]}),  # the engine stops
         (CHAT, []),
         (EMBEDDINGS, {"choices": [{"text": "x"}]}),
         (EMBEDDINGS, {"data": ["text"]}),
