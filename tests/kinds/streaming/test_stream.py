@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = Path(shutil.copytree(paths.PATTERNS / "near-real-time", root / "shop"))
     shutil.copy(paths.ROOT / "fleet.yaml", root)
     file = folder / "blueprint.yaml"
-    text = file.read_text().replace("rate: 2,", "rate: 0,").replace("  events: 600", "  events: 200")
+    text = file.read_text().replace("rate: 2,", "rate: 0,").replace("  events: 600", "  events: 300")
     # Neighbours and kills may slow it down.
     text = text.replace("in_flight: 64", "in_flight: 128")  # all of it at once
     file.write_text(text.replace("answer_p99: 3s", "answer_p99: 60s").replace("deadline: 2s", "deadline: 20s"))
@@ -116,10 +116,10 @@ def find_program(name: str, program: str = "java") -> psutil.Process:
 def test_each_event_is_answered_once_and_each_that_is_not_valid_is_a_dead_letter_with_its_reason(folder: Path) -> None:
     report = validate(folder)
     assert report["events"] == {
-        "sent": 210, "answered": 200, "lost": 0, "duplicated": 0, "dead": 10, "misjudged": 0,
+        "sent": 310, "answered": 300, "lost": 0, "duplicated": 0, "dead": 10, "misjudged": 0,
     }  # fmt: skip
     assert report["dead_reasons"] == {"schema": 2, "not_json": 2, "oversized": 2, "clock_skew": 2, "late": 2}
-    assert report["metrics"]["answer_ms"]["count"] == 200
+    assert report["metrics"]["answer_ms"]["count"] == 300
     assert (report["verdict"], report["missed"]) == ("pass", [])
 
 
@@ -150,7 +150,7 @@ def test_a_killed_task_manager_and_a_killed_broker_lose_and_double_nothing(folde
     # All may be answered before the broker was killed: the next test needs it again.
     [kafka] = [service for service in load_local().environment.services if service.name == "kafka"]
     processes.wait_until(lambda: readiness.is_listening(kafka), "the broker", 240)
-    assert (events.answered, events.lost, events.duplicated) == (200, 0, 0)
+    assert (events.answered, events.lost, events.duplicated) == (300, 0, 0)
 
 
 def send(folder: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_e
         report = send(folder)
     finally:
         endpoint.resume()
-    assert report["dead_reasons"].pop("deadline") == report["events"]["misjudged"] == 200
+    assert report["dead_reasons"].pop("deadline") == report["events"]["misjudged"] == 300
     assert sum(report["dead_reasons"].values()) == 10
     assert (report["events"]["lost"], report["events"]["duplicated"]) == (0, 0)
 
@@ -187,7 +187,7 @@ def test_newer_events_overtake_and_events_that_waited_are_shed_where_the_bluepri
         endpoint.resume()
         file.write_text(plain)
     reasons = report["dead_reasons"]
-    assert sum(reasons[reason] for reason in ("shed", "overtaken", "deadline")) == 200
+    assert sum(reasons[reason] for reason in ("shed", "overtaken", "deadline")) == 300
     assert 0 < reasons["shed"] < 100, "one type of four, a seventh of the events"
     assert reasons["overtaken"] > 0
     events = report["events"]
@@ -206,7 +206,7 @@ def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
     finally:
         cache.resume()
     assert report["metrics"]["answer_ms"]["count"] == 0, "an answer is in the cache"
-    assert (report["events"]["answered"], report["events"]["lost"], report["events"]["misjudged"]) == (200, 0, 0)
+    assert (report["events"]["answered"], report["events"]["lost"], report["events"]["misjudged"]) == (300, 0, 0)
 
 
 def read_checkpoints(folder: Path) -> dict[str, int]:
@@ -243,7 +243,7 @@ def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder
     finally:
         returner.join()
     assert read_checkpoints(folder)["failed"] >= failed + 3
-    assert (events.answered, events.lost, events.duplicated) == (200, 0, 0)
+    assert (events.answered, events.lost, events.duplicated) == (300, 0, 0)
 
 
 def read_files(folder: Path) -> list[dict[str, Any]]:
@@ -367,9 +367,9 @@ def test_a_task_inside_the_network_sends_the_sample_and_leaves_nothing(remote: D
     validation.wait_running(deployment.url)
     report, _ = validation.validate(deployment, build_options(remote, tmp_path))
     assert report.events.model_dump() == {
-        "sent": 210, "answered": 200, "lost": 0, "duplicated": 0, "dead": 10, "misjudged": 0,
+        "sent": 310, "answered": 300, "lost": 0, "duplicated": 0, "dead": 10, "misjudged": 0,
     }  # fmt: skip
-    assert (report.verdict, report.metrics.pipeline_ms.count) == ("pass", 200)
+    assert (report.verdict, report.metrics.pipeline_ms.count) == ("pass", 300)
     assert report.settings["sent_from"].startswith("The load came from a container in the fleet's network")
     assert list_left(remote.aws, remote) == NOTHING
 

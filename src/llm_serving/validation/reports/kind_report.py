@@ -23,8 +23,11 @@ class KindReport(ReportPart):
 
     kind: str
     name: str
-    verdict: Literal["pass", "fail"]
+    verdict: Literal["pass", "fail", "not shown"]
     missed: tuple[MissedObjective, ...]
+    not_shown: tuple[str, ...] = ()
+    """What the load does not show, a sentence each."""
+
     started_at: str
     """UTC, ISO 8601."""
 
@@ -34,7 +37,8 @@ class KindReport(ReportPart):
 
 
 def render_end(report: KindReport, folder: Path) -> Iterator[Text]:
-    """Render what was emulated, and the verdict with the page that was saved in `folder`."""
+    """Render what was emulated and not shown, and the verdict with the page that was saved in `folder`."""
     yield from (Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated)
-    style = "bold green" if report.verdict == "pass" else "bold red"
+    yield from (Text.assemble(("? ", "bold yellow"), reason) for reason in report.not_shown)
+    style = {"pass": "bold green", "fail": "bold red", "not shown": "bold yellow"}[report.verdict]
     yield Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}")

@@ -8,7 +8,7 @@ beyond it; between the two the load was too short to tell. An objective without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from llm_serving.services.traffic import Percentiles, Slo
@@ -91,8 +91,14 @@ def judge(
         *_judge_score(slo.score, score, unmeasured or {}),
         *_judge_goodput(slo.goodput, goodput),
     ]
-    missed = [finding for finding in findings if isinstance(finding, MissedObjective)]
-    return Judgement(missed, [finding for finding in findings if isinstance(finding, str)])
+    return sort_findings(findings)
+
+
+def sort_findings(findings: Iterable[MissedObjective | str]) -> Judgement:
+    """Tell what is missed from what is not shown."""
+    found = list(findings)
+    missed = [finding for finding in found if isinstance(finding, MissedObjective)]
+    return Judgement(missed, [finding for finding in found if isinstance(finding, str)])
 
 
 def _judge_count(total: int) -> Findings:
@@ -149,11 +155,39 @@ def _describe_need(
     return f"{name} within {limit:g} ms: {reason}; {need}"
 
 
-def _describe_requests(needed: int | None, count: int) -> str:
+def judge_seconds(metric: str, limit: float, values_ms: Sequence[float], share: float, name: str) -> Findings:
+    """Judge a percentile of independent times against a limit in seconds.
+
+    Args:
+        values_ms: one at least; infinite where there was no answer.
+        share: the percentile's, from 0 to 1.
+        name: what has the times, such as `events`.
+    """
+    ordered = sorted(value / 1000 for value in values_ms)
+    value = sample_statistics.compute_percentile(ordered, share)
+    upper = sample_statistics.compute_upper_bound(ordered, share)
+    endless = f"{name} without an answer"
+    if value > limit:
+        shown = f"{endless} reach it" if math.isinf(value) else f"{value:.3f} s"
+        measured = None if math.isinf(value) else round(value, 4)
+        yield MissedObjective(metric=metric, value=measured, limit=limit, why=f"{shown}; the limit is {limit:g} s")
+    elif upper is None or upper > limit:
+        bound = (
+            f"with {CONFIDENCE:.0%} confidence at most {upper:.3f}"
+            if upper and math.isfinite(upper)
+            else f"unbounded by {endless}"
+        )
+        reason = f"{len(ordered)} {name} do not bound it" if upper is None else f"{value:.3f} s, and {bound}"
+        exceeding = sum(seconds > limit for seconds in ordered) / len(ordered)
+        needed = sample_statistics.compute_share_samples(1 - share, exceeding)
+        yield f"{metric} within {limit:g} s: {reason}; {_describe_requests(needed, len(ordered), name)}"
+
+
+def _describe_requests(needed: int | None, count: int, name: str = "requests") -> str:
     """Describe the load that would show a limit to hold, if the rest were like these `count` requests."""
     if needed is None or needed <= count:
         return "needs a longer load, or a service further from its limit"
-    return f"needs {_round_up(needed):,} requests"
+    return f"needs {_round_up(needed):,} {name}"
 
 
 def _round_up(count: int) -> int:

@@ -30,7 +30,7 @@ def build(calls: dict[tuple[str, str], list[Call]], status: int = 401, **slo: An
 
 
 def test_answered_calls_and_refused_ones_meet_the_slo() -> None:
-    report = build({("ads", "chat"): [ANSWERED] * 4}, answer_p95=1.0)
+    report = build({("ads", "chat"): [ANSWERED] * 59}, answer_p95=1.0)
     assert (report.verdict, report.missed, report.answer_ms.p50) == ("pass", (), 40.0)
     validate.require_slo(report)
 
@@ -50,6 +50,25 @@ def test_a_call_that_had_to_be_refused_and_a_failed_one_are_each_named() -> None
 def test_a_slow_answer_misses_its_limit() -> None:
     report = build({("ads", "chat"): [ANSWERED]}, answer_p95=0.03)
     assert [missed.why for missed in report.missed] == ["0.040 s; the limit is 0.03 s"]
+
+
+def test_a_percentile_of_few_answers_is_not_shown_and_the_number_that_would_is_named() -> None:
+    report = build({("ads", "chat"): [ANSWERED] * 10}, answer_p95=1.0)
+    with pytest.raises(CheckFailed) as unshown:
+        validate.require_slo(report)
+    assert (report.verdict, report.missed) == ("not shown", ())
+    assert str(unshown.value).splitlines()[1:] == [
+        "  answer_p95 within 1 s: 10 requests do not bound it; needs 59 requests"
+    ]
+
+
+def test_a_failed_request_counts_as_infinitely_slow() -> None:
+    few, some = (
+        build({("ads", "chat"): [ANSWERED] * (100 - failed) + [REFUSED] * failed}, answer_p95=1.0, failed_requests=0.2)
+        for failed in (4, 8)
+    )
+    assert few.not_shown[0].startswith("answer_p95 within 1 s: 0.040 s, and unbounded by requests without an answer; ")
+    assert [missed.why for missed in some.missed] == ["requests without an answer reach it; the limit is 1 s"]
 
 
 def test_a_stream_that_ends_half_way_is_no_answer() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from llm_serving.kinds.streaming.blueprint import StreamSlo
 from llm_serving.kinds.streaming.validation import outcomes, validate
 from llm_serving.kinds.streaming.validation.outcomes import Outcomes
+from llm_serving.validation.statistics import gate
+from llm_serving.validation.statistics.gate import Judgement
 
 SLO = StreamSlo.model_validate({"answer_p99": "1s", "pipeline_p99": "0.1s"})
 
@@ -26,9 +28,14 @@ def bury(name: str, reason: str) -> dict[str, Any]:
     return {"id": name, "kind": reason}
 
 
+def judge(measured: Outcomes) -> Judgement:
+    return gate.sort_findings(
+        validate._judge(SLO, measured, outcomes.count(measured), outcomes.measure_times(measured))
+    )
+
+
 def list_missed(measured: Outcomes) -> list[str]:
-    judged = validate._judge(SLO, measured, outcomes.count(measured), outcomes.measure_times(measured))
-    return [objective.metric for objective in judged]
+    return [objective.metric for objective in judge(measured).missed]
 
 
 def test_events_that_are_answered_and_buried_as_they_should_meet_the_slo() -> None:
@@ -75,8 +82,23 @@ def test_an_answer_that_did_not_reach_the_cache_counts_as_never() -> None:
     assert list_missed(measured) == ["answer_p99", "pipeline_p99"]
 
 
+def test_few_events_do_not_show_a_percentile_though_all_are_fast() -> None:
+    def play(count: int) -> Outcomes:
+        names = [str(number) for number in range(count)]
+        return Outcomes([send(name) for name in names], [answer(name) for name in names])
+
+    assert judge(play(200)) == (
+        [],
+        [
+            "answer_p99 within 1 s: 200 events do not bound it; needs 300 events",
+            "pipeline_p99 within 0.1 s: 200 events do not bound it; needs 300 events",
+        ],
+    )
+    assert judge(play(299)) == ([], [])
+
+
 def test_late_answers_miss_the_slo_with_value_and_limit() -> None:
     measured = Outcomes([send("a")], [answer("a", cached_ms=2500)])
-    first, _ = validate._judge(SLO, measured, outcomes.count(measured), outcomes.measure_times(measured))
+    first, *_ = judge(measured).missed
     assert (first.metric, first.value, first.limit) == ("answer_p99", 2.5, 1.0)
     assert first.why == "2.500 s; the limit is 1 s"

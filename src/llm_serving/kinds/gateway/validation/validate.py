@@ -11,6 +11,7 @@ import datetime
 import http.client
 import importlib.metadata
 import json
+import math
 import time
 import urllib.error
 import urllib.request
@@ -34,8 +35,8 @@ from llm_serving.validation.load.api_key import OPENER
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.reports.kind_report import render_end
-from llm_serving.validation.statistics import sample_statistics
-from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.statistics import gate, sample_statistics
+from llm_serving.validation.statistics.gate import Findings, MissedObjective
 
 _TIMEOUT_S = 120.0
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
@@ -152,11 +153,13 @@ def build_report(
     """Count the calls, and hold them against the SLO."""
     answered_ms = [sent.ms for row in calls.values() for sent in row if not sent.failure]
     teams = tuple(_count(team, model, row) for (team, model), row in calls.items())
-    missed = tuple(_judge(deployment.slo, teams, refusals, answered_ms))
+    times_ms = [math.inf if sent.failure else sent.ms for row in calls.values() for sent in row]
+    missed, not_shown = gate.sort_findings(_judge(deployment.slo, teams, refusals, times_ms))
     return GatewayReport(
         name=deployment.name,
-        verdict="fail" if missed else "pass",
-        missed=missed,
+        verdict="fail" if missed else "not shown" if not_shown else "pass",
+        missed=tuple(missed),
+        not_shown=tuple(not_shown),
         started_at=started.isoformat(),
         teams=teams,
         refusals=tuple(refusals),
@@ -177,8 +180,8 @@ def _count(team: str, model: str, calls: Sequence[Call]) -> TeamCalls:
 
 
 def _judge(
-    slo: GatewaySlo, teams: Sequence[TeamCalls], refusals: Sequence[Refusal], answered_ms: Sequence[float]
-) -> Iterator[MissedObjective]:
+    slo: GatewaySlo, teams: Sequence[TeamCalls], refusals: Sequence[Refusal], times_ms: Sequence[float]
+) -> Findings:
     for refusal in refusals:
         if refusal.status != refusal.expected:
             reason = f"{refusal.call}: {refusal.status or 'no answer'}, not {refusal.expected}"
@@ -188,11 +191,8 @@ def _judge(
     if share > slo.failed_requests:
         reason = f"{sent - answered} of {sent} requests have no answer; the limit is {slo.failed_requests:.1%}"
         yield MissedObjective(metric="failed_requests", value=share, limit=slo.failed_requests, why=reason)
-    if slo.answer_p95 is not None and answered_ms:
-        seconds = sample_statistics.compute_percentile(sorted(answered_ms), 0.95) / 1000
-        if seconds > slo.answer_p95:
-            reason = f"{seconds:.3f} s; the limit is {slo.answer_p95:g} s"
-            yield MissedObjective(metric="answer_p95", value=round(seconds, 4), limit=slo.answer_p95, why=reason)
+    if slo.answer_p95 is not None and times_ms:
+        yield from gate.judge_seconds("answer_p95", slo.answer_p95, times_ms, 0.95, "requests")
 
 
 def render(report: GatewayReport, folder: Path) -> RenderableType:

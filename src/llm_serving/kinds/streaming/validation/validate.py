@@ -12,7 +12,7 @@ import json
 import math
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -32,8 +32,8 @@ from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.remote.play import ProgramLoad
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.reports.kind_report import render_end
-from llm_serving.validation.statistics import sample_statistics
-from llm_serving.validation.statistics.gate import MissedObjective
+from llm_serving.validation.statistics import gate, sample_statistics
+from llm_serving.validation.statistics.gate import Findings, MissedObjective
 from llm_serving.validation.statistics.sample_statistics import Latency
 
 _RUNNING_TIMEOUT_S = 120.0
@@ -158,12 +158,13 @@ def build_report(
 ) -> StreamReport:
     """Count the events, and hold their times against the SLO."""
     counts, times = stream_outcomes.count(measured), stream_outcomes.measure_times(measured)
-    missed = tuple(_judge(deployment.slo, measured, counts, times))
+    missed, not_shown = gate.sort_findings(_judge(deployment.slo, measured, counts, times))
     due = [event["due_at"] for event in measured.sent]
     return StreamReport(
         name=deployment.name,
-        verdict="fail" if missed else "pass",
-        missed=missed,
+        verdict="fail" if missed else "not shown" if not_shown else "pass",
+        missed=tuple(missed),
+        not_shown=tuple(not_shown),
         started_at=started.isoformat(),
         events=counts,
         metrics=StreamMetrics(**{f"{name}_ms": _summarize(values) for name, values in times._asdict().items()}),
@@ -188,7 +189,7 @@ def _summarize(values: Sequence[float]) -> Latency:
     return sample_statistics.summarize_latency([value for value in values if math.isfinite(value)])
 
 
-def _judge(slo: StreamSlo, measured: Outcomes, counts: EventCounts, times: Times) -> Iterator[MissedObjective]:
+def _judge(slo: StreamSlo, measured: Outcomes, counts: EventCounts, times: Times) -> Findings:
     for name in ("lost", "duplicated"):
         value = getattr(counts, name)
         if value:
@@ -204,18 +205,7 @@ def _judge(slo: StreamSlo, measured: Outcomes, counts: EventCounts, times: Times
     }
     for metric, (limit, values, percentile) in limits.items():
         if limit is not None:
-            yield from _judge_percentile(metric, limit, values, percentile)
-
-
-def _judge_percentile(
-    metric: str, limit: float, values: Sequence[float], percentile: float
-) -> Iterator[MissedObjective]:
-    seconds = sample_statistics.compute_percentile(sorted(values), percentile) / 1000
-    if seconds > limit:
-        shown = f"{seconds:.3f} s" if math.isfinite(seconds) else "events without an answer reach it"
-        reason = f"{shown}; the limit is {limit:g} s"
-        value = round(seconds, 4) if math.isfinite(seconds) else None
-        yield MissedObjective(metric=metric, value=value, limit=limit, why=reason)
+            yield from gate.judge_seconds(metric, limit, values, percentile, "events")
 
 
 def render(report: StreamReport, folder: Path) -> RenderableType:
