@@ -7,6 +7,7 @@ import pytest
 from llm_serving.catalog import instances
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Resources
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.load.answer import Sample
@@ -44,6 +45,15 @@ def test_the_cost_is_that_of_the_accelerators_over_what_they_answered(deployment
     assert cost.per_million_tokens == pytest.approx(spent / (100 * 2200) * 1e6, rel=1e-3)
     assert cost.per_thousand_requests == pytest.approx(spent / 100 * 1000, rel=1e-3)
     assert "2 x 0.5 of g6e.12xlarge" in cost.basis
+
+
+def test_the_cost_of_a_role_that_scales_is_remarked_to_count_its_least(deployment: ServingDeployment) -> None:
+    assert list(validate.list_remarks(deployment)) == [
+        "The cost counts 2 of up to 4 replicas of worker: it was more where others came during the load."
+    ]
+    engine, router = deployment.roles
+    fixed = engine.model_copy(update={"replicas": Bounds(4, 4)})
+    assert list(validate.list_remarks(deployment.model_copy(update={"roles": (fixed, router)}))) == []
 
 
 def test_this_machine_has_no_price() -> None:

@@ -92,6 +92,11 @@ def list_remarks(deployment: ServingDeployment) -> Iterator[str]:
                 f"{role.describe_models()} take turns on the same accelerators: latencies have the wait for a turn, "
                 "the engine's too."
             )
+        if price_deployment(deployment) and role.replicas.min < role.replicas.max:
+            yield (
+                f"The cost counts {max(1, role.replicas.min)} of up to {role.replicas.max} replicas of {role.name}: "
+                "it was more where others came during the load."
+            )
     if deployment.unused_keys:
         yield tasks.describe_unused(deployment.task, deployment.unused_keys)
     for served_model in deployment.served_models:
