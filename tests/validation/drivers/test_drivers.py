@@ -12,7 +12,7 @@ from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import on_demand, run
 from llm_serving.validation.drivers import job, registry
-from llm_serving.validation.drivers.base import LOCKS, Job
+from llm_serving.validation.drivers.base import LOCKS, Job, build_sample
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prompt import Prompt
@@ -53,6 +53,11 @@ def test_recorded_results_become_samples_with_the_servers_times(name: str, tmp_p
         assert sample.compute_mean_gap_ms() == pytest.approx(10, rel=0.6), "on a busy machine"
         assert sample.output_tokens == 1 + sum(gap.tokens for gap in sample.gaps)
         assert 8 <= sample.output_tokens <= 16
+
+
+def test_the_tokens_of_an_answer_are_spread_evenly_over_its_chunks() -> None:
+    sample = build_sample(0, 0.0, times=[0.1, 0.2, 0.3], end=0.3, input_tokens=5, output_tokens=6)
+    assert [(round(gap.ms), gap.tokens) for gap in sample.gaps] == [(50, 2), (50, 2)]
 
 
 @pytest.mark.parametrize("name", NAMES)

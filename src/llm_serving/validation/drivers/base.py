@@ -134,6 +134,7 @@ def build_sample(
         late_s: how long after `start_s` it was sent.
     """
     stream = Answer(times=list(times), counts=[1] * len(times), output_tokens=output_tokens)
+    stream.spread_usage()
     return Sample(
         number=number,
         start_s=start_s,

@@ -77,6 +77,8 @@ DRIVER = Driver(
     },
     notes=(
         "vllm bench serve does not measure input tokens: those that were asked for are shown. It has no deadline.",
+        "vllm bench serve takes the first event for the first token, also one that only opens a chat.",
+        "vllm bench serve counts an answer that breaks off with an error inside its stream.",
         "vllm bench serve counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",
     ),
 )
