@@ -272,6 +272,15 @@ def test_caveats_are_in_the_remarks(build_report: Any) -> None:
     assert "1 of 5 warm-up requests failed" in remarks
 
 
+def test_a_stream_that_comes_at_once_is_remarked_and_not_taken_for_a_fast_one(build_report: Any) -> None:
+    held, sent = ([_build_sample(number, gaps=[Gap(ms, 9)]) for number in range(10)] for ms in (0.0, 1.0))
+    assert build_report(held).remarks == [
+        "100% of the tokens came at once with the one before: the server, or a proxy that holds streams back, sends "
+        "many together."
+    ]
+    assert build_report(sent).remarks == []
+
+
 def test_a_clean_run_has_no_remarks(build_report: Any) -> None:
     assert build_report([_build_sample(number) for number in range(10)]).remarks == []
 

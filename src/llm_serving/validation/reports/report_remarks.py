@@ -25,6 +25,9 @@ REFUSED = "http_429"
 MIN_SHARE = 0.005
 """Smallest share that is not shown as 0%."""
 
+MIN_TOGETHER = 0.5
+"""Share of tokens that came at once with the one before, from which the median inter-token latency is 0."""
+
 MIN_SHARED_TEXT = 0.1
 """Share of prompts' text above which an empty cache is worth a remark: chat templates alone make up a few percent."""
 
@@ -113,10 +116,17 @@ def _describe_prompts(
 def _build_latency_remarks(
     traffic: Traffic, slo: Slo, samples: Sequence[Sample], unmeasured: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield what no limit catches: latencies that grow far within theirs, and stalls without one."""
+    """Yield what no limit catches: latencies that grow far within theirs, streams held back, stalls without a limit."""
     for growth in soundness.find_growth(traffic, samples):
         if not growth.threatens(slo):
             yield f"{growth.describe()}: a longer load shows where that ends."
+    gaps = [gap for sample in samples for gap in sample.gaps]
+    together, tokens = (sum(gap.tokens for gap in part) for part in ([gap for gap in gaps if gap.ms == 0], gaps))
+    if together > MIN_TOGETHER * tokens:
+        yield (
+            f"{together / tokens:.0%} of the tokens came at once with the one before: the server, or a proxy that "
+            "holds streams back, sends many together."
+        )
     if slo.stall is None and "stall" not in unmeasured:
         stalls = soundness.describe_stalls(samples, traffic.deadline)
         if stalls:
