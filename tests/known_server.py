@@ -26,6 +26,7 @@ import struct
 import sys
 import time
 import urllib.request
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -345,7 +346,7 @@ class ClientConnection(asyncio.Protocol):
         )
         self._streaming = True
         sent_tokens = 0 if fault == "empty" else count
-        stream = _Stream(f"known-{number}", body["model"], chat, prompt_tokens, sent_tokens, fault)
+        stream = _Stream(f"known-{uuid.uuid4().hex}", body["model"], chat, prompt_tokens, sent_tokens, fault)
         stream.usage = bool(body.get("stream_options", {}).get("include_usage"))
         stream.each_usage = bool(body.get("stream_options", {}).get("continuous_usage_stats"))
         first = behaviour.ttft_s * (10 if fault == "slow" else 1) + behaviour.ttft_growth_s * number

@@ -778,6 +778,37 @@ def test_a_client_does_not_choose_how_often_a_request_is_sent(gateway: Running, 
     assert len(gateway.received) == asked + 1
 
 
+@pytest.mark.parametrize(
+    "field", [{"fallbacks": ["small"]}, {"router_settings_override": {"fallbacks": [{"alone": ["small"]}]}}]
+)
+def test_a_client_names_no_other_team_s_model_for_a_request_that_fails(gateway: Running, field: dict[str, Any]) -> None:
+    body = {"model": "alone", "messages": [{"role": "user", "content": "fault: 500"}], **field}
+    assert read_status(f"{gateway.deployment.url}/v1/chat/completions", gateway.create_key("outside"), body) == 500
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_records(
+    gateway: Running, is_stream: bool
+) -> None:
+    created = gateway.run("key", "create", "edge", "--team", "search")
+    fields = {"no-log": True, "custom_llm_provider": "ollama", "silent_model": "small"}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if is_stream else {}
+    answer = ask(gateway.connect(created["key"]), "chat", extra_body=fields, stream=is_stream, **options)
+    tokens = (list(answer)[-1] if is_stream else answer).usage.total_tokens
+    assert tokens > 16
+    statement = (
+        f"""SELECT total_tokens, spend > 0 AS costs FROM "LiteLLM_SpendLogs" WHERE api_key = '{created["id"]}'"""
+    )
+    records: list[dict[str, Any]] = []
+
+    def is_recorded() -> bool:
+        records[:] = database.query(gateway.login, statement)
+        return bool(records)
+
+    processes.wait_until(is_recorded, "the record", WAIT_S, 0.5)
+    assert records == [{"total_tokens": tokens, "costs": True}]
+
+
 def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) -> None:
     key, address = gateway.create_key("search"), urlsplit(gateway.deployment.url)
     messages = [{"role": "user", "content": "hi"}]

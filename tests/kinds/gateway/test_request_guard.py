@@ -20,10 +20,15 @@ NAMES = (
     "litellm",
     "litellm.caching",
     "litellm.caching.caching",
+    "litellm.types",
+    "litellm.types.utils",
     "litellm.integrations",
     "litellm.integrations.custom_logger",
 )
 MODULE = "llm_serving.kinds.gateway.request_guard"
+
+OWN_SETTINGS = ["cache", "fallbacks", "headers", "litellm_call_id", "max_retries", "metadata", "no-log", "num_retries"]
+"""Some of what LiteLLM lists as its own."""
 
 
 class Refused(Exception):
@@ -40,6 +45,7 @@ def hook() -> Iterator[Any]:
         client = SimpleNamespace(_engine=None)
         patch.setattr(sys.modules["prisma._base_client"], "BasePrisma", client, raising=False)
         patch.setattr(sys.modules[NAMES[-1]], "CustomLogger", object, raising=False)
+        patch.setattr(sys.modules["litellm.types.utils"], "all_litellm_params", OWN_SETTINGS, raising=False)
         cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
         patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache, raising=False)
         patch.delitem(sys.modules, MODULE, raising=False)
@@ -146,6 +152,14 @@ def test_a_request_reads_kept_answers_of_its_own_team_alone(
     data = {"model": model, "cache": {"namespace": "team search"}}
     asyncio.run(hook.RequestGuard({}, {}).async_pre_call_hook(user, None, data, "completion"))
     assert data == {"model": model}, "where no route keeps answers"
+
+
+def test_a_request_sets_nothing_of_litellm_s_and_keeps_what_its_proxy_wrote(hook: Any) -> None:
+    kept = {"model": "chat", "min_p": 0.1, "metadata": {"user_api_key_team_id": "ads"}, "litellm_call_id": "1"}
+    data = {**kept, "no-log": True, "fallbacks": ["small"], "router_settings_override": {"fallbacks": [{}]}}
+    user = SimpleNamespace(team_id="ads", user_id="default")
+    asyncio.run(hook.RequestGuard({}, {}).async_pre_call_hook(user, None, data, "acompletion"))
+    assert data == kept
 
 
 @pytest.mark.parametrize(("characters", "ids"), [(10, "abc"), (11, "bc"), (21, "c")])

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import HTTPException
 from litellm.caching.caching import Cache
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.types.utils import all_litellm_params
 from prisma._base_client import BasePrisma
 
 # LiteLLM 1.106.0 (proxy/db/prisma_client.py, `_write_engine`) writes a client's engine to a name that prisma 0.15.0 no
@@ -29,10 +30,17 @@ UNVERIFIED_USER = "__db_unavailable_fallback__"
 PROMPT_LIMIT, HAS_PRIORITY, CLASSES, CALLER = "prompt_characters", "has_priority", "classes", "caller_header"
 """What LiteLLM's settings say of a deployment, in `model_info`."""
 
-_OWN_FIELDS = (
-    "cache", "priority", "extra_body", "extra_headers", "headers", "litellm_params", "num_retries", "max_retries",
-)  # fmt: skip
-"""Of a body, or of a header that LiteLLM writes there: it would read the client's as its own settings."""
+_PROXY_FIELDS = {
+    "metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "litellm_call_id", "litellm_logging_obj",
+    "litellm_session_id", "litellm_trace_id", "shared_session", "client_side_timeout", "stream_timeout",
+}  # fmt: skip
+"""What LiteLLM's proxy writes into a body before its hooks, in place of a client's."""
+
+_OWN_FIELDS = {*all_litellm_params, "priority", "extra_body", "extra_headers", "litellm_params"} | {
+    "context_window_fallbacks", "content_policy_fallbacks", "router_settings_override", "specific_deployment",
+}  # fmt: skip
+"""Of a body, or of a header that LiteLLM writes there: it would read the client's as its own settings, such as
+`fallbacks`, which lead to models of other teams, and `no-log`, by which no budget and no record knows of a request."""
 
 _PICTURES = "image_generation"
 """How LiteLLM's names of calls for pictures end."""
@@ -89,7 +97,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             message = "Pictures have no price, and the team has a budget"
             raise HTTPException(403, {"error": {"message": message, "type": "no_price"}})
         controls = data.get("cache")
-        for field in _OWN_FIELDS:
+        for field in _OWN_FIELDS - _PROXY_FIELDS:
             data.pop(field, None)
         if self._cached:
             data["cache"] = self._build_cache(team, data.get("model"), controls)
