@@ -1,7 +1,7 @@
 """Run a router with nginx before it, which lets only the inference API through.
 
     router-front --listen HOST:PORT --router HOST:PORT [--health-only] [--repeat-500] [--max-requests N]
-        [--keys PLACE ...] [--log json] -- vllm-router
+        [--max-body MIB] [--keys PLACE ...] [--log json] -- vllm-router
 
 vllm-router has its administration (adding and removing engines, flushing caches) on the port of the API, and forwards
 every path that it does not know to an engine. Here the router listens on a loopback address, and front.conf says which
@@ -10,6 +10,8 @@ paths clients reach. Operators reach the router's own port from its container.
 With --max-requests, at most N requests are in flight, and N more of batches (header `X-Request-Class: batch`); others
 get 429 with Retry-After at once. vllm-router's own --max-concurrent-requests is no limit of requests in flight: its
 tokens also come back with time. 0.1.17 with a limit of 2 had 5 at its engine, at a request each 0.6 s (2026-11-26).
+
+With --max-body, a longer body gets 413: for a router that reads all of it before it knows who asks.
 
 Each request has an X-Request-Id, the caller's or one made here, which goes to the router and back to the caller. With
 --log json, nginx logs each request, without what it asks, and every line is a JSON object, the router's own among them.
@@ -177,6 +179,7 @@ def render(
     usage: str = "",
     log: str = LOG_FORMATS[0],
     *,
+    max_body: int = 0,
     health_only: bool = False,
     repeat_500: bool = False,
 ) -> str:
@@ -189,6 +192,7 @@ def render(
         folder: for nginx's own files.
         usage: HOST:PORT of what teams used; empty where no key is asked for.
         log: one of LOG_FORMATS.
+        max_body: MiB of a request's body; 0 for any number.
         health_only: whether the router has /health only.
         repeat_500: whether a request that it answers with 500 is sent again.
     """
@@ -210,6 +214,7 @@ def render(
         "REQUEST_BUFFERING": "on" if repeat_500 else "off",
         "READINESS": '"~^GET /readiness$" /health;' if health_only else "",
         "LIVENESS": "location = /liveness { access_log off; return 200; }" if health_only else "",
+        "MAX_BODY": f"{max_body}m",
         "LIMIT": f"limit_conn requests {max_requests};" if max_requests else "",
         "SCOPE": "loopback" if ipaddress.ip_address(listen.rpartition(":")[0]).is_loopback else "network",
     }
@@ -272,6 +277,7 @@ def run(options: argparse.Namespace) -> int:
             Path(name),
             options.usage,
             options.log,
+            max_body=options.max_body,
             health_only=options.health_only,
             repeat_500=options.repeat_500,
         )
@@ -315,6 +321,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--listen", metavar="HOST:PORT", required=True, help="for clients")
     parser.add_argument("--router", metavar="HOST:PORT", required=True, help="where the router listens")
     parser.add_argument("--max-requests", metavar="N", type=int, default=0, help="in flight at most; 429 above it")
+    parser.add_argument("--max-body", metavar="MIB", type=int, default=0, help="of a request; 413 above it")
     parser.add_argument("--log", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="json: a line for each request too")
     parser.add_argument("--health-only", action="store_true", help="the router has no /liveness and no /readiness")
     parser.add_argument("--repeat-500", action="store_true", help="a request that got 500 is sent once more")

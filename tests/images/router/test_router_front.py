@@ -392,6 +392,22 @@ def test_tokens_pass_as_they_come(router: Router, front: int) -> None:
     assert response.read() == b""
 
 
+def test_a_longer_body_than_the_front_lets_in_gets_413_and_reaches_no_router(router: Router, front: int) -> None:
+    def post(port: int, length: int) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", b" " * length)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    with run_front(router, options=("--max-body", "1")) as (limited, _):
+        assert post(limited, 2**20)[0] == 200
+        before = len(router.requests)
+        status, text = post(limited, 2**20 + 1)
+        assert (status, json.loads(text)["error"]["type"]) == (413, "request_too_large")
+        assert len(router.requests) == before
+    assert post(front, 2**20 + 1)[0] == 200, "without a limit"
+
+
 @pytest.fixture(scope="module")
 def limited_front(router: Router) -> Iterator[int]:
     """The port of a front that lets two requests of a class be in flight."""

@@ -52,7 +52,7 @@ from llm_serving.kinds.gateway import (
     usage,
 )
 from llm_serving.kinds.gateway.blueprint import Team
-from llm_serving.kinds.gateway.deployment import DATABASE, GatewayDeployment
+from llm_serving.kinds.gateway.deployment import DATABASE, MAX_BODY_MIB, GatewayDeployment
 from llm_serving.kinds.gateway.usage import REFUSED
 from llm_serving.services import deployments
 from llm_serving.services.deployment import Door, FoundDeployment, Traits
@@ -807,6 +807,21 @@ def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_
 
     processes.wait_until(is_recorded, "the record", WAIT_S, 0.5)
     assert records == [{"total_tokens": tokens, "costs": True}]
+
+
+def test_a_body_that_would_fill_the_memory_gets_413_before_the_key_is_looked_at(gateway: Running) -> None:
+    address = urlsplit(gateway.deployment.url)
+    for headers in ({"Content-Length": str(MAX_BODY_MIB * 2**20 + 1)}, {"Transfer-Encoding": "chunked"}):
+        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
+        connection.putrequest("POST", "/v1/chat/completions")
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        if "Content-Length" not in headers:
+            with contextlib.suppress(ConnectionError):  # nginx may have gone before the last of it
+                for _ in range(MAX_BODY_MIB + 1):
+                    connection.send(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+        assert connection.getresponse().status == 413
 
 
 def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) -> None:

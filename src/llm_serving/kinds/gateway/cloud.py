@@ -14,7 +14,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.gateway import cloud_program, litellm_settings, meter, meter_program
 from llm_serving.kinds.gateway.blueprint import Audit, Blueprint
-from llm_serving.kinds.gateway.deployment import GATEWAY, METER, GatewayDeployment
+from llm_serving.kinds.gateway.deployment import GATEWAY, MAX_BODY_MIB, METER, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import Place
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
 from llm_serving.services import addresses, load_balancer, orchestrators, team_keys
@@ -159,14 +159,14 @@ def _build_gateway(
     """Build LiteLLM behind nginx, which lets only the inference API through."""
     environment = deployment.environment
     log = ("--log=json",) if settings.logs == "json" else ()
-    front = ("router-front", f"--listen=0.0.0.0:{ENTRY_PORT}", f"--router={LOOPBACK}:{ADMIN_PORT}", *log, "--")
+    options = (f"--listen=0.0.0.0:{ENTRY_PORT}", f"--router={LOOPBACK}:{ADMIN_PORT}", f"--max-body={MAX_BODY_MIB}")
     replicas, api_key = settings.aws.replicas, settings.aws.api_key
     return Service(
         name=GATEWAY,
         role=GATEWAY,
         is_entry=True,
         image=own_image.IMAGES[IMAGE].format_image(environment.registry, environment.image_digests),
-        command=(*front, *build_command("gateway", str(ADMIN_PORT))),
+        command=("router-front", *options, *log, "--", *build_command("gateway", str(ADMIN_PORT))),
         env={
             **environment.env,
             cloud_program.PLACE_VARIABLE: _format_place(fleet, deployment.name),

@@ -12,7 +12,15 @@ from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, price, search
 from llm_serving.kinds.gateway.blueprint import Audit, Blueprint, Source
-from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, METER, Backend, GatewayDeployment
+from llm_serving.kinds.gateway.deployment import (
+    ADMIN,
+    DATABASE,
+    GATEWAY,
+    MAX_BODY_MIB,
+    METER,
+    Backend,
+    GatewayDeployment,
+)
 from llm_serving.kinds.gateway.litellm_settings import EMBEDDING, MOCK, Place
 from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
@@ -203,6 +211,7 @@ def _build_gateway(deployment: GatewayDeployment, env: dict[str, str]) -> Servic
         *environment.image_programs.get("router-front", ("router-front",)),
         f"--listen={environment.conventions.bind_host}:{environment.ports[GATEWAY]}",
         f"--router={host}:{port}",
+        f"--max-body={MAX_BODY_MIB}",
         "--",
     )
     arguments = (host, str(port), str(deployment.database_port), environment.data_folder)
