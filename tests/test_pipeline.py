@@ -53,6 +53,17 @@ def run(command: list[str], folder: Path, environment: Mapping[str, str], code: 
     return result.stdout
 
 
+def test_the_workflow_gives_the_role_that_applies_to_reviewed_code_alone() -> None:
+    jobs = yaml.safe_load((ROOT / "docs" / "workflows" / "fleet.yaml").read_text())["jobs"]
+    roles = {
+        (job.get("environment"), step["with"]["role-to-assume"])
+        for job in jobs.values()
+        for step in job["steps"]
+        if "role-to-assume" in step.get("with", {})
+    }
+    assert roles == {("production", "${{ env.APPLY_ROLE }}"), (None, "${{ env.PLAN_ROLE }}")}
+
+
 @pytest.mark.terraform
 @pytest.mark.timeout(600)
 def test_terraform_itself_applies_a_synthesized_stack_and_finds_what_was_changed_since(tmp_path: Path) -> None:
