@@ -19,7 +19,10 @@ def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInsta
         "instance",
         description=f"Lets instances join the cluster {stack.cluster_name}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
-        statements=policy.read_statements(stack, "container-instances"),
+        statements=[
+            *policy.read_statements(stack, "container-instances"),
+            *policy.read_statements(stack, "session-manager"),
+        ],
     )
     return aws.iam_instance_profile.IamInstanceProfile(
         stack, "instance-profile", name=instance_role.name, role=instance_role.name

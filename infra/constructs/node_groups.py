@@ -15,7 +15,7 @@ from llm_serving.fleet import machine_images, node_config
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.groups import Group
 
-NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore")
+NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
 """AWS's own policies of a node. The CNI's is not among them: its pods have a role of their own."""
 
 _CAPACITY_TYPES = {
@@ -47,7 +47,10 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
         description=f"Lets nodes join the cluster {stack.cluster_name}",
         trust=policy.build_trust_policy("ec2.amazonaws.com"),
         managed=NODE_POLICIES,
-        statements=image_cache.build_statements(stack.fleet, stack.account),
+        statements=[
+            *policy.read_statements(stack, "session-manager"),
+            *image_cache.build_statements(stack.fleet, stack.account),
+        ],
     )
 
 
