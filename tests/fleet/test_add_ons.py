@@ -261,7 +261,7 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
     monkeypatch.setattr(installer.chart_archives, "read_crds", lambda _: [])
     monkeypatch.setattr(installer.kube_api, "open_api", lambda _: None)
 
-    def record(manifest: str, _: object) -> None:
+    def record(manifest: str, _: object, **__: object) -> None:
         with (tmp_path / "calls").open("a") as log:
             log.write(f"{Path(manifest).stem}\n")
 

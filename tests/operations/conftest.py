@@ -82,6 +82,9 @@ class RecordedApi:
     def find(self, kind: Kind, name: str) -> Manifest:
         return {"metadata": {"uid": f"{kind.kind} {name}"}}
 
+    def list_objects(self, *_: object) -> list[Manifest]:
+        return []
+
     def apply(self, manifests: Sequence[Manifest]) -> None:
         self._recorder.record("api", "apply", *sorted({manifest["kind"] for manifest in manifests}))
 

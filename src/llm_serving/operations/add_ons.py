@@ -19,7 +19,7 @@ from llm_serving import console
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api
+from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api, old_pools
 from llm_serving.operations.chart_archives import ChartArchive
 from llm_serving.operations.kube_api import KubeApi, Manifest
 from llm_serving.settings import own_yaml
@@ -37,6 +37,12 @@ _BUILDERS: Mapping[str, Callable[[Fleet], list[dict[str, Any]]]] = {
     add_ons.SPARE: spare_manifests.build,
 }
 """Manifests that are made from the fleet."""
+
+_ENDERS: Mapping[str, Callable[[KubeApi, list[Manifest]], None]] = {
+    add_ons.NODE_POOLS: old_pools.retire_node_pools,
+    add_ons.SPARE: old_pools.delete_spare,
+}
+"""What ends the objects of such a manifest that an earlier fleet file made, and this one does not."""
 
 TOOLS: Mapping[str, str] = {"helm": "https://helm.sh/docs/intro/install"}
 """Programs that the commands call, with the address of their installation guides."""
@@ -119,7 +125,8 @@ def build_install_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list
         else:
             manifest = _write_manifest(selected, fleet, folder)
             words = ["kubectl", "apply", "--server-side", "-f", manifest]
-            commands.append(Command(selected, words, act=functools.partial(_apply, manifest)))
+            end_old = _ENDERS.get(selected.add_on.manifest or "")
+            commands.append(Command(selected, words, act=functools.partial(_apply, manifest, end_old=end_old)))
     return commands
 
 
@@ -245,8 +252,11 @@ def _build_remove(selected: SelectedAddOn, manifest: str) -> Command:
     )
 
 
-def _apply(manifest: str, api: KubeApi) -> None:
-    api.apply(_read_objects(manifest))
+def _apply(manifest: str, api: KubeApi, *, end_old: Callable[[KubeApi, list[Manifest]], None] | None = None) -> None:
+    objects = _read_objects(manifest)
+    api.apply(objects)
+    if end_old:
+        end_old(api, objects)
 
 
 def _delete(manifest: str, api: KubeApi) -> None:
