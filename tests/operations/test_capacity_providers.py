@@ -76,6 +76,25 @@ def test_a_provider_that_a_service_uses_is_not_deleted(tmp_path: Path, monkeypat
     )
 
 
+def test_another_provider_in_its_place_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deploy with this file would name a provider that is not there."""
+    new = "aws_ecs_capacity_provider.general-g5-a-od"
+    monkeypatch.setattr(
+        f"{__name__}.build_plan",
+        lambda *actions: [
+            StackPlan(
+                "ecs", 1, Plan({ADDRESS: ResourceChange(ADDRESS, actions), new: ResourceChange(new, ("create",))})
+            )
+        ],
+    )
+    with pytest.raises(CheckFailed) as error:
+        check(tmp_path, monkeypatch, "cp-moved-general-g6-a-od", "delete")
+    assert str(error.value).endswith(
+        "Nothing was changed. Fix: keep what the pool had beside what is new and run this; then remove it, and run "
+        "`blueprint deploy DIR --target ecs` with this fleet file first, which moves the tasks; then run this again."
+    )
+
+
 def test_a_provider_that_no_service_uses_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tmp_path, monkeypatch, "cp-moved-general-g6-b-od", "delete")
 

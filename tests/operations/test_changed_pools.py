@@ -96,6 +96,21 @@ def test_a_zone_leaves_the_cluster_before_its_capacity_provider_is_deleted(appli
     assert list_providers(ecs) == {PROVIDERS["b"], *FARGATE}
 
 
+def test_a_zone_that_the_fleet_has_no_more_leaves_the_network_after_the_cluster(
+    applied: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ec2 = AwsSession(REGION).client("ec2")
+    own = [{"Name": "tag:fleet", "Values": ["moved"]}]
+    write_fleet(ONE_ZONE)
+    file = Path("fleet.yaml")
+    file.write_text(file.read_text().replace(TWO_ZONES, ONE_ZONE))
+    assert main.run(["fleet", "apply", "network", "ecs", "--yes"]) == 0
+    steps = [line for line in capsys.readouterr().err.splitlines() if line.startswith("✓ Apply")]
+    assert [step.split()[2] for step in steps][-1] == "network"
+    zones = {subnet["AvailabilityZone"] for subnet in ec2.describe_subnets(Filters=own)["Subnets"]}
+    assert zones == {f"{REGION}b"}
+
+
 @pytest.mark.parametrize(
     ("lifecycle", "order"),
     [

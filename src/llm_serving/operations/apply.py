@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.aws import state_bucket
-from llm_serving.operations import capacity_providers, kubernetes_version, plans, taken_names
+from llm_serving.operations import capacity_providers, kubernetes_version, plans, removed_zones, taken_names
 from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
@@ -31,18 +31,21 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
     Raises:
         CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
-            that services use, has names of others, or moves Kubernetes otherwise than by a step that the file says.
+            that services use or subnets that something is in, has names of others, or moves Kubernetes otherwise than
+            by a step that the file says.
         CommandFailed: Terraform failed; the same command resumes.
     """
     kubernetes_version.require_stated(context, approved_plans)
     capacity_providers.require_unused(context, approved_plans)
     taken_names.require_free(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
-    for wave in context.waves:
+    for wave in removed_zones.order_waves(context, approved):
         deferred = [name for name, folder in wave.items() if name in approved and not (folder / plans.FILE).is_file()]
         new_plans = {plan.name: plan for plan in plans.create(context, deferred)} if deferred else {}
         _require_approved(context, approved, new_plans)
         taken_names.require_free(context, list(new_plans.values()))
+        if plans.NETWORK in wave:
+            removed_zones.require_empty(context, approved)
         wave_plans = [new_plans.get(name, approved[name]) for name in wave if name in approved]
         for plan in wave_plans:
             if plan.is_empty:

@@ -28,11 +28,16 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
         CheckFailed: one does; the message names it with the fix.
         Unavailable: AWS refuses, or does not answer.
     """
-    deleted = {
-        groups.format_provider_name_of(context.fleet.name, address.removeprefix(_KIND))
+    actions = {
+        address: change.actions
         for plan in stack_plans
         for address, change in plan.plan.resources.items()
-        if address.startswith(_KIND) and "delete" in change.actions
+        if address.startswith(_KIND)
+    }
+    deleted = {
+        groups.format_provider_name_of(context.fleet.name, address.removeprefix(_KIND))
+        for address in actions
+        if "delete" in actions[address]
     }
     if not deleted:
         return
@@ -45,8 +50,13 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
         if (used := deleted & {item["capacityProvider"] for item in service.get("capacityProviderStrategy", [])})
     ]
     if users:
+        add_first = (
+            "keep what the pool had beside what is new and run this; then remove it, and "
+            if ("create",) in actions.values()
+            else ""
+        )
         raise CheckFailed(
             f"{context.document.path}: the plan deletes capacity providers that services on ECS still use: "
-            f"{join_words(users)}. Nothing was changed. Fix: run `blueprint deploy DIR --target ecs` with this fleet "
-            "file first, which moves the tasks; then run this again."
+            f"{join_words(users)}. Nothing was changed. Fix: {add_first}run `blueprint deploy DIR --target ecs` with "
+            "this fleet file first, which moves the tasks; then run this again."
         )

@@ -1,0 +1,102 @@
+"""Zones that the fleet file has no more: their subnets are deleted last, and only once nothing is in them.
+
+EC2 deletes no subnet that a network interface is in. Applied before the stacks whose machines are there, as the network
+is otherwise, Terraform would try for twenty minutes and fail.
+
+Source: EC2 API reference, DeleteSubnet; hashicorp/terraform-provider-aws 5.100, aws_subnet, Timeouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_serving.aws import session
+from llm_serving.fleet.checks import join_words
+from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import NETWORK, StackPlan
+from llm_serving.settings.errors import CheckFailed
+
+_KIND = "aws_subnet."
+
+_MAX_SHOWN = 5
+
+
+def order_waves(context: FleetContext, approved: Mapping[str, StackPlan]) -> list[dict[str, Path]]:
+    """Return the waves to apply: the network last where its plan deletes subnets.
+
+    Raises:
+        CheckFailed: the file has another zone in the place of one, so that the network would have to be first and last.
+    """
+    if not _deletes_subnets(approved):
+        return context.waves
+    if any(plan.deferred_reason for plan in approved.values()):
+        raise CheckFailed(
+            f"{context.document.path}: zones: one is added and another removed, whose subnets are in use until the new "
+            "one is. Nothing was changed. Fix: add the zone, apply and deploy each blueprint; then remove the other, "
+            "deploy, and apply again."
+        )
+    others = ({name: folder for name, folder in wave.items() if name != NETWORK} for wave in context.waves)
+    return [*filter(None, others), {NETWORK: context.folders[NETWORK]}]
+
+
+def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:
+    """Require that nothing is left in the subnets that the network's plan deletes.
+
+    Raises:
+        CheckFailed: something is; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    if not _deletes_subnets(approved):
+        return
+    with session.translate_errors():
+        left = list(_list_left(context.aws.client("ec2"), context))
+    if left:
+        shown = [*left[:_MAX_SHOWN], *([f"{len(left) - _MAX_SHOWN} more"] if left[_MAX_SHOWN:] else [])]
+        raise CheckFailed(
+            f"{context.document.path}: zones: still in subnets of a zone that is removed: {join_words(shown)}. The "
+            "network is unchanged. Fix: deploy each blueprint with this file; on EKS run `blueprint platform install` "
+            "and drain the nodes there. Then run this again."
+        )
+
+
+def _deletes_subnets(approved: Mapping[str, StackPlan]) -> bool:
+    return NETWORK in approved and any(
+        address.startswith(_KIND) and "delete" in change.actions
+        for address, change in approved[NETWORK].plan.resources.items()
+    )
+
+
+def _list_left(ec2: Any, context: FleetContext) -> Iterator[str]:
+    """Yield what the network interfaces in subnets of removed zones belong to, but for the network's own."""
+    own = [{"Name": "tag:fleet", "Values": [context.fleet.name]}, {"Name": "tag:stack", "Values": [NETWORK]}]
+
+    def describe(operation: str, **filters: Any) -> Mapping[str, Any]:
+        described: Mapping[str, Any] = ec2.get_paginator(operation).paginate(**filters).build_full_result()
+        return described
+
+    zones = {
+        subnet["SubnetId"]: subnet["AvailabilityZone"]
+        for subnet in describe("describe_subnets", Filters=own)["Subnets"]
+        if subnet["AvailabilityZone"] not in context.fleet.zones
+    }
+    if not zones:
+        return
+    in_subnets = [{"Name": "subnet-id", "Values": list(zones)}]
+    of_network = {
+        *(
+            interface
+            for endpoint in describe("describe_vpc_endpoints", Filters=own)["VpcEndpoints"]
+            for interface in endpoint.get("NetworkInterfaceIds", ())
+        ),
+        *(
+            address.get("NetworkInterfaceId")
+            for gateway in describe("describe_nat_gateways", Filter=own)["NatGateways"]
+            for address in gateway.get("NatGatewayAddresses", ())
+        ),
+    }
+    for interface in describe("describe_network_interfaces", Filters=in_subnets)["NetworkInterfaces"]:
+        if interface["NetworkInterfaceId"] not in of_network:
+            user = interface.get("Attachment", {}).get("InstanceId") or interface.get("Description")
+            yield f"{user or interface['NetworkInterfaceId']} ({zones[interface['SubnetId']]})"
