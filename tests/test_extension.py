@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from tests.charts.conftest import Helm, helm
 
 __all__ = ["helm"]  # a fixture
@@ -288,7 +288,7 @@ def test_one_row_adds_a_framework(tree: Copy, folder: Path, helm: Helm) -> None:
 
 def test_the_chart_has_the_objects_of_every_framework() -> None:
     folders = {folder.name for folder in (ROOT / "charts/inference/templates").iterdir() if folder.is_dir()}
-    assert {row.objects for row in engines.load_frameworks().values()} <= folders - {"tests"}
+    assert {row.objects for row in frameworks.load_frameworks().values()} <= folders - {"tests"}
 
 
 def test_one_row_adds_a_family_of_models(tree: Copy, folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import engines, frameworks, routers
 from llm_serving.kinds.serving import patterns
 from llm_serving.services import kinds
 from llm_serving.targets import registry
@@ -25,8 +25,8 @@ KINDS = frozenset(kinds.list_kinds())
 OTHERS = frozenset(
     {
         *engines.load_engines(),
-        *engines.load_routers(),
-        *engines.load_frameworks(),
+        *routers.load_routers(),
+        *frameworks.load_frameworks(),
         *patterns.load_patterns(),
         *KINDS,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import engines, frameworks, routers
 from llm_serving.engines import base, llama_cpp, vllm
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.settings import schema
@@ -47,10 +47,10 @@ def slim_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     shutil.copytree(engines.FOLDER, folder)
     (folder / "slim.yaml").write_text(SLIM)
     monkeypatch.setattr(engines, "FOLDER", folder)
-    for read in (engines.load_engines, engines.get_engine):
+    for read in (engines.load_engines, frameworks.get_engine):
         read.cache_clear()
     yield
-    for read in (engines.load_engines, engines.get_engine):
+    for read in (engines.load_engines, frameworks.get_engine):
         read.cache_clear()
 
 
@@ -101,21 +101,21 @@ def test_arithmetic_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_the_router_is_the_engines_own_unless_the_framework_brings_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = engines.ROUTERS_FILE.read_text()
+    rows = routers.ROUTERS_FILE.read_text()
     own = "own-router: {source: a test, read_on: '2026-11-22', image: example/own:1.0, command: [own], base_bytes: 1, "
     own += "discovery: {labels: {aggregated: {}}}, policies: {load-aware: own}, cache_aware_share: 0.3}\n"
-    frameworks = engines.FRAMEWORKS_FILE.read_text()
-    frameworks += "herd: {source: a test, read_on: '2026-11-22', router: vllm-router}\n"
-    for attribute, text in (("ROUTERS_FILE", rows + own), ("FRAMEWORKS_FILE", frameworks)):
-        (tmp_path / attribute).write_text(text)
-        monkeypatch.setattr(engines, attribute, tmp_path / attribute)
+    herd = "herd: {source: a test, read_on: '2026-11-22', router: vllm-router}\n"
+    (tmp_path / "routers.yaml").write_text(rows + own)
+    (tmp_path / "frameworks.yaml").write_text(frameworks.FRAMEWORKS_FILE.read_text() + herd)
+    monkeypatch.setattr(routers, "ROUTERS_FILE", tmp_path / "routers.yaml")
+    monkeypatch.setattr(frameworks, "FRAMEWORKS_FILE", tmp_path / "frameworks.yaml")
     (engines.FOLDER / "slim.yaml").write_text(SLIM.replace("router: vllm-router", "router: own-router"))
-    loaders = (engines.load_engines, engines.load_routers, engines.load_frameworks, engines.get_engine)
+    loaders = (engines.load_engines, routers.load_routers, frameworks.load_frameworks, frameworks.get_engine)
     try:
         for load in loaders:
             load.cache_clear()
-        assert engines.get_router("slim", "plain").image == "example/own:1.0"
-        assert engines.get_router("vllm", "plain").image == engines.get_router("slim", "herd").image
+        assert frameworks.get_router("slim", "plain").image == "example/own:1.0"
+        assert frameworks.get_router("vllm", "plain").image == frameworks.get_router("slim", "herd").image
         blueprint = _format_blueprint(extra="").replace("roles:", "roles:\n  router: {policy: load-aware}")
         deployment = resolving.resolve_files(tmp_path, blueprint, FLEET, "eks")
         assert deployment.entries[0].command == ("own",)

@@ -13,8 +13,8 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from llm_serving.catalog import engines
-from llm_serving.catalog.engines import CommandPart
+from llm_serving.catalog import command_parts, engines, frameworks, routers
+from llm_serving.catalog.command_parts import CommandPart
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
@@ -54,19 +54,19 @@ def test_a_value_that_does_not_exist_is_refused_when_the_row_is_read() -> None:
 
 
 def test_a_list_of_values_becomes_an_argument_each() -> None:
-    assert engines.fill_arguments(["--to", "{workers}"], {"workers": ("a", "b")}) == ("--to", "a", "b")
+    assert command_parts.fill_arguments(["--to", "{workers}"], {"workers": ("a", "b")}) == ("--to", "a", "b")
 
 
 def test_a_later_part_of_an_environment_wins() -> None:
-    assert engines.fill_env([{"A": "1", "B": "{port}"}, {"A": "2"}], {"port": 3}) == {"A": "2", "B": "3"}
+    assert command_parts.fill_env([{"A": "1", "B": "{port}"}, {"A": "2"}], {"port": 3}) == {"A": "2", "B": "3"}
 
 
 def test_every_router_knows_every_policy_of_a_blueprint() -> None:
     """Of aggregated engines; before prefill and decode, `checks` refuses what the engine's other router lacks."""
     policies, rows = set(get_args(RouterPolicy)), engines.load_engines().values()
-    assert all(set(engines.load_routers()[row.router].policies) == policies for row in rows)
+    assert all(set(routers.load_routers()[row.router].policies) == policies for row in rows)
     defaults = {"cache-aware", "load-aware"}
-    for row in engines.load_routers().values():
+    for row in routers.load_routers().values():
         assert set(row.policies) <= policies
         # A router that knows no load takes the replicas in turn.
         assert defaults <= set(row.policies) or set(row.policies) == {"round-robin"}
@@ -150,7 +150,7 @@ def _list_serving_deployments() -> list[ServingDeployment]:
     return [
         cell.deployment
         for cell in matrix_cells.build_all()
-        if isinstance(cell.deployment, ServingDeployment) and not engines.load_frameworks()[cell.framework].module
+        if isinstance(cell.deployment, ServingDeployment) and not frameworks.load_frameworks()[cell.framework].module
     ]
 
 
@@ -344,7 +344,7 @@ def test_the_router_parses_every_command_line_and_refuses_an_unknown_policy(
     lines = _list_router_arguments([*deployments, *(_resolve(tmp_path, *case) for case in CASES)])
     [command] = _list_router_arguments([_resolve_aggregated()])
     policy_index = command.index("--policy") + 1
-    words = [*engines.load_routers()["vllm-router"].policies.values(), "no_such_policy"]
+    words = [*routers.load_routers()["vllm-router"].policies.values(), "no_such_policy"]
     answers = engine_probe(
         "vllm-router", [*lines, *([*command[:policy_index], word, *command[policy_index + 1 :]] for word in words)]
     )

@@ -8,8 +8,9 @@ from typing import get_args
 
 import pytest
 
-from llm_serving.catalog import engines, signals
-from llm_serving.catalog.engines import EngineMetric, RouterMetric
+from llm_serving.catalog import command_parts, engines, routers, signals
+from llm_serving.catalog.engines import EngineMetric
+from llm_serving.catalog.routers import RouterMetric
 from llm_serving.services.service import Signal
 from tests import engines_own
 from tests.catalog import published
@@ -32,8 +33,8 @@ def test_each_signal_is_a_metric_of_its_source() -> None:
 
 def test_the_default_engine_and_its_router_have_every_signal() -> None:
     rows = engines.load_engines()
-    engine = rows[engines.get_default(rows)]
-    router = engines.load_routers()[engine.router]
+    engine = rows[command_parts.get_default(rows)]
+    router = routers.load_routers()[engine.router]
     present = {*engine.metrics, *router.metrics["aggregated"]}
     assert present == {*signals.list_of_role("engine"), *signals.list_of_role("router")}
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from llm_serving.catalog import engines, instances, models
+from llm_serving.catalog import engines, instances, models, routers
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
 from llm_serving.engines.memory import ReplicaSetup
@@ -275,13 +275,13 @@ def test_scaling_and_alerts_use_metrics_of_the_engines_and_routers() -> None:
         # Prometheus' client puts _total behind a counter's name, and _count behind a histogram's.
         written = name.removesuffix("_count") if name.endswith("_count") else name.removesuffix("_total")
         assert f'"{written}"' in engine, name
-    for names in engines.load_routers()["vllm-router"].metrics.values():
+    for names in routers.load_routers()["vllm-router"].metrics.values():
         assert all(name.encode() in router for name in names.values()), names
 
 
 def test_the_chart_s_metric_names_are_the_catalog_s() -> None:
     metrics = own_yaml.read(CHART / "values.yaml")["metrics"]
-    vllm, router = engines.load_engines()["vllm"], engines.load_routers()["vllm-router"]
+    vllm, router = engines.load_engines()["vllm"], routers.load_routers()["vllm-router"]
     assert metrics["engine"] == {name: vllm.metrics.get(name) for name in metrics["engine"]}
     for name, pattern in metrics["router"].items():
         # A router before prefill and decode has names of its own, and a release may be either.

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from llm_serving import processes
-from llm_serving.catalog import eks, engines, images, own_image
+from llm_serving.catalog import eks, engines, images, own_image, routers
 from llm_serving.catalog.own_image import OwnImage
 from llm_serving.fleet.model import Storage
 from llm_serving.operations import image_pins
@@ -41,7 +41,7 @@ def _list_image_versions() -> dict[str, str]:
     """Version by name of each image of the fleet's own registry, as the catalog has it."""
     rows = [image for row in engines.load_engines().values() for image in (row.fleet_image, row.image)]
     rows += [platform.image for row in engines.load_engines().values() for platform in row.platforms.values()]
-    rows += [row.image for row in engines.load_routers().values()]
+    rows += [row.image for row in routers.load_routers().values()]
     rows += [image.format_image("{registry}") for image in own_image.IMAGES.values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))
 

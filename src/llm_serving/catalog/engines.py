@@ -1,91 +1,38 @@
-"""Engines, routers and frameworks as data: command lines, environments, images, names of metrics.
+"""Engines as data: command lines, environments, images, names of metrics.
 
-An engine is a file engines/NAME.yaml; routers and frameworks are rows of routers.yaml and frameworks.yaml. Arguments
-hold values in braces; values.yaml has all that exist, and a row that uses another is refused when it is read. To add an
-engine, add its file: no code, unless its memory arithmetic differs from that of every other (`llm_serving.engines`).
+An engine is a file engines/NAME.yaml. To add one, add its file: no code, unless its memory arithmetic differs from that
+of every other (`llm_serving.engines`).
 """
 
 from __future__ import annotations
 
 import functools
-import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import Field
 
+from llm_serving.catalog.command_parts import (
+    CommandPart,
+    FileSettings,
+    NamedChoice,
+    Row,
+    Template,
+    get_default,
+    list_option_names,
+)
 from llm_serving.catalog.models import WeightsFormat
 from llm_serving.catalog.quantizations import Quantization
 from llm_serving.settings import own_yaml
 
 FOLDER = Path(__file__).with_name("engines")
-ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
-CACHE_KEEPERS_FILE = Path(__file__).with_name("cache_keepers.yaml")
-FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
-
-VALUES_FILE = Path(__file__).with_name("values.yaml")
-"""All values that rows can use, with what each is."""
-
-Values = Mapping[str, str | int | tuple[str, ...]]
-
-_Value = TypeVar("_Value")
-
-
-def _parse_field_names(text: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-
-
-def _check_field_names(text: str) -> str:
-    if unknown := _parse_field_names(text) - _load_field_names():
-        raise ValueError(f"{text}: no value is called {', '.join(sorted(unknown))}")
-    return text
-
-
-@functools.cache
-def _load_field_names() -> frozenset[str]:
-    return frozenset(own_yaml.read(VALUES_FILE))
-
-
-Template = Annotated[str, AfterValidator(_check_field_names)]
-
-
-def _check_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    for value in settings.values():
-        if isinstance(value, Mapping):
-            _check_settings(value)
-        elif isinstance(value, str):
-            _check_field_names(value)
-    return settings
-
-
-FileSettings = Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
-"""Keys of an engine's file of settings; a text that is one value in braces becomes that value, a number too."""
 
 
 NamesLack = Literal["settings", "command"]
 """What decides the bytes of a cached prompt beside image and weights, and names of prompts do not hold: settings of the
 model, or the whole command line, the environment and the kind of accelerator."""
-
-
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CommandPart(_Row):
-    """Arguments and environment that one option or circumstance adds."""
-
-    arguments: tuple[Template, ...] = ()
-    settings: FileSettings = {}
-    """For engines that take a file of settings (`Engine.settings_arguments`)."""
-
-    environment: Mapping[str, Template] = {}
-    address_variables: tuple[str, ...] = ()
-    """Variables that must hold the address by which other nodes reach the process."""
-
-    beside: tuple[Template, ...] = ()
-    """A program that runs beside the engine, and starts again where it ends."""
 
 
 class Transfer(CommandPart):
@@ -108,7 +55,7 @@ class WeightStreaming(CommandPart):
     """Regular expression of the line that it logs: bytes, their unit and seconds; empty if it logs none."""
 
 
-class StartLines(_Row):
+class StartLines(Row):
     """Regular expressions of what the engine logs of its start, whose group is seconds."""
 
     begins: str
@@ -134,7 +81,7 @@ class WideExperts(CommandPart):
     """Models whose experts the engine copies, by transformers' `model_type`."""
 
 
-class Sleeping(_Row):
+class Sleeping(Row):
     """What an engine keeps that sleeps, so that others have its accelerators: its weights go to the host's memory."""
 
     source: str
@@ -166,7 +113,7 @@ class Sleeping(_Row):
         return accelerators * (int(self.host_copies * weight_bytes) + self.host_bytes)
 
 
-class EngineLimits(_Row):
+class EngineLimits(Row):
     """What the engine runs on one kind of accelerator, where its programs are compiled for fixed shapes."""
 
     source: str
@@ -194,7 +141,7 @@ class EngineLimits(_Row):
         return max((size for size in self.segments if size <= max_tokens and size < context), default=self.segments[0])
 
 
-class LocalSetup(_Row):
+class LocalSetup(Row):
     """How the local target gets the engine's programs and the router's, into an environment of the engine's own."""
 
     folder: str
@@ -291,10 +238,8 @@ EngineMetric = Literal[
 ]
 """Signals of an engine; `signals.yaml` says what each means."""
 
-RouterMetric = Literal["requests", "errors"]
 
-
-class FinishReasons(_Row):
+class FinishReasons(Row):
     """How the counter of finished requests separates answered requests from others."""
 
     label: str = ""
@@ -302,16 +247,7 @@ class FinishReasons(_Row):
     """Values of the label that mean: without an answer."""
 
 
-class _NamedChoice(_Row):
-    """A row that a blueprint names."""
-
-    source: str
-    read_on: str
-    default: bool = False
-    """Whether it is the one of blueprints that name none."""
-
-
-class AnswerParsers(_Row):
+class AnswerParsers(Row):
     """How the engine reads the answers of some models, in its own names."""
 
     models: tuple[str, ...] = ()
@@ -334,7 +270,7 @@ class AnswerParsers(_Row):
     """What the model's config.json is to say instead, JSON, for a ranking model that is stored as one that chats."""
 
 
-class AdapterApi(_Row):
+class AdapterApi(Row):
     """How LoRA adapters come and go while the engine runs: paths, and fields of the bodies that are posted to them."""
 
     load: str
@@ -344,7 +280,7 @@ class AdapterApi(_Row):
     """Of the adapter's folder."""
 
 
-class RefusedArguments(_Row):
+class RefusedArguments(Row):
     """Options of the engine that `engine_arguments` cannot set, and why."""
 
     names: tuple[str, ...]
@@ -353,7 +289,7 @@ class RefusedArguments(_Row):
     """Whether their values are, so that no message repeats one."""
 
 
-class Engine(_NamedChoice):
+class Engine(NamedChoice):
     """What runs a model. A blueprint that needs an optional part that is missing here is refused."""
 
     rendered_only: str = ""
@@ -369,7 +305,7 @@ class Engine(_NamedChoice):
     """Row of the router before prefill and decode, where that is another."""
 
     command: tuple[Template, ...]
-    settings: FileSettings = {}
+    settings: FileSettings = Field(default_factory=dict)
     settings_arguments: tuple[Template, ...] = ()
     """What names its file of settings; empty where it takes none."""
 
@@ -473,283 +409,6 @@ class Engine(_NamedChoice):
         return self.streaming is not None and platform.streams
 
 
-class DiscoveryMode(CommandPart):
-    """Arguments for one way of finding engines."""
-
-    prefix_command: tuple[Template, ...] = ()
-    """Put before the router's own command: the program that finds engines for it."""
-
-
-class Discovery(_Row):
-    """How a router finds the engines."""
-
-    aggregated: DiscoveryMode
-    """Engines that do both prefill and decode."""
-
-    disaggregated: DiscoveryMode | None = None
-    """Prefill engines and decode engines; None where the router cannot split requests."""
-
-    engine_details: DiscoveryMode | None = None
-    """Engines whose KV cache events the router reads, or whose ranks it chooses between, where that differs from
-    `aggregated`."""
-
-
-class RouterProgram(_Row):
-    """What routes in place of the router's own container, in the engine's image, in a container beside that."""
-
-    name: str
-    command: tuple[Template, ...]
-    settings: FileSettings
-    environment: Mapping[str, Template] = {}
-    health: str
-    """Path that answers once it has all engines."""
-
-    cpus: int
-    memory_bytes: int
-    disk_bytes: int
-    """For the engine's image, unpacked."""
-
-
-class Router(_Row):
-    """What spreads requests over the replicas."""
-
-    source: str
-    read_on: str
-    image: str = ""
-    """Container image; {registry} is the fleet's own registry. Empty where the framework's image has it."""
-
-    front: tuple[Template, ...] = ()
-    """Put before all of its command: what listens in its place and lets clients reach the inference API only."""
-
-    command: tuple[Template, ...] = ()
-    """Empty where the framework that brings it starts it."""
-
-    environment: Mapping[str, Template] = {}
-    beside: RouterProgram | None = None
-    """What routes, where that is in the engine's image. It gets a fixed name of each replica, which ECS alone gives."""
-
-    metrics_path: str = "/metrics"
-    rank_routing: CommandPart | None = None
-    """Choosing a data-parallel rank of a replica; None where the engine chooses."""
-
-    discovery: Mapping[Literal["addresses", "labels", "names"], Discovery] = {}
-    """Empty where the framework that brings it tells it the engines."""
-
-    policies: Mapping[str, str]
-    """The router's own name for each of a blueprint's policies; those that are missing are refused."""
-
-    absent_policies: Mapping[str, str] = {}
-    """Why one is missing, where more is to say than that the router has none."""
-
-    base_bytes: int
-    """Memory that it takes."""
-
-    cache_aware_share: float
-    """Share of a prompt, 0 to 1, above which the policy cache-aware follows cached prefixes."""
-
-    metrics: Mapping[Literal["aggregated", "disaggregated"], Mapping[RouterMetric, str]] = {}
-    """Prometheus names, by the engines behind it."""
-
-
-class FrameworkSetup(_Row):
-    """How the local target gets a framework and the engine that it pins, into an environment of their own."""
-
-    folder: str
-    """Folder of the environment below the repository's root."""
-
-    lock: str
-    """Python packages with hashes, below the repository's root."""
-
-    modules: tuple[str, ...]
-    """Modules that a start imports."""
-
-    note: str
-    """What the user should know of it, a sentence."""
-
-
-class FrameworkEngine(_Row):
-    """An engine under a framework: what differs from the engine's own row."""
-
-    version: str
-    """Of the engine, which the framework pins."""
-
-    name: str = ""
-    """The framework's own for it; empty where that is the catalog's."""
-
-    command: tuple[Template, ...] = ()
-    """What starts it, where the framework has a program of its own for it; empty where that is the engine's command."""
-
-    settings: FileSettings | None = None
-    """Of its file of settings; None where they are the engine's own."""
-
-    settings_arguments: tuple[Template, ...] = ()
-    """What names that file; empty where it is what names the engine's own."""
-
-    environment: Mapping[str, Template] = {}
-    """Beside the engine's own."""
-
-    options: Mapping[str, CommandPart] = {}
-    """What an option adds, in place of what the engine's row says of it."""
-
-    transfer_roles: Mapping[str, str | bool] = {}
-    transfers: Mapping[str, Transfer] = {}
-    """How prefill hands over to decode; empty where that is as the engine's row says."""
-
-    unsupported_options: Mapping[str, str] = {}
-    """Why an option of the engine does not work, by the option's name; beside those of the framework."""
-
-    image: str
-    """Container image with both."""
-
-    image_user: int
-    """User of the image, who alone reads its programs."""
-
-    platforms: tuple[str, ...]
-    """Kinds of processors of the engine's row that it runs on."""
-
-    absent_options: tuple[str, ...] = ()
-    """Options of the engine's row that it goes without, though nobody asks for them."""
-
-    arguments: str
-    """File of engines/ with the arguments that this version takes (`engine_options.load_arguments`)."""
-
-    metrics_path: str = ""
-    """Of its page of metrics; empty where that is the engine's own."""
-
-    metric_prefix: str = ""
-    """Put before the engine's names of metrics, in which : is then _."""
-
-    metrics: Mapping[EngineMetric, str] = {}
-    """Prometheus names of those that the framework reports in the engine's place; empty where the engine's page is."""
-
-    buckets: Mapping[EngineMetric, tuple[float, ...]] = {}
-    """Upper edges of their histograms."""
-
-    parsers: Mapping[Literal["tools", "reasoning"], frozenset[str]] = {}
-    """Parsers of answers that the framework has in place of the engine's own; empty where the engine reads them."""
-
-    parser_names: Mapping[Literal["tools", "reasoning"], Mapping[str, str]] = {}
-    """The framework's names of parsers that the engine calls otherwise, by the engine's."""
-
-    local: FrameworkSetup | None = None
-    """None where it does not run on the local target."""
-
-    def find_parser(self, key: Literal["tools", "reasoning"], name: str) -> str:
-        """Return what reads answers in place of the engine's parser `name`; empty where nothing does."""
-        if key not in self.parsers:
-            return name
-        own = self.parser_names.get(key, {}).get(name, name)
-        return own if own in self.parsers[key] else ""
-
-
-class Workload(_Row):
-    """The custom kind by which a framework runs a deployment on EKS."""
-
-    api_version: str
-    kind: str
-    operator: str
-    """Program in the cluster that runs objects of this kind."""
-
-    condition: str = "Ready"
-    """Condition of an object that runs."""
-
-    keda: bool = False
-    """Whether KEDA scales its replicas by the engines' metrics, as those of Kubernetes' own kinds; or the operator."""
-
-
-class Framework(_NamedChoice):
-    """What keeps the replicas of a deployment running."""
-
-    rendered_only: str = ""
-    """What of it is checked although nothing of it has run but on this machine; empty where tests run it as on AWS."""
-
-    brings: str = ""
-    """What the others here do not have."""
-
-    version: str = ""
-    """Of the framework; empty where it is the target's own means."""
-
-    targets: tuple[str, ...] = ()
-    """Targets that it runs on; empty where it runs on all."""
-
-    engines: Mapping[str, FrameworkEngine] = {}
-    """Engines that it runs; empty where it runs all, as their own rows say."""
-
-    router: str = ""
-    """Row of the router that it brings; empty where the engine's own is used."""
-
-    module: str = ""
-    """Module of `llm_serving.kinds.serving.frameworks` that turns command lines into its own configuration; empty where
-    it runs them as they are."""
-
-    objects: str = "plain"
-    """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""
-
-    add_on: str = ""
-    """Of the fleet, which installs the kinds of its objects; empty where every cluster has them."""
-
-    workload: Workload | None = None
-    """None where Kubernetes' own kinds, and KEDA for scaling, keep the replicas running."""
-
-    signals: tuple[EngineMetric, ...] = ("queue", "kv-usage")
-    """What it can scale replicas by."""
-
-    planner_image: str = ""
-    """Image of a program of its own that scales replicas by the SLO, on EKS; empty where it has none."""
-
-    metrics_delay_s: float = 0
-    """Seconds after which its pages of metrics have what an engine counted."""
-
-    names_models_by_folder: bool = False
-    """Whether clients' name of a model is a folder's, so that it is the last part of a hub id."""
-
-    classes: Mapping[str, int] = {}
-    """Classes of requests beside those without one, with their order; empty where it has none."""
-
-    class_header: str = ""
-    """Header of a request with its class, as DEPLOYMENT-CLASS; that of no class there changes nothing."""
-
-    caller_header: str = ""
-    """Header of a request with its caller, by which the endpoint takes turns; empty where it does not."""
-
-    note: str = ""
-    """What its endpoint does otherwise than the engine's own, a sentence; empty for nothing that clients notice."""
-
-    unsupported_options: Mapping[str, str] = {}
-    """Why an option of the engine does not work under it, by the option's name."""
-
-    def build_class_headers(self, deployment: str) -> dict[str, dict[str, str]]:
-        """Return the headers of a request to a deployment by its class."""
-        return {name: {self.class_header: f"{deployment}-{name}"} for name in self.classes}
-
-
-class CacheKeeper(_Row):
-    """What keeps cached prompts in place of the engine."""
-
-    source: str
-    read_on: str
-    title: str
-    tiers: tuple[str, ...]
-    targets: tuple[str, ...] = ()
-    """Targets that it runs on; empty where it runs on all."""
-
-    server_bytes: int = 0
-    """Memory of its server beside each engine, without the prompts that it holds; 0 where it has none."""
-
-    master: str = ""
-    """End of the name of the process that knows where all replicas have prompts; empty where there is none."""
-
-    master_port: int = 0
-    names_lack: NamesLack
-    """What its own names of prompts do not hold."""
-
-    reasons: Mapping[Literal["target", "other_tiers", "adapters", "nodes", "no_accelerators"], str]
-    """Why it does not work with what a deployment asks for; with {role}, {pool} and {target}."""
-
-    def runs_on(self, target: str) -> bool:
-        return not self.targets or target in self.targets
-
-
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:
     return MappingProxyType(
@@ -757,143 +416,8 @@ def load_engines() -> Mapping[str, Engine]:
     )
 
 
-@functools.cache
-def load_routers() -> Mapping[str, Router]:
-    return own_yaml.read_rows(ROUTERS_FILE, Router)
-
-
-@functools.cache
-def load_cache_keepers() -> Mapping[str, CacheKeeper]:
-    """Return all that keep cached prompts in place of the engine, by name."""
-    return own_yaml.read_rows(CACHE_KEEPERS_FILE, CacheKeeper)
-
-
-def suggest_cache_keepers(is_fitting: Callable[[CacheKeeper], bool]) -> str:
-    """Return the words of a fix that names others which keep cached prompts; empty where none fits."""
-    names = [name for name, row in load_cache_keepers().items() if is_fitting(row)]
-    return f"set by: {' or '.join(names)}" if names else ""
-
-
-@functools.cache
-def load_frameworks() -> Mapping[str, Framework]:
-    return own_yaml.read_rows(FRAMEWORKS_FILE, Framework)
-
-
-@functools.cache
-def get_engine(engine: str, framework: str) -> Engine:
-    """Return an engine under a framework: its own row, with what the framework's pinned version changes."""
-    row, pair = load_engines()[engine], load_frameworks()[framework].engines.get(engine)
-    if pair is None:
-        return row
-    names = {key: f"{pair.metric_prefix}{name.replace(':', '_')}" for key, name in row.metrics.items()}
-    works = (*pair.options, *(("transfer",) if pair.transfers else ()))
-    update = {
-        "image": pair.image,
-        "fleet_image": "",
-        "command": pair.command or row.command,
-        "settings": row.settings if pair.settings is None else pair.settings,
-        "settings_arguments": pair.settings_arguments or row.settings_arguments,
-        "environment": {**row.environment, **pair.environment},
-        "options": {**_omit(row.options, pair.absent_options), **pair.options},
-        "transfer_roles": pair.transfer_roles or row.transfer_roles,
-        "transfers": pair.transfers or row.transfers,
-        "platforms": {
-            kind: platform.model_copy(
-                update={
-                    "options": _omit(platform.options, (*pair.absent_options, *pair.options)),
-                    "unsupported_options": {
-                        **_omit(platform.unsupported_options, works),
-                        **pair.unsupported_options,
-                    },
-                    # The pair has one image, made as the engine's own is: not for a platform that needs another.
-                    "image": "",
-                    "on_pools": platform.on_pools and not platform.image,
-                }
-            )
-            for kind, platform in row.platforms.items()
-            if kind in pair.platforms
-        },
-        "streaming": None,
-        "metrics_path": pair.metrics_path or row.metrics_path,
-        "metrics": pair.metrics or (names if pair.metric_prefix else row.metrics),
-        "buckets": pair.buckets or row.buckets,
-    }
-    return row.model_copy(update=update)
-
-
-def _omit(options: Mapping[str, _Value], names: tuple[str, ...]) -> dict[str, _Value]:
-    return {name: part for name, part in options.items() if name not in names}
-
-
-def get_router(engine: str, framework: str, *, is_disaggregated: bool = False) -> Router:
-    """Return the router of an engine under a framework: the one that the framework brings, else the engine's own."""
-    row, brought = load_engines()[engine], load_frameworks()[framework]
-    own = (row.disaggregated_router if is_disaggregated else "") or row.router
-    router, pair = load_routers()[brought.router or own], brought.engines.get(engine)
-    # A framework with an image for each engine has its router in each of them.
-    return router.model_copy(update={"image": pair.image}) if pair and not router.image else router
-
-
-def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:
-    """Return the name of the row that blueprints get which name none: the one with `default`, else the first."""
-    return next((name for name, row in rows.items() if row.default), next(iter(rows)))
-
-
-def list_option_names(words: Iterable[str]) -> list[str]:
-    """Return the options among the words of a command line, as `engine_arguments` names them."""
-    options = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
-    return [option.removeprefix("no-").replace("-", "_") for option in options]
-
-
 def find_reader(formats: Iterable[WeightsFormat]) -> str:
     """Return the name of the engine that loads weights of one of these forms: the default one where it does."""
     rows = load_engines()
     names = [get_default(rows), *rows]
     return next(name for name in names if rows[name].weights_format in formats)
-
-
-def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:
-    """Return the arguments with their values filled in.
-
-    Raises:
-        KeyError: a value that is asked for is missing in `values`.
-    """
-    filled: list[str] = []
-    for template in templates:
-        lists = {name: value for name in _parse_field_names(template) if isinstance(value := values.get(name), tuple)}
-        name, items = next(iter(lists.items()), ("", ("",)))
-        filled += [template.format_map({**values, name: item}) for item in items]
-    return tuple(filled)
-
-
-def fill_settings(parts: Iterable[Mapping[str, Any]], values: Values) -> dict[str, Any]:
-    """Return a file of settings with the keys of all parts; a later part wins, key by key one level down.
-
-    Raises:
-        KeyError: a value that is asked for is missing in `values`.
-    """
-    settings: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.items():
-            filled = _fill_setting(value, values)
-            settings[key] = {**settings.get(key, {}), **filled} if isinstance(filled, dict) else filled
-    return settings
-
-
-def _fill_setting(value: Any, values: Values) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _fill_setting(item, values) for key, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    names = _parse_field_names(value)
-    is_whole = len(names) == 1 and value == f"{{{next(iter(names))}}}"
-    return values[next(iter(names))] if is_whole else value.format_map(values)
-
-
-def fill_env(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:
-    """Return the environments of all parts as one; a later part wins.
-
-    Raises:
-        KeyError: a value that is asked for is missing in `values`.
-    """
-    return {name: template.format_map(values) for part in parts for name, template in part.items()}

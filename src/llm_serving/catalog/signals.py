@@ -11,7 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
-from llm_serving.catalog.engines import load_engines, load_frameworks, load_routers
+from llm_serving.catalog.engines import load_engines
+from llm_serving.catalog.frameworks import load_frameworks
+from llm_serving.catalog.routers import load_routers
 from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from llm_serving.catalog.engines import EngineMetric, Workload
+from llm_serving.catalog.engines import EngineMetric
+from llm_serving.catalog.frameworks import Workload
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Service

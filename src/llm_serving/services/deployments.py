@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
@@ -103,7 +103,7 @@ def _read(file: Path) -> Deployment | None:
 def _assume_traits(name: str, environment: Environment) -> Traits:
     """Return what frameworks of the target that have classes would go by: others read no such headers."""
     traits = Traits()
-    for row in engines.load_frameworks().values():
+    for row in frameworks.load_frameworks().values():
         if row.classes and environment.target in row.targets:
             traits = Traits(classes=row.build_class_headers(name), caller_header=row.caller_header)
     return traits

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.targets.matrix import RENDERED_ONLY, Cell
 
 _MAX_NOTE_WIDTH = 80
@@ -95,7 +95,7 @@ class MatrixTable:
         table.columns[0].justify, table.columns[0].no_wrap = "right", True
         for reason, number in self.numbers.items():
             table.add_row(Text(str(number)), Text(reason))
-        for name, framework in engines.load_frameworks().items():
+        for name, framework in frameworks.load_frameworks().items():
             if framework.brings:
                 table.add_row("", Text(f"framework {name} brings {framework.brings}."))
         return table

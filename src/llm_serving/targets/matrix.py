@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import paths
-from llm_serving.catalog import engines, instances, models
+from llm_serving.catalog import engines, frameworks, instances, models
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.services import inputs, kinds
@@ -65,7 +65,7 @@ class Cell:
     @property
     def is_rendered_only(self) -> bool:
         """Whether nothing of the engine, or of the framework, has run, on this machine or as on AWS."""
-        rows = (engines.load_engines().get(self.engine), engines.load_frameworks().get(self.framework))
+        rows = (engines.load_engines().get(self.engine), frameworks.load_frameworks().get(self.framework))
         has_note = any(row.rendered_only for row in rows if row)
         return self.deployment is not None and not self.is_local and has_note
 
@@ -99,7 +99,7 @@ def build_cells(*only: str) -> Iterator[Cell]:
 
 def _list_choices(document: Document[Any]) -> list[dict[str, str]]:
     """Return the frameworks and engines that a pattern is tried with, its own first; none for a kind without."""
-    rows: dict[str, Iterable[str]] = {"framework": engines.load_frameworks(), "engine": engines.load_engines()}
+    rows: dict[str, Iterable[str]] = {"framework": frameworks.load_frameworks(), "engine": engines.load_engines()}
     own = {key: getattr(document.value, key) for key in rows if hasattr(document.value, key)}
     names = [[own[key], *(name for name in rows[key] if name != own[key])] for key in own]
     return [dict(zip(own, choice, strict=True)) for choice in itertools.product(*names)]

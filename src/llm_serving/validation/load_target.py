@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import command_parts, frameworks
 from llm_serving.services import tasks
 from llm_serving.services.service import ResolvedData
 from llm_serving.services.traffic import Slo, Traffic
@@ -55,7 +55,7 @@ class LoadTarget(ResolvedData):
     engine: str = ""
     """The catalog's engine whose metrics the replicas have; empty without such metrics."""
 
-    framework: str = engines.get_default(engines.load_frameworks())
+    framework: str = command_parts.get_default(frameworks.load_frameworks())
     """The catalog's framework that runs it, which may give its metrics other names."""
 
     roles: tuple[TargetRole, ...] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llm_serving import console
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.console import Command
 from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.services.traffic import Traffic
@@ -133,7 +133,7 @@ def _write_plan(
         data=str(data) if data else None,
         trace=tuple(rows),
         metrics_urls=metrics_urls,
-        metrics_delay_s=engines.load_frameworks()[target.framework].metrics_delay_s,
+        metrics_delay_s=frameworks.load_frameworks()[target.framework].metrics_delay_s,
         processes=load_plan.count_processes(traffic, cores, rows, least=least, pooled=target.is_pooled),
         timeout_s=_compute_timeout(target, rows),
         folder=str(work),

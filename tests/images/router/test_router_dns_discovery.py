@@ -20,8 +20,8 @@ from typing import Any, Literal
 import pytest
 
 from llm_serving import processes
-from llm_serving.catalog import engines
-from llm_serving.catalog.engines import RouterMetric
+from llm_serving.catalog import routers
+from llm_serving.catalog.routers import RouterMetric
 from tests import dns_discovery, engines_own
 from tests.http_handler import QuietHandler
 
@@ -147,7 +147,7 @@ def list_urls(url: str) -> set[str]:
 
 MULTI_MODEL_FLAGS = ("--enable-igw", "--policy", "round_robin")
 CATALOG_FLAGS = (
-    *engines.load_routers()["vllm-router"].discovery["names"].aggregated.arguments,
+    *routers.load_routers()["vllm-router"].discovery["names"].aggregated.arguments,
     "--policy",
     "round_robin",
 )
@@ -386,7 +386,7 @@ def test_only_requests_without_an_engine_count_as_errors(testbed: RouterTestbed)
 def read_metric(testbed: RouterTestbed, mode: Literal["aggregated", "disaggregated"], name: RouterMetric) -> float:
     """Return the sum over the series of a router's metric, by the catalog's name."""
     lines = (dns_discovery.fetch_page(testbed.metrics) or b"").decode().splitlines()
-    metric_name = engines.load_routers()["vllm-router"].metrics[mode][name]
+    metric_name = routers.load_routers()["vllm-router"].metrics[mode][name]
     return sum(
         float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric_name}{{", f"{metric_name} "))
     )

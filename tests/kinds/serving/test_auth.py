@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import routers
 from llm_serving.kinds.serving import auth
 from llm_serving.kinds.serving.auth import Auth
 from llm_serving.kinds.serving.blueprint import Blueprint
@@ -119,7 +119,7 @@ def test_keys_in_a_secret_alone_are_refused_on_this_machine(tmp_path: Path) -> N
 
 
 def test_a_router_without_nginx_before_it_is_refused() -> None:
-    router = engines.load_routers()["vllm-router"].model_copy(update={"front": ()})
+    router = routers.load_routers()["vllm-router"].model_copy(update={"front": ()})
     environment = Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="")
     [conflict] = auth.check(Auth(keys=TeamKeys(file="keys.json")), router, environment)
     assert conflict.reason == "nginx, which asks for keys, is not before the router of this engine and framework"

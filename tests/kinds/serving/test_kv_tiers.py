@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from llm_serving import processes
-from llm_serving.catalog import engines
+from llm_serving.catalog import cache_keepers, engines
 from llm_serving.kinds.serving import cache_keeper, kv_tiers, summary
 from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -417,8 +417,8 @@ def test_what_is_kept_wrongly_or_nowhere_is_refused(
 
 def test_what_may_keep_prompts_has_a_row_and_an_engine_that_works_with_it() -> None:
     [choices] = [get_args(field.annotation) for name, field in KvTiers.model_fields.items() if name == "by"]
-    assert choices == ("engine", *engines.load_cache_keepers())
-    for name, keeper in engines.load_cache_keepers().items():
+    assert choices == ("engine", *cache_keepers.load_cache_keepers())
+    for name, keeper in cache_keepers.load_cache_keepers().items():
         assert any(f"kv-{name}" in engine.options for engine in engines.load_engines().values())
         assert set(keeper.tiers) <= set(KvTiers.model_fields) - {"by"}
 

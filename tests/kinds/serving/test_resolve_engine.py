@@ -12,7 +12,7 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 from llm_serving import processes
-from llm_serving.catalog import engines
+from llm_serving.catalog import routers
 from tests import engines_own
 from tests.http_handler import QuietHandler
 
@@ -74,7 +74,7 @@ def engine_pair() -> Iterator[tuple[Engine, Engine]]:
 def _run_router(engine_pair: tuple[Engine, Engine]) -> Iterator[str]:
     """vllm-router with the policy's own word and all else as it comes; yields its URL."""
     port, metrics = processes.claim_free_ports(2)
-    word = engines.load_routers()["vllm-router"].policies["cache-aware"]
+    word = routers.load_routers()["vllm-router"].policies["cache-aware"]
     command = [
         *(str(engines_own.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--policy", word),
@@ -112,7 +112,7 @@ def _send(url: str, shared: float, number: int, max_tokens: int = 1) -> None:
 def test_the_router_prefers_a_busier_engines_prefix_only_above_the_resolvers_share(
     engine_pair: tuple[Engine, Engine], beside: float, followed: bool
 ) -> None:
-    shared = engines.load_routers()["vllm-router"].cache_aware_share + beside
+    shared = routers.load_routers()["vllm-router"].cache_aware_share + beside
     with _run_router(engine_pair) as url:
         _send(url, shared, 1)
         blocked = threading.Thread(target=_send, args=(url, shared, 2, HELD_MAX_TOKENS))

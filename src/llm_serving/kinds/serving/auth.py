@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from llm_serving.catalog.engines import Router
+from llm_serving.catalog.routers import Router
 from llm_serving.fleet.model import Name
 from llm_serving.services import deployments, team_keys
 from llm_serving.services.deployment import Door

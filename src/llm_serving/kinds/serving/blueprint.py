@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from llm_serving import paths
-from llm_serving.catalog import engines, records
+from llm_serving.catalog import cache_keepers, command_parts, engines, frameworks, records
 from llm_serving.fleet.model import TierBucketName
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.auth import Auth
@@ -53,10 +53,10 @@ def _list_engines() -> list[str]:
 
 
 def _list_frameworks() -> list[str]:
-    return list(engines.load_frameworks())
+    return list(frameworks.load_frameworks())
 
 
-_ENGINE = engines.get_default(engines.load_engines())
+_ENGINE = command_parts.get_default(engines.load_engines())
 
 Image = Annotated[str, dataclasses.replace(FORMATS["image"], example=engines.load_engines()[_ENGINE].image)]
 CompileCache = Annotated[str, FORMATS["compile-cache"]]
@@ -133,9 +133,9 @@ class KvTiers(Settings):
         return self._check_ram(), self._check_pool()
 
     @property
-    def keeper(self) -> engines.CacheKeeper | None:
+    def keeper(self) -> cache_keepers.CacheKeeper | None:
         """What keeps them in place of the engine."""
-        return engines.load_cache_keepers().get(self.by)
+        return cache_keepers.load_cache_keepers().get(self.by)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class KvTiers(Settings):
         others = [name for name in self.names if self.keeper and name not in self.keeper.tiers]
         if self.keeper and others:
             reason = self.keeper.reasons["other_tiers"]
-            keepers = engines.suggest_cache_keepers(lambda row: {*self.names} <= {*row.tiers})
+            keepers = cache_keepers.suggest_cache_keepers(lambda row: {*self.names} <= {*row.tiers})
             yield Conflict(
                 (others[0],), reason, ", or ".join(filter(None, (f"remove {' and '.join(others)}", keepers)))
             )
@@ -212,7 +212,7 @@ class Tuning(Settings):
         return self.kv_offload or (self.kv_tiers.ram if self.kv_tiers else None) or 0
 
     @property
-    def keeper(self) -> engines.CacheKeeper | None:
+    def keeper(self) -> cache_keepers.CacheKeeper | None:
         """What keeps cached prompts in place of the engine."""
         return self.kv_tiers.keeper if self.kv_tiers else None
 
@@ -267,7 +267,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     engine: Annotated[str, OneOf(_list_engines)] = _ENGINE
     """Engine that runs the model."""
 
-    framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())
+    framework: Annotated[str, OneOf(_list_frameworks)] = command_parts.get_default(frameworks.load_frameworks())
     """Framework that runs the replicas: `plain` uses the target's own means, such as Deployments on EKS."""
 
     image: Image | None = None
@@ -315,13 +315,13 @@ class Blueprint(BaseBlueprint, ModelSettings):
         return patterns.load_patterns()[self.pattern]
 
     @property
-    def framework_row(self) -> engines.Framework:
-        return engines.load_frameworks()[self.framework]
+    def framework_row(self) -> frameworks.Framework:
+        return frameworks.load_frameworks()[self.framework]
 
     @property
     def engine_row(self) -> engines.Engine:
         """The engine, as its framework runs it."""
-        return engines.get_engine(self.engine, self.framework)
+        return frameworks.get_engine(self.engine, self.framework)
 
     @property
     def is_pooled(self) -> bool:

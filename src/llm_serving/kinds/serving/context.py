@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving.catalog import engines, images
+from llm_serving.catalog import engines, frameworks, images, routers
 from llm_serving.catalog.engines import Engine
 from llm_serving.fleet import image_cache
 from llm_serving.kinds.serving import auth
@@ -59,7 +59,7 @@ class Context:
         return self.blueprint.engine_row
 
     @property
-    def pair(self) -> engines.FrameworkEngine | None:
+    def pair(self) -> frameworks.FrameworkEngine | None:
         """What the framework says of the engine; None where it runs all as their own rows say."""
         return self.blueprint.framework_row.engines.get(self.blueprint.engine)
 
@@ -69,7 +69,7 @@ class Context:
         return auth.build_door(self.blueprint.auth, self.name, self.folder, self.environment)
 
     @property
-    def router(self) -> engines.Router:
+    def router(self) -> routers.Router:
         return get_router(self.blueprint)
 
     def is_node_service(self, nodes: int) -> bool:
@@ -118,9 +118,9 @@ class Context:
         return self.environment.ports.get(name, 0) if self.conventions.is_local else default
 
 
-def get_router(blueprint: Blueprint) -> engines.Router:
+def get_router(blueprint: Blueprint) -> routers.Router:
     """Return the row of the blueprint's router, which its engine and its framework decide together."""
-    return engines.get_router(blueprint.engine, blueprint.framework, is_disaggregated=blueprint.is_disaggregated)
+    return frameworks.get_router(blueprint.engine, blueprint.framework, is_disaggregated=blueprint.is_disaggregated)
 
 
 def list_port_names(blueprint: Blueprint) -> list[str]:

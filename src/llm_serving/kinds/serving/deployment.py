@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import engines, frameworks
 from llm_serving.catalog.engines import EngineMetric
 from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption, Tuning
@@ -202,7 +202,7 @@ class ServingDeployment(Deployment):
     @property
     def engine_row(self) -> engines.Engine:
         """The engine, as its framework runs it."""
-        return engines.get_engine(self.engine, self.framework)
+        return frameworks.get_engine(self.engine, self.framework)
 
     @property
     def is_pooled(self) -> bool:

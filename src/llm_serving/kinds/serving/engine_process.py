@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from llm_serving.catalog import engine_options, engines, registry
-from llm_serving.catalog.engines import CommandPart, Values
+from llm_serving.catalog import command_parts, engine_options, engines, registry
+from llm_serving.catalog.command_parts import CommandPart, Values
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.engines.memory import CpuLoad
@@ -114,19 +114,19 @@ def build_engine_service(
         **_build_process_values(context, process_name, placed.name, replica, rank),
         **_build_cache_values(context, role, served_model),
     }
-    settings = engines.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
+    settings = command_parts.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
     templates = (
         *context.engine.command,
         *(text for part in parts for text in part.arguments),
         *(context.engine.settings_arguments if settings else ()),
     )
     own_arguments = format_engine_arguments(context, role)
-    words = (*engines.fill_arguments(templates, values), *own_arguments)
+    words = (*command_parts.fill_arguments(templates, values), *own_arguments)
     values["pool_key"] = _build_pool_key(context, node, served_model, words)
-    words = (*engines.fill_arguments(templates, values), *own_arguments)
+    words = (*command_parts.fill_arguments(templates, values), *own_arguments)
     max_bytes = context.blueprint.tuning.folder_bytes
     folder_bytes = {folder: max_bytes[tier] for tier, folder in locate_tiers(context, role, served_model).items()}
-    cache_server = engines.fill_arguments((word for part in parts for word in part.beside), values)
+    cache_server = command_parts.fill_arguments((word for part in parts for word in part.beside), values)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
     own_address = environment.hidden_host if context.conventions.is_local else ""
     start_limit_s = _compute_start_limit_s(node.platform, served_model)
@@ -142,7 +142,7 @@ def build_engine_service(
         ),
         env={
             **environment.env,
-            **engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values),
+            **command_parts.fill_env((context.engine.environment, *(part.environment for part in parts)), values),
             **context.blueprint.merge_environment(role),
             **(dict.fromkeys(address_variables, own_address) if own_address else {}),
         },

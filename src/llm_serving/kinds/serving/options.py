@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import cache_keepers, command_parts, engines, frameworks
 from llm_serving.catalog.engines import Platform
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
@@ -110,7 +110,7 @@ class Option(NamedTuple):
     fix: str | Callable[[Node], str] = ""
     """What to write for an engine without it."""
 
-    values: Callable[[Node], engines.Values] = lambda _: {}
+    values: Callable[[Node], command_parts.Values] = lambda _: {}
 
 
 def list_names(node: Node) -> list[str]:
@@ -180,7 +180,7 @@ def _list_platforms(engine: engines.Engine, node: Node) -> list[Platform]:
 def _describe_unsplit(node: Node) -> str:
     baseline = node.settings.pattern_row.baseline
     # Frameworks that have their own way for the engine; they run on Kubernetes.
-    pairs = {name: row.engines.get(node.settings.engine) for name, row in engines.load_frameworks().items()}
+    pairs = {name: row.engines.get(node.settings.engine) for name, row in frameworks.load_frameworks().items()}
     place = "" if node.conventions.is_kubernetes else " with --target eks"
     choices = [f"set framework: {name}{place}" for name, pair in pairs.items() if pair and pair.transfers]
     choices += [f"set pattern: {baseline}"] if baseline else []
@@ -201,7 +201,7 @@ def _compute_offload_rank_bytes(node: Node) -> int:
     return node.tuning.ram_bytes // (node.role.accelerators // node.placed.nodes)
 
 
-def _build_tier_values(node: Node) -> engines.Values:
+def _build_tier_values(node: Node) -> command_parts.Values:
     offload_bytes = _compute_offload_bytes(node)
     return {
         "offload_bytes": offload_bytes,
@@ -296,13 +296,13 @@ OPTIONS = (
             "tuning.kv_tiers",
             lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
         )
-        for name, keeper in engines.load_cache_keepers().items()
+        for name, keeper in cache_keepers.load_cache_keepers().items()
     ),
     Option(
         "kv-s3",
         lambda node: node.tuning.keeper is None and "s3" in node.tuning.tier_bytes,
         "tuning.kv_tiers",
-        f"{engines.suggest_cache_keepers(lambda row: 's3' in row.tiers)}, or remove s3",
+        f"{cache_keepers.suggest_cache_keepers(lambda row: 's3' in row.tiers)}, or remove s3",
     ),
     Option(
         "speculative-prompt",
@@ -411,7 +411,7 @@ OPTIONS = (
             "tuning.kv_tiers",
             "remove s3",
         )
-        for name, keeper in engines.load_cache_keepers().items()
+        for name, keeper in cache_keepers.load_cache_keepers().items()
         if "s3" in keeper.tiers
     ),
     Option(

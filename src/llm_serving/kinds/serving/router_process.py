@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llm_serving.catalog import engines
-from llm_serving.catalog.engines import CommandPart, Values
+from llm_serving.catalog import command_parts, routers
+from llm_serving.catalog.command_parts import CommandPart, Values
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.kinds.serving import auth
 from llm_serving.kinds.serving.blueprint import Blueprint
@@ -38,7 +38,7 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
     router, environment = context.router, context.environment
     mode, values = _select_discovery_mode(context), _build_router_values(context, engine_services)
     rank_routing = router.rank_routing if count_routed_ranks(context) > 1 and router.rank_routing else CommandPart()
-    command = engines.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
+    command = command_parts.fill_arguments((*router.command, *mode.arguments, *rank_routing.arguments), values)
     if command:
         command = (resolve_executable(environment, command[0]), *command[1:])
     return Service(
@@ -46,14 +46,14 @@ def build_router_service(context: Context, engine_services: Sequence[Service], s
         role="router",
         is_entry=True,
         command=(
-            *_build_image_command(environment, engines.fill_arguments(router.front, values)),
-            *_build_image_command(environment, engines.fill_arguments(mode.prefix_command, values)),
+            *_build_image_command(environment, command_parts.fill_arguments(router.front, values)),
+            *_build_image_command(environment, command_parts.fill_arguments(mode.prefix_command, values)),
             *command,
         ),
         env={
             # Where it reads the keys of teams.
             **(environment.env if context.door and not context.conventions.is_local else {}),
-            **engines.fill_env((router.environment, mode.environment), values),
+            **command_parts.fill_env((router.environment, mode.environment), values),
         },
         # Where clients need a key, the probe asks the router itself.
         host=environment.hidden_host if context.door else LOOPBACK,
@@ -71,13 +71,13 @@ def build_router_container(context: Context, engine_services: Sequence[Service])
     # It starts beside the engines, whose machines may have to start before.
     start_s = INSTANCE_START_S + _compute_router_start_s(engine_services)
     values = {**_build_router_values(context, engine_services), "start_limit_s": math.ceil(start_s)}
-    settings = engines.fill_settings((beside.settings,), values)
-    command = engines.fill_arguments(beside.command, values)
+    settings = command_parts.fill_settings((beside.settings,), values)
+    command = command_parts.fill_arguments(beside.command, values)
     return RouterContainer(
         name=beside.name,
         image=engine_services[0].image,
         command=(*write_settings(values["settings_file"], settings), *command),
-        env={**context.environment.env, **engines.fill_env((beside.environment,), values)},
+        env={**context.environment.env, **command_parts.fill_env((beside.environment,), values)},
         port=ROUTER_ADMIN_PORT,
         health=beside.health,
         start_s=start_s,
@@ -96,9 +96,9 @@ def select_entry_port(context: Context) -> int:
     return context.select_port("router", ROUTER_PORT)
 
 
-def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
+def _select_discovery_mode(context: Context) -> routers.DiscoveryMode:
     if not context.router.discovery:
-        return engines.DiscoveryMode()
+        return routers.DiscoveryMode()
     discovery = context.router.discovery[select_discovery(context)]
     if context.blueprint.is_disaggregated and discovery.disaggregated:
         return discovery.disaggregated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.kinds.serving import measured_capacity, predicted_load, router_policy
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
@@ -184,7 +184,7 @@ def describe_for_others(deployment: ServingDeployment) -> FoundDeployment:
     if deployment.answering_roles != deployment.engine_roles:
         metrics.pop("ttft", None)
     is_fixed = all(role.replicas.min == role.replicas.max for role in deployment.engine_roles)
-    framework = engines.load_frameworks()[deployment.framework]
+    framework = frameworks.load_frameworks()[deployment.framework]
     usd_h, price = (price_deployment(deployment) if is_fixed else None) or (None, "")
     return FoundDeployment(
         name=deployment.name,

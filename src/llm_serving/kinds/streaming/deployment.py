@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.catalog.engines import Workload
+from llm_serving.catalog.frameworks import Workload
 from llm_serving.kinds.streaming.blueprint import Limits, Sample, StreamSlo
 from llm_serving.kinds.streaming.stack import StreamStack
 from llm_serving.services.deployment import Deployment

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llm_serving import console, locked_env, program
-from llm_serving.catalog import engines
+from llm_serving.catalog import engines, frameworks
 from llm_serving.catalog.engines import LocalSetup
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env
@@ -32,7 +32,7 @@ def find(engine: str = "", framework: str = "") -> EngineEnv:
     Args:
         framework: that runs it; one with programs of its own has an environment with them and the engine.
     """
-    framed = engines.load_frameworks()[framework].engines.get(engine) if framework else None
+    framed = frameworks.load_frameworks()[framework].engines.get(engine) if framework else None
     if framed and framed.local:
         return VllmEnv(framed.local.folder, framed.local.lock, framed.local.modules)
     row = engines.load_engines().get(engine)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.catalog.engines import Engine
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
@@ -184,7 +184,7 @@ class _EngineReadings(NamedTuple):
 def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
     if not target.engine:
         return _EngineReadings(None, {}, {}, [], {}, set())
-    engine = engines.get_engine(target.engine, target.framework)
+    engine = frameworks.get_engine(target.engine, target.framework)
     before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
     roles = _list_replica_roles(target, source)
     unanswered = engine.finish_reasons.unanswered

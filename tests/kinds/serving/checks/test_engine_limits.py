@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.catalog import engine_options, engines, models
+from llm_serving.catalog import command_parts, engine_options, engines, models
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
@@ -326,13 +326,13 @@ def test_the_version_on_neuron_has_every_option_that_is_rendered(tmp_path: Path)
         "engine_arguments: {max_logprobs: 5}\ntraces: http://collector:4318/v1/traces\n"
     )
     command = resolve_blueprint(tmp_path, format_blueprint(extra=extra, model=QWEN)).workers[0].command
-    names = set(engines.list_option_names(command))
+    names = set(command_parts.list_option_names(command))
     assert names <= known
     assert {"additional_config", "scheduling_policy", "max_logprobs", "tool_call_parser"} <= names
     on_gpus = resolve_blueprint(
         tmp_path, format_blueprint("pool: gpu, accelerators: 4", "logs: json\n", model=QWEN)
     ).workers[0]
-    assert "logging_config" in set(engines.list_option_names(on_gpus.command)) - known
+    assert "logging_config" in set(command_parts.list_option_names(on_gpus.command)) - known
 
 
 @pytest.mark.parametrize(("cache", "volume"), [("claim:programs", "programs"), ("node", "")])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import engine_options, engines, frameworks
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import list_port_names
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -543,7 +543,7 @@ ABSENT_PARSERS = {
 @pytest.mark.parametrize("key", ["tools", "reasoning"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_the_catalogs_parsers_have_names_that_dynamo_lists(engine: str, key: Literal["tools", "reasoning"]) -> None:
-    pair = engines.load_frameworks()["dynamo"].engines[engine]
+    pair = frameworks.load_frameworks()["dynamo"].engines[engine]
     assert pair.parsers[key] == set(RECORDED_PARSERS[key])
     recorded = engine_options.load(engine)
     assert recorded
@@ -564,7 +564,7 @@ def test_the_catalogs_parsers_have_names_that_dynamo_lists(engine: str, key: Lit
     ],
 )
 def test_a_parser_is_dynamos_of_the_same_form(engine: str, tools: str, own: str) -> None:
-    assert engines.load_frameworks()["dynamo"].engines[engine].find_parser("tools", tools) == own
+    assert frameworks.load_frameworks()["dynamo"].engines[engine].find_parser("tools", tools) == own
 
 
 @pytest.mark.parametrize(("engine", "tools"), [("vllm", "openai"), ("sglang", "gpt-oss")])
@@ -623,11 +623,11 @@ ABSENT = {"vllm": "uvicorn_log_level", "tensorrt-llm": "no_telemetry", "sglang":
 """An option of each engine that its worker under Dynamo does not have: of the engine's server, or of a later version."""
 
 
-@pytest.mark.parametrize("engine", engines.load_frameworks()["dynamo"].engines)
+@pytest.mark.parametrize("engine", frameworks.load_frameworks()["dynamo"].engines)
 def test_the_version_under_dynamo_has_every_argument_that_is_rendered(
     tmp_path: Path, cells: Mapping[str, Sequence[ServingDeployment]], engine: str
 ) -> None:
-    known = engine_options.load_arguments(engines.load_frameworks()["dynamo"].engines[engine].arguments).arguments
+    known = engine_options.load_arguments(frameworks.load_frameworks()["dynamo"].engines[engine].arguments).arguments
     assert {item.pattern for item in cells[engine]} == {"aggregated", "disaggregated", "distributed"}
     here = [resolve(tmp_path)] if engine == "vllm" else []
     words = [word for item in (*here, *cells[engine]) for word in item.services[0].command]

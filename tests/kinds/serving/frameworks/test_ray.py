@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import engine_options, frameworks
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests import matrix_cells
@@ -135,7 +135,7 @@ def test_each_model_has_nodes_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_version_under_ray_has_every_argument_that_is_rendered(tmp_path: Path) -> None:
-    known = engine_options.load_arguments(engines.load_frameworks()["ray"].engines["vllm"].arguments).arguments
+    known = engine_options.load_arguments(frameworks.load_frameworks()["ray"].engines["vllm"].arguments).arguments
     deployments = [
         cell.deployment
         for cell in matrix_cells.build_all()

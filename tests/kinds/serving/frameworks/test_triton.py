@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import engine_options, frameworks
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import InputError
@@ -114,7 +114,7 @@ def test_clients_name_the_model_by_the_folder_and_are_told(tmp_path: Path) -> No
     assert worker.probe
     assert worker.probe.body["model"] == "Qwen3-0.6B"
     [note] = [note for note in deployment.notes if note.startswith("Triton")]
-    assert note == engines.load_frameworks()["triton"].note
+    assert note == frameworks.load_frameworks()["triton"].note
     plain = resolve(tmp_path, format_blueprint().replace("framework: triton\n", ""))
     assert plain.model_names == ("Qwen/Qwen3-0.6B",)
     assert not [note for note in plain.notes if note.startswith("Triton")]
@@ -160,7 +160,7 @@ def read_config(text: str) -> dict[str, Any]:
 
 
 def test_the_version_under_triton_has_every_argument_that_is_rendered(tmp_path: Path) -> None:
-    known = engine_options.load_arguments(engines.load_frameworks()["triton"].engines["vllm"].arguments).arguments
+    known = engine_options.load_arguments(frameworks.load_frameworks()["triton"].engines["vllm"].arguments).arguments
     rendered = [
         cell.deployment
         for cell in matrix_cells.build_all()

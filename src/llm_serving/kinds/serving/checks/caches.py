@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import cache_keepers
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole, copies_cache, transfers_by_rdma
@@ -49,7 +49,7 @@ def _check_keeper(
     key_path = ("tuning", "kv_tiers", "by")
     if not keeper.runs_on(environment.target):
         reason = keeper.reasons["target"].format(target=conventions.title)
-        others = engines.suggest_cache_keepers(lambda row: row.runs_on(environment.target))
+        others = cache_keepers.suggest_cache_keepers(lambda row: row.runs_on(environment.target))
         yield Conflict(key_path, reason, ", or ".join(filter(None, ("remove by", others))), tiers.by)
         return
     for placed in placed_roles:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import command_parts, engine_options, engines
 from llm_serving.catalog.engine_options import EngineOptions
 from llm_serving.catalog.engines import Engine
 from llm_serving.kinds.serving import engine_process
@@ -141,7 +141,7 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
 
 def _is_rewritten(context: Context, option: str, value: JsonValue, words: Sequence[str]) -> bool:
     """Return whether the deployment writes an option too, and not in the same way."""
-    if option not in engines.list_option_names(words):
+    if option not in command_parts.list_option_names(words):
         return False
     # A switch may be written twice in the same way: what runs on accelerators then runs in a trial on CPU.
     row = engine_options.get_options(context.blueprint.engine)[option]

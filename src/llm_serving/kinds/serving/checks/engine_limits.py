@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.catalog import drivers, engine_options, instances
-from llm_serving.catalog.engines import EngineLimits, Framework, Platform
+from llm_serving.catalog.engines import EngineLimits, Platform
+from llm_serving.catalog.frameworks import Framework
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_serving.catalog import engine_options, engines, models, records
+from llm_serving.catalog import command_parts, engine_options, engines, models, records
 from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving import patterns
@@ -124,7 +124,7 @@ def _describe_architecture(engine: str, architectures: Sequence[str]) -> tuple[s
         if version := recorded.dropped_architectures.get(architecture):
             return f"{subject} has no {architecture}: {version} was the last that ran it", "use another model"
         if recorded.architectures and architecture not in recorded.architectures:
-            default = engines.get_default(engines.load_engines())
+            default = command_parts.get_default(engines.load_engines())
             return f"{subject} has no {architecture}", f"set engine: {default}, or use another model"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
@@ -63,7 +63,7 @@ def _check_slo_scaling(
 
 def _check_planner(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield roles that a planner would scale where there is none, or where no limit tells it when."""
-    frameworks = engines.load_frameworks()
+    rows = frameworks.load_frameworks()
     latencies = map_latencies(list(settings.roles.engine_roles))
     for placed in placed_roles:
         if placed.role.scale is None or not placed.role.scale.planner:
@@ -74,9 +74,9 @@ def _check_planner(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> I
             if metric != "e2e" and placed.name in latencies[metric] and find_lowest_limit(settings.slo, field) is None
         ]
         reason, fix = "", "set scale: {queue: 4}"
-        if not frameworks[settings.framework].planner_image:
+        if not rows[settings.framework].planner_image:
             reason = f"framework: {settings.framework} has no planner"
-            names = [name for name, row in frameworks.items() if row.planner_image]
+            names = [name for name, row in rows.items() if row.planner_image]
             fix = f"set framework: {' or '.join(names)}, or scale: {{queue: 4}}"
         elif missing:
             reason = f"the SLO has no limit of {' and '.join(missing)}, which the planner keeps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import frameworks
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
@@ -143,12 +143,12 @@ def _check_named_replicas(
         return
     described = f"the router of {settings.engine} before prefill and decode reads a name of each replica when it starts"
     if not conventions.runs_tasks:
-        frameworks = [
+        fixes = [
             f"set framework: {name}"
-            for name, row in engines.load_frameworks().items()
+            for name, row in frameworks.load_frameworks().items()
             if (pair := row.engines.get(settings.engine)) and pair.transfers and conventions.is_kubernetes
         ]
-        fix = ", or ".join((*frameworks, "render it for ecs: --target ecs"))
+        fix = ", or ".join((*fixes, "render it for ecs: --target ecs"))
         yield Conflict(("pattern",), f"{described}, which replicas have on ECS only", fix, settings.pattern)
         return
     for placed in placed_roles:

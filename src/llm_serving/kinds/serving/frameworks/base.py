@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, cast
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options, engines
-from llm_serving.catalog.engines import FrameworkEngine
+from llm_serving.catalog import engine_options, frameworks
+from llm_serving.catalog.frameworks import FrameworkEngine
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
@@ -74,7 +74,7 @@ def check_engine(
             catalog's, and itself refuses requests for what it would read.
     """
     name, engine = context.blueprint.framework, context.blueprint.engine
-    framework = engines.load_frameworks()[name]
+    framework = frameworks.load_frameworks()[name]
     pair = framework.engines[engine]
     known = engine_options.load_arguments(pair.arguments).arguments
     # A program of the framework's own may take fewer options than the engine's.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.aws import s3
-from llm_serving.catalog import engines, instances
+from llm_serving.catalog import engines, frameworks, instances
 from llm_serving.hub import source
 from llm_serving.kinds.serving import measured_capacity
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
@@ -160,7 +160,7 @@ def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoa
 
 def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
     """Return a framework's version and that of the engine that it pins; else of an engine here, by its own API."""
-    framework = engines.load_frameworks()[deployment.framework]
+    framework = frameworks.load_frameworks()[deployment.framework]
     if pair := framework.engines.get(deployment.engine):
         return {deployment.framework: framework.version, deployment.engine: pair.version}
     versions: dict[str, str] = {}
