@@ -786,6 +786,24 @@ def test_a_client_names_no_other_team_s_model_for_a_request_that_fails(gateway: 
     assert read_status(f"{gateway.deployment.url}/v1/chat/completions", gateway.create_key("outside"), body) == 500
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("completions", {"prompt": "hi"}),
+        ("embeddings", {"input": "hi"}),
+        ("images/generations", {"prompt": "hi"}),
+    ],
+)
+def test_a_model_in_the_url_is_the_team_s_own_too(gateway: Running, path: str, prompt: dict[str, Any]) -> None:
+    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("ads")
+    body = {"model": "small", **prompt}
+    assert {name: read_status(f"{url}?model={name}", key, body) for name in ("small", "echo")} == {
+        "small": 200,
+        "echo": 403,
+    }
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_records(
     gateway: Running, is_stream: bool

@@ -30,6 +30,8 @@ MODULE = "llm_serving.kinds.gateway.request_guard"
 OWN_SETTINGS = ["cache", "fallbacks", "headers", "litellm_call_id", "max_retries", "metadata", "no-log", "num_retries"]
 """Some of what LiteLLM lists as its own."""
 
+ADS = {"ads": {"models": ["chat", "small"]}}
+
 
 class Refused(Exception):
     """In place of FastAPI's HTTPException."""
@@ -147,18 +149,29 @@ def test_a_request_reads_kept_answers_of_its_own_team_alone(
 ) -> None:
     data = {"model": model, "priority": -9, "litellm_params": {"metadata": {}}, **({"cache": sent} if sent else {})}
     user = SimpleNamespace(team_id=team, user_id="default")
-    asyncio.run(hook.RequestGuard({}, {"chat": 60.0}).async_pre_call_hook(user, None, data, "completion"))
+    asyncio.run(hook.RequestGuard(ADS, {"chat": 60.0}).async_pre_call_hook(user, None, data, "completion"))
     assert data == {"model": model, "cache": controls}
     data = {"model": model, "cache": {"namespace": "team search"}}
-    asyncio.run(hook.RequestGuard({}, {}).async_pre_call_hook(user, None, data, "completion"))
+    asyncio.run(hook.RequestGuard(ADS, {}).async_pre_call_hook(user, None, data, "completion"))
     assert data == {"model": model}, "where no route keeps answers"
+
+
+@pytest.mark.parametrize("model", ["echo", "chat,echo", ["chat"]])
+def test_a_model_that_is_not_the_team_s_is_refused_whoever_named_it(hook: Any, model: object) -> None:
+    user = SimpleNamespace(team_id="ads", user_id="default")
+    with pytest.raises(Refused) as refusal:
+        asyncio.run(hook.RequestGuard(ADS, {}).async_pre_call_hook(user, None, {"model": model}, "acompletion"))
+    assert refusal.value.args[0] == 403
+    own = {"model": "chat"}
+    asyncio.run(hook.RequestGuard(ADS, {}).async_pre_call_hook(user, None, own, "acompletion"))
+    assert own == {"model": "chat"}
 
 
 def test_a_request_sets_nothing_of_litellm_s_and_keeps_what_its_proxy_wrote(hook: Any) -> None:
     kept = {"model": "chat", "min_p": 0.1, "metadata": {"user_api_key_team_id": "ads"}, "litellm_call_id": "1"}
     data = {**kept, "no-log": True, "fallbacks": ["small"], "router_settings_override": {"fallbacks": [{}]}}
     user = SimpleNamespace(team_id="ads", user_id="default")
-    asyncio.run(hook.RequestGuard({}, {}).async_pre_call_hook(user, None, data, "acompletion"))
+    asyncio.run(hook.RequestGuard(ADS, {}).async_pre_call_hook(user, None, data, "acompletion"))
     assert data == kept
 
 
@@ -189,7 +202,7 @@ def test_a_request_has_its_team_s_priority_where_the_engine_schedules_by_it(hook
 def test_a_request_has_its_team_s_class_and_name_where_the_endpoint_tells_them_apart_and_no_header_of_the_caller(
     hook: Any,
 ) -> None:
-    guard = hook.RequestGuard({"ads": {"priority": "high"}, "search": {}}, {})
+    guard = hook.RequestGuard({"ads": {"priority": "high", "models": ["chat"]}, "search": {}}, {})
     forged = {"X-Class": "chat-high", "x-caller": "search", "x-request-id": "1"}
 
     def send(team: str | None, **traits: Any) -> dict[str, str]:

@@ -72,6 +72,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         """Take the blueprint's teams, and the routes that keep answers, with the seconds."""
         super().__init__()
         self._cached = cached
+        self._models = {name: team.get("models", ()) for name, team in teams.items()}
         self._limits = {name: team.get("prompt_characters") for name, team in teams.items()}
         self._budgeted = {name for name, team in teams.items() if team.get("budget")}
         self._classes = {name: team.get("priority", "normal") for name, team in teams.items()}
@@ -85,14 +86,18 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     ) -> None:
         """Refuse a key that could not be looked up with 503, and a prompt beyond the team's limit with 413.
 
-        Pictures are refused to a team with a budget, with 403: they have no price that would count against it.
+        So is a model that is not the team's, with 403: LiteLLM looks for it in the body, and calls the one that the URL
+        names, `?model=`. And pictures of a team with a budget: they have no price that would count against it.
 
         The rest reads cached answers of its own team only, and gives itself no priority.
         """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
             raise HTTPException(503, {"error": {"message": message, "type": "service_unavailable"}})
-        team = user_api_key_dict.team_id
+        team, model = user_api_key_dict.team_id, data.get("model")
+        if team and model is not None and model not in self._models.get(team, ()):
+            message = f"The team {team} has no model {model}"
+            raise HTTPException(403, {"error": {"message": message, "type": "team_model_access_denied"}})
         if team in self._budgeted and call_type.endswith(_PICTURES):
             message = "Pictures have no price, and the team has a budget"
             raise HTTPException(403, {"error": {"message": message, "type": "no_price"}})
@@ -100,7 +105,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         for field in _OWN_FIELDS - _PROXY_FIELDS:
             data.pop(field, None)
         if self._cached:
-            data["cache"] = self._build_cache(team, data.get("model"), controls)
+            data["cache"] = self._build_cache(team, model, controls)
         limit = self._limits.get(team)
         if limit is not None and (characters := count_prompt(data)) > limit:
             message = f"The prompt has {characters:,} characters; the team's limit is {limit:,}"
