@@ -7,7 +7,8 @@ server keeps no files; `seed`, `num_inference_steps`, `guidance_scale` and `nega
 names them. GET /v1/models, /health and /metrics are those of other engines.
 
 One picture is computed at a time. Requests wait in one queue; beyond --max-waiting they get 429 with Retry-After at
-once. Who disconnects is no longer computed. With SIGTERM /health and new requests get 503, and the requests that it
+once. Who disconnects is no longer computed. After an error of CUDA, with which every further picture would fail, the
+server ends. With SIGTERM /health and new requests get 503, and the requests that it
 has are answered, for at most DRAIN_S seconds; then they get 503 too.
 """
 
@@ -113,6 +114,10 @@ class Refusal(Exception):
 
 class Stopped(Exception):
     """Nobody waits for the pictures any more."""
+
+
+class DeviceLost(Exception):
+    """The GPU computes no more for this process."""
 
 
 @dataclass
@@ -226,6 +231,10 @@ class Painter:
             pictures = [self._draw_one(drawing, (seed + number) % 2**63, stop) for number in range(drawing.n)]
             self._times.append(time.monotonic() - started)
             return pictures
+        except RuntimeError as error:
+            if not computes():
+                raise DeviceLost(str(error)) from error
+            raise
         finally:
             self.metrics.running.dec()
 
@@ -254,6 +263,18 @@ class Painter:
         content = io.BytesIO()
         picture.save(content, format="PNG")
         return content.getvalue()
+
+
+def computes() -> bool:
+    """Return whether the GPU, if any, still computes for this process: after most errors of CUDA nothing does."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+    return True
 
 
 def find_tokenizer(pipeline: Any, parameters: Mapping[str, inspect.Parameter]) -> tuple[Any, int]:
@@ -323,6 +344,10 @@ def build_app(painter: Painter, served_model: str, log: Log) -> FastAPI:
             outcome = "cancelled"
             if app.state.draining:
                 response = Refusal(503, ENDING, retry_after_s=1).build_response()
+        except DeviceLost as error:
+            # Who fails at once would get the most requests of all replicas.
+            log.write("the GPU computes no more: this replica ends", error=str(error))
+            os._exit(1)
         except Exception as error:  # noqa: BLE001 - of any part of a pipeline
             log.write("a picture could not be drawn", error=f"{type(error).__name__}: {error}")
             response = Refusal(500, f"the picture could not be drawn: {type(error).__name__}").build_response()

@@ -257,6 +257,52 @@ def test_a_folder_without_a_pipeline_is_refused_with_what_is_missing(tmp_path: P
     )
 
 
+LOSS = """
+import asyncio, sys, threading
+import torch, diffusion_server
+
+class Pipeline:
+    components = {}
+    def __call__(self, prompt, generator):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def synchronize():
+    if sys.argv[1] == "lost":
+        raise RuntimeError("CUDA error")
+
+torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, synchronize
+app = diffusion_server.build_app(diffusion_server.Painter(Pipeline(), 1, 64), "m", diffusion_server.Log("text"))
+body = b'{"prompt": "a boat"}'
+messages = iter([{"type": "http.request", "body": body}])
+
+async def receive():
+    for message in messages:
+        return message
+    await asyncio.sleep(60)
+
+async def send(message):
+    print(message.get("status", ""), flush=True)
+
+scope = {"type": "http", "method": "POST", "path": sys.argv[2], "raw_path": b"", "query_string": b"", "headers": []}
+asyncio.run(app(scope, receive, send))
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "said"),
+    [("lost", 1, "the GPU computes no more: this replica ends error=CUDA error: an illegal"), ("there", 0, "\n500\n")],
+)
+def test_a_server_whose_gpu_computes_no_more_ends_and_one_whose_picture_failed_goes_on(
+    state: str, code: int, said: str
+) -> None:
+    """No GPU is here: CUDA's word on its state is the test's."""
+    python = engine_setups.find("diffusion").ensure() / "python3"
+    env = {**os.environ, "PYTHONPATH": str(paths.IMAGES / "diffusion")}
+    command = [str(python), "-c", LOSS, state, PATH]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, said in ended.stdout) == (code, True), ended.stdout + ended.stderr
+
+
 def test_diffusers_knows_each_tensor_of_the_made_pipeline_and_misses_none(model: Path) -> None:
     program = """
 import json, sys

@@ -55,7 +55,7 @@ def test_on_gpus_a_replica_has_one_and_its_weights_on_the_nodes_disk(pool: str, 
     assert worker.prefetch.uris["weights"].endswith(f"/pipelines/{FLUX}/")
     assert worker.command[:3] == ("diffusion-server", "--model", "/scratch/fetched/weights")
     assert worker.command[-4:] == ("--device", "cuda", "--dtype", "bfloat16")
-    assert worker.image.endswith("/demo/diffusion:0.42.1-1")
+    assert worker.image.endswith("/demo/diffusion:0.42.1-2")
     assert worker.env["DRAIN_S"] == "120", "disruption.drain"
     assert worker.probe
     assert (worker.probe.path, worker.probe.health) == ("/v1/images/generations", "/health")
