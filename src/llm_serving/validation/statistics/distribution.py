@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from llm_serving.validation.load.answer import Sample
@@ -54,14 +54,13 @@ class Distribution:
         return Estimate(value, sample_statistics.compute_clustered_bound(self.clusters, share))
 
     def _estimate_mean(self) -> Estimate:
-        """Estimate the mean with the bound of a normal distribution; exact only for many requests."""
+        """Estimate the mean with the bound of Student's t; exact for normal values, and close to it for many."""
         means = [fmean(values) for values in self.clusters if values]
         value = fmean(self.ordered)
         if len(means) < 2 or math.isinf(value):
             return Estimate(value, value if math.isinf(value) else None)
-        return Estimate(
-            value, value + NormalDist().inv_cdf(sample_statistics.CONFIDENCE) * stdev(means) / len(means) ** 0.5
-        )
+        errors = sample_statistics.compute_t_quantile(sample_statistics.CONFIDENCE, len(means) - 1)
+        return Estimate(value, value + errors * stdev(means) / len(means) ** 0.5)
 
     def count_required(self, statistic: str, limit: float) -> int | None:
         """Return the requests that would show the statistic below a limit, if the rest were like these.
