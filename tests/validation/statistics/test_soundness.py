@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -63,6 +64,30 @@ def test_a_load_shorter_than_a_few_answers_is_all_ramp() -> None:
     assert _find_doubts(CLOSED, samples) == [
         "the load lasted 2.0 s and an answer up to 2.0 s: it is all ramp and end; needs 24 requests"
     ]
+
+
+def test_sessions_that_never_offer_their_arrivals_show_nothing() -> None:
+    """Five turns, 8 s apart: 300 requests start all sessions in 30 s, and are then at half of 10/s at the most."""
+    traffic = Traffic.model_validate({"arrivals": "10/s", "turns": "5", "think_time": "8s"})
+
+    def play(count: int) -> list[Sample]:
+        rng, start_s, samples = random.Random(1), 0.0, list[Sample]()
+        while len(samples) < count:
+            start_s += rng.expovariate(2)
+            turn_s = start_s
+            for turn in range(1, 6):
+                samples.append(Sample(len(samples), turn_s, turn, ttft_ms=50.0, e2e_ms=100.0))
+                turn_s += 0.1 + rng.expovariate(1 / 8)
+        return samples
+
+    [doubt] = _find_doubts(traffic, play(300))
+    assert re.fullmatch(
+        r"sessions offered \d\.\d requests/s in the busiest third of the load, of 10/s: the last one started before the "
+        r"first ended; needs 1,215 requests",
+        doubt,
+    )
+    assert _find_doubts(traffic, play(1215)) == []
+    assert _find_doubts(OPEN, play(300)) == [], "single requests come as they are due"
 
 
 def test_tokens_found_in_caches_that_the_prompts_do_not_share_are_doubted() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
@@ -76,6 +77,10 @@ MIN_STALL_S = 1.0
 STALL_FACTOR = 3.0
 """Median times to first token of a stall at the least: a client that waits alone for a first token is no stall."""
 
+MIN_OFFERED = 0.8
+"""Share of `arrivals` that sessions offer in the busiest third of a load, below which they never offered that load. In
+a steady state a third of 300 requests is that few by chance in 2% of loads, and the busiest of three hardly ever."""
+
 MIN_TURNS = 3
 """Answers that follow each other within a load, at the least: fewer are its ramp and its end only."""
 
@@ -98,6 +103,7 @@ def find_doubts(
     queue = list(_check_queue(samples)) if traffic.is_open_loop else []
     return [
         *_check_duration(result, samples),
+        *_check_sessions(traffic, samples),
         *(queue or _check_growth(traffic, slo, samples)),
         *_check_answer_lengths(samples),
         *_check_caches(traffic, result, shared, cached),
@@ -115,6 +121,22 @@ def _check_duration(result: DriverResult, samples: Sequence[Sample]) -> Iterator
         yield (
             f"the load lasted {result.duration_s:.1f} s and an answer up to {longest_s:.1f} s: it is all ramp and end; "
             f"needs {needed:,} requests"
+        )
+
+
+def _check_sessions(traffic: Traffic, samples: Sequence[Sample]) -> Iterator[str]:
+    """In the open loop: sessions that start for so short a time that never as many are under way as they make."""
+    last_start = max((sample.start_s for sample in samples), default=0.0)
+    if traffic.arrivals is None or traffic.turns.max == 1 or last_start <= 0:
+        return
+    thirds = Counter(min(2, int(3 * sample.start_s / last_start)) for sample in samples)
+    offered = 3 * max(thirds.values()) / last_start
+    if offered < MIN_OFFERED * traffic.arrivals:
+        turn_s = fmean((sample.in_flight_ms or 0.0) / 1000 for sample in samples) + (traffic.think_time or 0.0)
+        needed = math.ceil(MIN_TURNS * traffic.arrivals * traffic.turns.max * turn_s)
+        yield (
+            f"sessions offered {offered:.1f} requests/s in the busiest third of the load, of {traffic.arrivals:g}/s: "
+            f"the last one started before the first ended; needs {max(needed, 2 * len(samples)):,} requests"
         )
 
 
