@@ -9,7 +9,9 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.operations import context
+from llm_serving.operations.context import FleetContext
 from llm_serving.services import inputs
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
 
@@ -40,7 +42,8 @@ def test_state_of_an_ended_emulator_is_removed_and_that_of_aws_kept(
     assert aws.exists()
 
 
-def test_a_local_state_is_read_without_terraform(tmp_path: Path) -> None:
+def build_context(tmp_path: Path) -> FleetContext:
+    """Two stacks with local states, and no Terraform."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     folders = {name: tmp_path / "cdktf.out/stacks" / name for name in ("network", "ecs")}
@@ -48,10 +51,7 @@ def test_a_local_state_is_read_without_terraform(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         backend = {"local": {"path": f"../../../terraform.kept.{name}.tfstate"}}
         (folder / "cdk.tf.json").write_text(json.dumps({"terraform": {"backend": backend}}))
-    instance = {"mode": "managed", "type": "aws_vpc", "name": "vpc", "instances": [{}]}
-    recorded = {"outputs": {"vpc_id": {"value": "vpc-1"}}, "resources": [instance, {**instance, "mode": "data"}]}
-    (tmp_path / "terraform.kept.network.tfstate").write_text(json.dumps(recorded))
-    fleet_context = context.FleetContext(
+    return FleetContext(
         inputs.read_fleet(file),
         tmp_path,
         folders,
@@ -59,6 +59,36 @@ def test_a_local_state_is_read_without_terraform(tmp_path: Path) -> None:
         AwsSession("us-west-2"),
         "123456789012",
     )
+
+
+@pytest.mark.parametrize(("region", "account"), [("us-west-2", "210987654321"), ("eu-west-1", "123456789012")])
+def test_a_local_state_of_another_account_or_region_is_refused(tmp_path: Path, region: str, account: str) -> None:
+    fleet_context = build_context(tmp_path)
+    file = tmp_path / "terraform.kept.network.tfstate"
+
+    def write_state(*arns: str) -> None:
+        instances = [{"attributes": {"arn": arn}} for arn in arns]
+        vpc = {"mode": "managed", "type": "aws_vpc", "name": "vpc", "instances": instances}
+        shared = [{"attributes": {"arn": "arn:aws:ec2:us-west-2:999999999999:subnet/subnet-1"}}]
+        file.write_text(json.dumps({"outputs": {}, "resources": [vpc, {**vpc, "mode": "data", "instances": shared}]}))
+
+    write_state("arn:aws:ec2:us-west-2:123456789012:vpc/vpc-1", "arn:aws:iam::123456789012:role/x", "arn:aws:s3:::x")
+    context._require_own_states(fleet_context)
+    write_state(f"arn:aws:ec2:{region}:{account}:vpc/vpc-1")
+    with pytest.raises(CheckFailed) as error:
+        context._require_own_states(fleet_context)
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml: the local state of the stack network has resources in {region} of the account "
+        f"{account}, and this is us-west-2 of 123456789012: Terraform would take them for deleted. Nothing was changed. "
+        f"Fix: sign in to {account} with region: {region}, or give another fleet another name."
+    )
+
+
+def test_a_local_state_is_read_without_terraform(tmp_path: Path) -> None:
+    fleet_context = build_context(tmp_path)
+    instance = {"mode": "managed", "type": "aws_vpc", "name": "vpc", "instances": [{}]}
+    recorded = {"outputs": {"vpc_id": {"value": "vpc-1"}}, "resources": [instance, {**instance, "mode": "data"}]}
+    (tmp_path / "terraform.kept.network.tfstate").write_text(json.dumps(recorded))
     assert context.read_states(fleet_context) == {
         "network": StackState({"vpc_id": "vpc-1"}, ("aws_vpc.vpc",)),
         "ecs": StackState({}, ()),

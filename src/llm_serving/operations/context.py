@@ -19,7 +19,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, override
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.terraform import runner, stack_folder, state, synthesis
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
@@ -149,6 +149,7 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
 
     Raises:
         InputError: the fleet is invalid or for another account, or there is no stack of such a name.
+        CheckFailed: a local state is of another account or region.
         Unavailable: Terraform is missing, or AWS cannot be asked.
     """
     from llm_serving.aws.preflight import identity
@@ -168,7 +169,13 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
 
 
 def initialize_stacks(context: FleetContext) -> None:
-    """Initialize Terraform for every stack; again once the bucket of its state was created."""
+    """Initialize Terraform for every stack; again once the bucket of its state was created.
+
+    Raises:
+        CheckFailed: a local state is of another account or region.
+    """
+    if context.fleet.state == "local" and not context.endpoint:
+        _require_own_states(context)
     state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():
@@ -184,6 +191,25 @@ def initialize_stacks(context: FleetContext) -> None:
         step.note = (
             f"provider from {context.program.provider_from}; state {_describe_state(context.fleet, state_exists)}"
         )
+
+
+def _require_own_states(context: FleetContext) -> None:
+    """Require that local states are of this account and region; a bucket of states is of its own.
+
+    Terraform finds nothing in another one, takes all for deleted, and forgets what goes on to cost.
+
+    Raises:
+        CheckFailed: one is not.
+    """
+    here = (context.fleet.region, context.account)
+    for name, stack_state in read_states(context).items():
+        for region, account in stack_state.places - {here}:
+            raise CheckFailed(
+                f"{context.document.path}: the local state of the stack {name} has resources in {region} of the "
+                f"account {account}, and this is {here[0]} of {here[1]}: Terraform would take them for deleted. "
+                f"Nothing was changed. Fix: sign in to {account} with region: {region}, or give another fleet another "
+                "name."
+            )
 
 
 def _has_state_store(context: FleetContext) -> bool:

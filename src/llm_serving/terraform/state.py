@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,19 @@ FILE = "terraform.tfstate"
 """A local state in a stack's working folder."""
 
 
+_ARN = re.compile(r"arn:[a-z-]+:[a-z0-9-]+:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):.+")
+"""Of a resource of one account and region; those of IAM and S3 have no region."""
+
+
 class StackState(NamedTuple):
     """What Terraform has recorded of a stack."""
 
     outputs: Mapping[str, Any]
     resources: tuple[str, ...]
     """Addresses of the resources that it manages, as in `aws_vpc.vpc`."""
+
+    places: frozenset[tuple[str, str]] = frozenset()
+    """Region and account of the resources that it manages, by their ARNs."""
 
 
 def parse_state(name: str, text: str) -> StackState:
@@ -32,13 +40,14 @@ def parse_state(name: str, text: str) -> StackState:
         return StackState({}, ())
     try:
         payload = untrusted_json.parse(text[text.index("{") :])
+        managed = [resource for resource in payload["resources"] if resource["mode"] == "managed"]
+        arns = (
+            str(instance.get("attributes", {}).get("arn")) for resource in managed for instance in resource["instances"]
+        )
         return StackState(
             {key: output["value"] for key, output in payload["outputs"].items()},
-            tuple(
-                f"{resource['type']}.{resource['name']}"
-                for resource in payload["resources"]
-                if resource["mode"] == "managed" and resource["instances"]
-            ),
+            tuple(f"{resource['type']}.{resource['name']}" for resource in managed if resource["instances"]),
+            frozenset((match["region"], match["account"]) for match in map(_ARN.fullmatch, arns) if match),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unavailable(f"{name}: Terraform's state cannot be read: {error}") from None

@@ -34,6 +34,7 @@ def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
 
     Raises:
         InputError: the file is wrong.
+        CheckFailed: a local state is of another account or region.
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed.
     """
