@@ -17,7 +17,7 @@ from llm_serving import console
 from llm_serving.aws import session as session
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet, parse_arn_account
-from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 
 OLD_VERSIONS_DAYS = 365
 """How long an earlier state can be restored."""
@@ -270,10 +270,16 @@ def _require_no_resources(s3: Any, bucket: str) -> None:
 
 
 def delete_all_versions(s3: Any, bucket: str) -> None:
-    """Delete every version of every object."""
+    """Delete every version of every object.
+
+    Raises:
+        Unavailable: S3 keeps one, as where a retention holds it.
+    """
     pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
     for page in pages:
         versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
         if versions:
             objects = [{"Key": version["Key"], "VersionId": version["VersionId"]} for version in versions]
-            s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            response = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            for error in response.get("Errors", ()):
+                raise Unavailable(f"s3://{bucket}/{error['Key']}: S3 does not delete it: {error['Message']}")

@@ -9,6 +9,7 @@ from typing import Any
 from llm_serving import console
 from llm_serving.aws import session, state_bucket
 from llm_serving.aws.session import AwsSession
+from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes, format_count
 
 _MAX_COUNTED = 10_000
@@ -53,10 +54,24 @@ def empty(aws: AwsSession, store: NonEmptyStore) -> None:
         if store.kind == "bucket":
             state_bucket.delete_all_versions(aws.client("s3"), store.name)
             return
-        ecr = aws.client("ecr")
-        images = _list_images(ecr, store.name)
-        for start in range(0, len(images), _IMAGES_PER_CALL):
-            ecr.batch_delete_image(repositoryName=store.name, imageIds=images[start : start + _IMAGES_PER_CALL])
+        _delete_images(aws.client("ecr"), store.name)
+
+
+def _delete_images(ecr: Any, name: str) -> None:
+    """Delete images until there are none: ECR keeps those of a list, such as of several platforms, until it is gone.
+
+    Source: ECR API reference, ImageFailure, ImageReferencedByManifestList, 2026-11.
+    """
+    while images := _list_images(ecr, name):
+        failures = [
+            failure
+            for start in range(0, len(images), _IMAGES_PER_CALL)
+            for failure in ecr.batch_delete_image(
+                repositoryName=name, imageIds=images[start : start + _IMAGES_PER_CALL]
+            ).get("failures", ())
+        ]
+        if len(failures) == len(images):
+            raise Unavailable(f"{name}: ECR deletes none of its images: {failures[0]['failureReason']}")
 
 
 def _find_buckets(aws: AwsSession, outputs: Mapping[str, Any]) -> Iterator[NonEmptyStore]:
@@ -89,5 +104,6 @@ def _find_repositories(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) 
 def _list_images(ecr: Any, name: str) -> list[dict[str, str]]:
     pages = ecr.get_paginator("list_images").paginate(repositoryName=name)
     return [
-        {"imageDigest": digest} for digest in {image["imageDigest"] for page in pages for image in page["imageIds"]}
+        {"imageDigest": digest}
+        for digest in {image["imageDigest"] for page in pages for image in page.get("imageIds", ())}
     ]
