@@ -271,7 +271,7 @@ def test_users_of_a_role_depend_on_its_policies(machines: Stack) -> None:
         rights = {
             dependency
             for dependency in group["depends_on"]
-            if dependency.startswith("aws_iam_role_policy_attachment.node-role-")
+            if dependency.startswith(("aws_iam_role_policy_attachment.node-role-", "aws_iam_role_policy.node-role-"))
         }
         assert len(rights) == 3
     assert (

@@ -110,11 +110,14 @@ def test_the_image_cache_has_a_rule_and_a_template_for_each_registry(stacks: Sta
 
 
 def test_nodes_may_import_images_into_the_cache_alone(stacks: Stacks) -> None:
-    policy = json.loads(stacks["closed", "eks"]["resource"]["aws_iam_role_policy"]["node-role-policy"]["policy"])
-    [statement] = [item for item in policy["Statement"] if item["Sid"] == "PullThroughCache"]
+    def read_statements(shape: str) -> dict[str, Any]:
+        policy = stacks[shape, "eks"]["resource"]["aws_iam_role_policy"]["node-role-policy"]["policy"]
+        return {statement["Sid"]: statement for statement in json.loads(policy)["Statement"]}
+
+    statement = read_statements("closed")["PullThroughCache"]
     assert {"ecr:BatchImportUpstreamImage", "ecr:CreateRepository"} < set(statement["Action"])
     assert all(resource.endswith(("-ecr/*", "-hub/*", "-k8s/*", "-quay/*")) for resource in statement["Resource"])
-    assert "node-role-policy" not in stacks["eks", "eks"]["resource"]["aws_iam_role_policy"]
+    assert set(read_statements("eks")) == {"SessionManager"}
 
 
 def test_endpoints_serve_the_organization_alone_and_s3_its_buckets(stacks: Stacks) -> None:
