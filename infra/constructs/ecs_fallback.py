@@ -1,4 +1,4 @@
-"""What lets roles on ECS fall back between a pool's choices: the function, and when it is called."""
+"""What lets roles on ECS fall back between a pool's choices, and fits their rollouts: the function, and its calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
         NAME,
         key=key,
         source="ecs_fallback",
-        description="Moves tasks that find no instance to the next choice of their pool",
+        description="Moves tasks that find no instance to the next choice of their pool, and fits rollouts",
         statements=policy.read_statements(stack, "ecs-fallback"),
         timeout_s=_TIMEOUT_S,
     )

@@ -76,13 +76,17 @@ def add_services(
         gives_way = service.placement.gives_way and not choice.number
         # Autoscaling and the fallback move these; an apply must not move them back.
         moved = ["desired_count"] if service.replicas.scale or choice.number or gives_way else []
+        tags: dict[str, str] = {}
         if len(choices) > 1:
-            tags = names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
-            if gives_way:
-                tags |= names.build_gives_way_tag(service.replicas.max)
-            if not service.replicas.surge and service.replicas.unavailable:
-                tags |= names.build_unavailable_tag(service.replicas.unavailable)
-                moved.append("deployment_minimum_healthy_percent")
+            tags |= names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
+        if gives_way:
+            tags |= names.build_gives_way_tag(service.replicas.max)
+        # Where the tasks are not `replicas.min`, the percent of these would stop too many at once, or none.
+        is_moving = len(choices) > 1 or service.replicas.scale
+        if choice.providers and is_moving and not service.replicas.surge and service.replicas.unavailable:
+            tags |= names.build_unavailable_tag(service.replicas.unavailable)
+            moved.append("deployment_minimum_healthy_percent")
+        if tags:
             ecs_service.add_override("tags", tags)
         if moved:
             ecs_service.add_override("lifecycle.ignore_changes", moved)

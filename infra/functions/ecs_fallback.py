@@ -24,7 +24,8 @@ donor goes down before the receiver comes up. It gets them back step by step, on
 ECS knows no number of tasks that a rollout may stop at once, but the least percent of the desired count that it
 keeps, in whole tasks, rounded up. What is right for four tasks lets none of three go, and half of a hundred where it
 is for two. So a service with the tag `unavailable`, that number, gets the percent of the tasks that it has, while no
-rollout is under way: else no rollout could end while tasks are in two choices, nor the one that takes it back.
+rollout is under way: else no rollout could end while tasks are in two choices, nor the one that takes it back, and one
+of a role that scales would stop half of its tasks at the height of the day, or all where it may have none.
 
 It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
     {"cluster": NAME}

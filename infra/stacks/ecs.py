@@ -65,7 +65,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     providers = [capacity_providers.add_capacity_provider(context, group) for group in machine_groups]
     capacity_providers.add_association(context, list(pools.values()), providers)
     watched = []
-    if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
+    if machine_groups:
         ecs_fallback.add_fallback(stack, machine_groups, key=cluster.key)
         watched.append("waiting-tasks")
     if gpu_repair.is_needed(machine_groups):

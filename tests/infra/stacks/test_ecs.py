@@ -167,11 +167,9 @@ def test_the_zones_of_a_choice_share_its_tasks_evenly(stacks: Stacks, synth_fold
         assert {row["weight"] for service in services for row in service} == {1}
 
 
-def test_only_a_fleet_with_fallbacks_has_the_fallback_function(stacks: Stacks) -> None:
-    falls_back = {
-        shape: "ecs-fallback" in filter_by_type(stacks[shape, "ecs"], "aws_lambda_function") for shape in FLEETS
-    }
-    assert falls_back == {"ecs": False, "instances": True, "ecs-multi-az": True, "ads-scale": True}
+@each_shape
+def test_a_fleet_has_the_function_that_falls_back_and_fits_rollouts(stacks: Stacks, shape: str) -> None:
+    assert "ecs-fallback" in filter_by_type(stacks[shape, "ecs"], "aws_lambda_function")
 
 
 @pytest.mark.parametrize("shape", ["ecs-multi-az", "ads-scale"])
