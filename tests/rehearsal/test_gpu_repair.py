@@ -97,7 +97,9 @@ def test_an_impaired_instance_is_replaced_and_no_other_event_calls_the_function(
     # The embedded AWS runs no functions: the test takes Lambda's place.
     functions.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
     events = applied.create_client("events")
-    events.remove_targets(Rule="demo-gpu-repair-minute", Ids=["queue"])  # moto has every event match a schedule
+    for rule in ("demo-gpu-repair-minute", "demo-ecs-fallback-minute"):  # moto has every event match a schedule
+        ids = [target["Id"] for target in events.list_targets_by_rule(Rule=rule)["Targets"]]
+        events.remove_targets(Rule=rule, Ids=ids)
     [queue] = sqs.list_queues()["QueueUrls"]
     cluster = open_cluster(monkeypatch, applied.create_client)
     [group] = cluster.clients["autoscaling"].describe_auto_scaling_groups()["AutoScalingGroups"]
