@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_serving import processes
+from llm_serving.cli import main
+from llm_serving.operations import kube_api
 from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi, is_ready
+from llm_serving.settings.errors import Unavailable
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
 
@@ -204,3 +208,63 @@ def test_an_unexpected_answer_leaves_nothing_in_the_shared_temporary_folder(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert KubeApi(control_plane.kubeconfig).find(NAMESPACE, "default")
     assert list(tmp_path.glob("*.json")) == [], "its list of kinds would be read from there by the next"
+
+
+def write_kubeconfig(file: Path, cluster: str) -> Path:
+    """A kubeconfig whose current context, of a name of the user's own, leads to a cluster that is not there."""
+    context = {"name": "work", "context": {"cluster": cluster, "user": "me"}}
+    clusters = [{"name": cluster, "cluster": {"server": "https://127.0.0.1:9"}}]
+    config = {"clusters": clusters, "contexts": [context], "users": [{"name": "me", "user": {}}]}
+    file.write_text(yaml.safe_dump({"current-context": "work", **config}))
+    return file
+
+
+PROD = "arn:aws:eks:us-west-2:123456789012:cluster/prod"
+
+
+@pytest.mark.parametrize(("region", "name"), [("us-west-2", "dev"), ("eu-west-1", "prod")])
+def test_a_kubeconfig_of_another_fleet_s_cluster_is_refused(tmp_path: Path, region: str, name: str) -> None:
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", PROD)
+    kube_api.require_cluster(kubeconfig, "us-west-2", "prod")
+    with pytest.raises(Unavailable) as error:
+        kube_api.require_cluster(kubeconfig, region, name)
+    assert str(error.value) == (
+        f"the kubeconfig leads to {PROD}, and the fleet's cluster is {name} in {region}. Nothing was changed. "
+        f"Fix: run aws eks update-kubeconfig --name {name} --region {region}, or set KUBECONFIG."
+    )
+
+
+def test_a_cluster_of_any_other_name_may_be_the_fleet_s(tmp_path: Path) -> None:
+    kube_api.require_cluster(write_kubeconfig(tmp_path / "kubeconfig", "kind-dev"), "us-west-2", "dev")
+    kube_api.require_cluster(tmp_path / "none", "us-west-2", "dev")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("platform", "install"),
+        ("platform", "remove", "--yes"),
+        ("deploy", "mine", "--target", "eks", "--yes"),
+        ("diff", "mine", "--target", "eks"),
+        ("status", "mine", "--target", "eks"),
+        ("destroy", "mine", "--target", "eks", "--yes"),
+    ],
+)
+def test_no_command_touches_another_fleet_s_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """A release of the same name may be there, as of a fleet `prod` beside a fleet `dev`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", PROD)))
+    (tmp_path / "bin").mkdir()
+    calls, helm = tmp_path / "calls", tmp_path / "bin" / "helm"
+    helm.write_text(f'#!/bin/sh\n[ "$1" = version ] && echo v3.22.0 && exit\necho "$@" >>{calls}\n')
+    helm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(helm.parent), prepend=":")
+    assert main.run(["new", "mine", "--from", "aggregated"]) == 0
+    file = tmp_path / "fleet.yaml"
+    file.write_text(file.read_text().replace("name: demo", "name: dev"))
+    capsys.readouterr()
+    assert main.run([*command, "--fleet", "fleet.yaml"]) == 3
+    assert f"the kubeconfig leads to {PROD}, and the fleet's cluster is dev in us-west-2" in capsys.readouterr().err
+    assert not calls.exists()

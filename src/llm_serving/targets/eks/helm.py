@@ -72,7 +72,9 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
     Raises:
         CheckFailed: a release of another chart has the name, as where deployments of two kinds have one name.
+        Unavailable: the cluster does not answer, or is another fleet's.
     """
+    pods.require_own_cluster(plan)
     try:
         revisions: list[dict[str, Any]] = json.loads(
             run_query(plan, [*build_command("history", plan), "--output=json"])

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from llm_serving import console
+from llm_serving.fleet import names
 from llm_serving.operations import kube_api
 from llm_serving.operations.kube_api import POD, ApiError, Kind, KubeApi, Manifest
 from llm_serving.settings.errors import Unavailable
@@ -105,8 +106,20 @@ def open_api(plan: DeploymentPlan) -> KubeApi:
 
     Raises:
         ApiError: it does not answer.
+        Unavailable: it is another fleet's.
     """
+    require_own_cluster(plan)
     return kube_api.open_api(plan.aws.kubeconfig)
+
+
+def require_own_cluster(plan: DeploymentPlan) -> None:
+    """Require that the kubeconfig does not lead to another fleet's cluster, where a release may have the same name.
+
+    Raises:
+        Unavailable: it does.
+    """
+    fleet = plan.fleet.value
+    kube_api.require_cluster(plan.aws.kubeconfig, fleet.region, names.format_cluster_name(fleet))
 
 
 def get_namespace(plan: DeploymentPlan) -> str:
