@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -113,6 +114,18 @@ def test_what_has_no_vectors_is_no_answer(body: bytes) -> None:
     parsed = pooled_answer.parse([(1.0, body)], tasks.POOLED["embed"], 1)
     assert parsed.failure
     assert parsed.failure.startswith("no vectors in the answer: ")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [[], [1.0, None], base64.b64encode(struct.pack("<2f", 1, math.nan)).decode(), base64.b64encode(b"\0" * 5).decode()],
+)
+def test_a_vector_of_no_finite_numbers_is_no_answer(second: Any) -> None:
+    """A model that overflows in 16 bits answers all texts so, as fast as ever and with HTTP 200."""
+    body = json.dumps({"data": [{"embedding": VECTOR}, {"embedding": second}]}).encode()
+    failure = pooled_answer.parse([(1.0, body)], tasks.POOLED["embed"], 2).failure
+    assert failure
+    assert failure.startswith("no vectors in the answer: ")
 
 
 def test_a_connection_that_broke_before_any_answer_says_nothing_of_its_content() -> None:

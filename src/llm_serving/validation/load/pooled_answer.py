@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +15,6 @@ from llm_serving.settings import untrusted_json
 from llm_serving.validation.load.answer import Answer, read_count
 
 SHOWN_SCORES = 8
-_NUMBER_BYTES = 4
-"""Of a vector's number in base64."""
-
 _PNG_START, _PNG_SIZE = b"\x89PNG\r\n\x1a\n", slice(16, 24)
 """What each file begins with, and where its width and height are. Source: the PNG specification, 11.2.2 IHDR."""
 
@@ -53,7 +52,8 @@ def _describe(items: Sequence[Any]) -> str:
     if "relevance_score" in first:
         scores = sorted((item["index"], item["relevance_score"]) for item in items)
         return ", ".join(f"{score:.4g}" for _, score in scores[:SHOWN_SCORES])
-    return f"{len(items)} x {_count_numbers(first['embedding'])} numbers"
+    counts = [_count_numbers(item["embedding"]) for item in items]
+    return f"{len(items)} x {counts[0]} numbers"
 
 
 def read_size(picture: str) -> tuple[int, int]:
@@ -73,9 +73,20 @@ def read_size(picture: str) -> tuple[int, int]:
 
 
 def _count_numbers(vector: str | Sequence[float]) -> int:
-    if not isinstance(vector, str):
-        return len(vector)
-    try:
-        return len(base64.b64decode(vector, validate=True)) // _NUMBER_BYTES
-    except binascii.Error:
-        raise ValueError("a vector is neither base64 nor numbers") from None
+    """Count a vector's numbers.
+
+    Raises:
+        TypeError: one is null, as some servers write NaN.
+        ValueError: it has none, or one that is NaN or infinite: what overflows in the model comes with HTTP 200.
+    """
+    numbers: Sequence[float]
+    if isinstance(vector, str):
+        try:
+            numbers = array("f", base64.b64decode(vector, validate=True))
+        except ValueError:
+            raise ValueError("a vector is neither base64 nor numbers") from None
+    else:
+        numbers = vector
+    if not numbers or not math.isfinite(sum(numbers)):
+        raise ValueError("a vector has no numbers, or one that is not finite")
+    return len(numbers)
