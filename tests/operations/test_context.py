@@ -61,6 +61,19 @@ def build_context(tmp_path: Path) -> FleetContext:
     )
 
 
+def test_a_state_that_could_not_be_written_is_not_worked_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fleet_context = build_context(tmp_path)
+    context._require_written_states(fleet_context)
+    Path("cdktf.out/stacks/ecs/errored.tfstate").write_text("{}")
+    with pytest.raises(CheckFailed) as error:
+        context.initialize_stacks(fleet_context)
+    assert str(error.value) == (
+        "cdktf.out/stacks/ecs/errored.tfstate: an earlier command could not write this state where it belongs. Nothing "
+        "was changed. Fix: run no-such-program -chdir=cdktf.out/stacks/ecs state push errored.tfstate, then delete the file."
+    )
+
+
 @pytest.mark.parametrize(("region", "account"), [("us-west-2", "210987654321"), ("eu-west-1", "123456789012")])
 def test_a_local_state_of_another_account_or_region_is_refused(tmp_path: Path, region: str, account: str) -> None:
     fleet_context = build_context(tmp_path)

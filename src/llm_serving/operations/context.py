@@ -32,6 +32,9 @@ _NO_STATE_FILE = "no_state_override.tf.json"
 _EMULATOR_OUT = "cdktf.out"
 """Stacks for the embedded AWS, in the fleet's data directory; the state of each beside it."""
 
+_UNWRITTEN_STATE = "errored.tfstate"
+"""Source: hashicorp/terraform 1.11, internal/backend/local/backend_apply.go, stateWriteBackedUpError."""
+
 _PLACEHOLDER_BACKEND = {"local": {"path": "not-yet.tfstate"}}
 
 _STATE_TIMEOUT_S = 300.0
@@ -172,8 +175,10 @@ def initialize_stacks(context: FleetContext) -> None:
     """Initialize Terraform for every stack; again once the bucket of its state was created.
 
     Raises:
-        CheckFailed: a local state is of another account or region.
+        CheckFailed: a local state is of another account or region, or one was not written to the bucket.
     """
+    if not context.endpoint:
+        _require_written_states(context)
     if context.fleet.state == "local" and not context.endpoint:
         _require_own_states(context)
     state_exists = _has_state_store(context)
@@ -191,6 +196,25 @@ def initialize_stacks(context: FleetContext) -> None:
         step.note = (
             f"provider from {context.program.provider_from}; state {_describe_state(context.fleet, state_exists)}"
         )
+
+
+def _require_written_states(context: FleetContext) -> None:
+    """Require that each state is where it belongs; Terraform leaves one in the folder that it could not write there.
+
+    So it is where credentials end in an apply. Another apply would know nothing of what that one made.
+
+    Raises:
+        CheckFailed: one is not.
+    """
+    for folder in map(console.shorten_path, context.folders.values()):
+        if Path(folder, _UNWRITTEN_STATE).is_file():
+            push = console.quote_command(
+                (context.program.program, f"-chdir={folder}", "state", "push", _UNWRITTEN_STATE)
+            )
+            raise CheckFailed(
+                f"{folder}/{_UNWRITTEN_STATE}: an earlier command could not write this state where it belongs. "
+                f"Nothing was changed. Fix: run {push}, then delete the file."
+            )
 
 
 def _require_own_states(context: FleetContext) -> None:

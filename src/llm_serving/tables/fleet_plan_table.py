@@ -112,7 +112,7 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
 
 def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Iterator[Text]:
     yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(context))
-    yield Text("      Excludes load balancers, storage, logs and traffic", "dim")
+    yield Text("      Excludes load balancers of charts, storage, logs, metrics and traffic", "dim")
     if "eks" in context.fleet.orchestrators:
         yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
     for plan in stack_plans:
