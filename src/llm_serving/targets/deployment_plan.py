@@ -7,12 +7,9 @@ from pathlib import Path
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.services import kinds
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Document
-from llm_serving.targets import registry, render
 from llm_serving.targets.deployment_dir import DeploymentDir
 
 
@@ -37,28 +34,3 @@ class DeploymentPlan:
     def rendered(self) -> Path:
         """Directory of the rendered files that people read."""
         return self.directory.get_rendered_path(self.deployment.target)
-
-
-def build_plan(
-    folder: Path,
-    blueprint: Document[BaseBlueprint],
-    fleet: Document[Fleet],
-    directory: DeploymentDir,
-    environment: Environment,
-    aws: AwsSession | None = None,
-) -> DeploymentPlan:
-    """Resolve a blueprint in `environment` and render its template.
-
-    Args:
-        aws: the session to deploy with; the user's own environment if left out.
-
-    Raises:
-        InputError: the blueprint cannot work there, or its template is missing or wrong.
-    """
-    template = render.find_template(folder, environment.target)
-    deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
-    text = render.render_text(deployment, template)
-    if own := render.find_own_templates(folder, environment.target):
-        render.check(registry.load_target(environment.target), deployment, text, own)
-    session = aws or AwsSession.from_environment(fleet.value.region)
-    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)

@@ -14,14 +14,15 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context, image_pins
 from llm_serving.services import inputs, kinds
-from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.blueprint import BaseBlueprint, resolve_name
+from llm_serving.services.environment import Environment
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import registry, render
 from llm_serving.targets.base import Target
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.deployment_plan import DeploymentPlan, build_plan
+from llm_serving.targets.deployment_plan import DeploymentPlan
 
 _OPERATOR_START_S = 600
 """Longest start of what an operator runs, where the deployment has no services of its own."""
@@ -59,7 +60,7 @@ def plan(
     )
     environment = environment.model_copy(update={"image_digests": image_pins.read(fleet_file)})
     environment = kinds.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
-    resolved_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
+    resolved_plan = _build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
         with contextlib.suppress(Unavailable), directory.lock():  # a deploy that is under way has its own
             directory.save_ports(environment.ports)
@@ -76,7 +77,32 @@ def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
     directory = DeploymentDir(resolve_name(blueprint), Path.cwd())
     environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
     environment = kinds.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
-    return build_plan(folder, blueprint, fleet, directory, environment)
+    return _build_plan(folder, blueprint, fleet, directory, environment)
+
+
+def _build_plan(
+    folder: Path,
+    blueprint: Document[BaseBlueprint],
+    fleet: Document[Fleet],
+    directory: DeploymentDir,
+    environment: Environment,
+    aws: AwsSession | None = None,
+) -> DeploymentPlan:
+    """Resolve a blueprint in `environment` and render its template.
+
+    Args:
+        aws: the session to deploy with; the user's own environment if left out.
+
+    Raises:
+        InputError: the blueprint cannot work there, or its template is missing or wrong.
+    """
+    template = render.find_template(folder, environment.target)
+    deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
+    text = render.render_text(deployment, template)
+    if own := render.find_own_templates(folder, environment.target):
+        render.check(registry.load_target(environment.target), deployment, text, own)
+    session = aws or AwsSession.from_environment(fleet.value.region)
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)
 
 
 def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, Document[Any], Document[Fleet]]:

@@ -11,26 +11,8 @@ from llm_serving.services import tasks
 from llm_serving.services.service import ResolvedData
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
-from llm_serving.settings.units import Bounds
 from llm_serving.validation.reports.report import WeightLoading
-
-
-class TargetRole(ResolvedData):
-    """Replicas behind the URL that count requests."""
-
-    name: str
-    replicas: Bounds
-    instances: tuple[str, ...]
-    """Names of its processes, where the target names no replicas itself."""
-
-    answers: bool = True
-    """Whether clients get its answers: prefill only hands its cache on."""
-
-    accelerators: str = ""
-    """Of each replica, where other roles answer the same requests on unlike ones; else empty."""
-
-    weight: int = 1
-    """Requests that the router gives each replica, for one that it gives to a replica of weight 1."""
+from llm_serving.validation.target_role import TargetRole
 
 
 class LoadTarget(ResolvedData):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.plain import PublishedData
@@ -17,9 +17,7 @@ from llm_serving.validation.statistics import engine_metrics, sample_statistics
 from llm_serving.validation.statistics.engine_metrics import EngineMetrics, Histogram, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
-
-if TYPE_CHECKING:  # which has this module's rows in its report
-    from llm_serving.validation.load_target import TargetRole
+from llm_serving.validation.target_role import TargetRole
 
 
 class EngineLatency(PublishedData):
