@@ -193,7 +193,7 @@ def test_clients_reach_nginx_and_litellm_listens_to_its_own_task_alone(manifests
     for file in manifests.values():
         [gateway] = [row for row in yaml.safe_load(file.read_text())["services"] if row["is_entry"]]
         front, _, program = " ".join(gateway["command"]).partition(" -- ")
-        assert front == "router-front --listen=0.0.0.0:8080 --router=127.0.0.1:4000"
+        assert front == "router-front --listen=0.0.0.0:8080 --router=127.0.0.1:4000 --max-body=32"
         assert program == "python3 -m llm_serving.kinds.gateway.cloud_program gateway 4000"
 
 

@@ -133,7 +133,8 @@ run "three_zones_two_ways" {
     condition = [for statement in jsondecode(aws_iam_role_policy.instance-role-policy.policy).Statement : statement.Resource] == [
       "arn:aws:ecs:us-east-1:123456789012:cluster/ecs-multi-az",
       "arn:aws:ecs:us-east-1:123456789012:container-instance/ecs-multi-az/*",
-      "*",
+      "*", # where to call
+      "*", # Session Manager
     ]
     error_message = "the instance role may join this cluster alone"
   }
