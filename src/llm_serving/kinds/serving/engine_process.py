@@ -14,8 +14,8 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.engines import base
 from llm_serving.engines.memory import CpuLoad
 from llm_serving.kinds.serving import options
-from llm_serving.kinds.serving.checks.models import find_draft
 from llm_serving.kinds.serving.context import ENGINE_PORT, PORTS, Context, resolve_executable
+from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placement import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas

@@ -22,8 +22,8 @@ from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
-from llm_serving.kinds.serving.checks.models import find_draft
 from llm_serving.kinds.serving.deployment import Parallelism
+from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict

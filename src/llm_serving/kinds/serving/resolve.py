@@ -16,6 +16,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
     answer_parsers,
+    drafts,
     kv_tiers,
     measured_capacity,
     notes,
@@ -318,7 +319,7 @@ def _build_draft(context: Context, placed: PlacedRole) -> LoadedModel | None:
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
-    model = checked_models.find_draft(context.blueprint.tuning)
+    model = drafts.find_draft(context.blueprint.tuning)
     weights = Weights(
         uri=f"{_build_bucket_uri(context, speculative.model)}/",
         loader=_select_loader(context, placed),

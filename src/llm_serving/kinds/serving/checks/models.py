@@ -8,7 +8,8 @@ from llm_serving.catalog import command_parts, engine_options, engines, models, 
 from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving import patterns
-from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.drafts import find_draft, predicts_itself
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.tasks import GENERATE
 from llm_serving.settings.document import Conflict
@@ -34,26 +35,6 @@ def find_model(
         *_check_adapters(settings, role_path, role, model),
         *_check_revision(settings, role_path, role, model),
     ]
-
-
-def find_draft(tuning: Tuning, model: Model | None = None) -> Model | None:
-    """Return the draft model; None without one, or where its architecture is one of its own.
-
-    Args:
-        model: whose tokens they are, and whose layers for multi-token prediction may be the other one.
-    """
-    speculative = tuning.speculative
-    if predicts_itself(tuning):
-        return model.build_prediction() if model and model.is_known else None
-    try:
-        return models.find(speculative.model) if speculative and speculative.model else None
-    except ModelError:
-        return None
-
-
-def predicts_itself(tuning: Tuning) -> bool:
-    """Return whether layers of the model itself draft tokens."""
-    return tuning.speculative is not None and tuning.speculative.method == "mtp"
 
 
 def check_draft(settings: Blueprint) -> Iterator[Conflict]:
