@@ -58,7 +58,7 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
 def tunnel(fleet: Fleet = FLEET, port: Port = forwarding.DEFAULT_PORT, plan: PlanOnly = False) -> None:
     """Reach a private cluster from outside its VPC, through Session Manager and a system node, until Ctrl+C.
 
-    `fleet destroy`, `fleet upgrade` and `install` find it here while it is open; others take the KUBECONFIG that it prints.
+    `fleet destroy`, `fleet upgrade` and `install` find it while it is open; others take the KUBECONFIG that it prints.
     """
     fleet_settings, _ = _load_fleet(fleet)
     aws, data = context.open_session(fleet_settings.region), context.build_data_path(fleet_settings)
