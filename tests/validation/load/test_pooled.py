@@ -136,7 +136,8 @@ def test_a_connection_that_broke_before_any_answer_says_nothing_of_its_content()
 def build_report(make_target: TargetFactory) -> Callable[..., Report]:
     def build(samples: list[Sample], slo: dict[str, Any] | None = None, **changes: Any) -> Report:
         settings = {"task": "embed", "unused_keys": ("slo.itl_ms",), **changes}
-        target = make_target("http://127.0.0.1:1", {"arrivals": "10/s"}, slo, **settings)
+        traffic = settings.pop("traffic", {"arrivals": "10/s"})
+        target = make_target("http://127.0.0.1:1", traffic, slo, **settings)
         result = DriverResult(started_at="2026-01-02T03:04:05+00:00", duration_s=10.0, planned=len(samples))
         return report_builder.build(target, result, samples)
 
@@ -171,7 +172,8 @@ def test_the_report_has_end_to_end_latency_alone_by_length_and_texts_a_second(
 
 
 def test_an_slo_of_texts_can_be_missed(build_report: Callable[..., Report]) -> None:
-    built = build_report(_build_samples(), {"e2e_ms": {"p50": 5}, "inputs_per_s": 17, "goodput": "90%"})
+    slo = {"e2e_ms": {"p50": 5}, "inputs_per_s": 17, "goodput": "90%"}
+    built = build_report(_build_samples(), slo, traffic={"users": 4})
     assert [missed.metric for missed in built.missed] == ["e2e_ms.p50", "inputs_per_s", "goodput"]
 
 

@@ -39,6 +39,12 @@ def test_a_queue_that_still_grows_shows_nothing() -> None:
     assert doubts[0].startswith("the queue still grew when the load ended: ")
 
 
+def test_a_server_keeps_up_where_it_answers_as_fast_as_requests_come() -> None:
+    assert soundness.has_kept_up(_play_queue(24, 60, 300))
+    assert not soundness.has_kept_up(_play_queue(24, 20, 300))
+    assert not soundness.has_kept_up([])
+
+
 def test_a_long_load_shows_an_overload_of_a_few_percent() -> None:
     """At its end 4.8% of the requests wait, for 24 s: of so many, that is no chance."""
     samples = _play_queue(21, 20, 10_000)

@@ -215,7 +215,8 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
         ("inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s", _describe_throughput(run_report)[0]),
     ):
         minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
-        yield Total(name, charts.format_number(getattr(rates, key)), minimum, judge(key))
+        value = getattr(rates, key)
+        yield Total(name, charts.format_number(value), minimum, judge(key, value >= (slo.get(key) or 0)))
     if steady := run_report.steady:
         number = charts.format_number
         answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"

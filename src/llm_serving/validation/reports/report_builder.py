@@ -233,6 +233,7 @@ def _judge(
         stall_s=stall_s,
         unmeasured=unmeasured,
         score=scoring.compute_mean(samples),
+        kept_up=target.traffic.is_open_loop and soundness.has_kept_up(samples),
     )
     missed += unlike_workers.list_missed(unlike, slo.errors)
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)

@@ -71,6 +71,7 @@ def judge(
     stall_s: float = 0.0,
     unmeasured: Mapping[str, str] | None = None,
     score: float | None = None,
+    kept_up: bool = False,
 ) -> Judgement:
     """Judge a load.
 
@@ -80,13 +81,14 @@ def judge(
         throughput: `requests_per_s`, `output_tokens_per_s` and `inputs_per_s`.
         stall_s: longest time without any token while requests were in flight.
         score: mean score of the expected answers.
+        kept_up: whether requests came whatever the server did, and were answered as fast: no rate can be higher then.
         unmeasured: objectives that were not measured, with why.
     """
     findings = [
         *_judge_count(total),
         *_judge_latencies(slo, distributions, failed, unmeasured or {}),
         *_judge_errors(slo.errors, total, failed),
-        *_judge_throughput(slo, throughput),
+        *_judge_throughput(slo, throughput, kept_up=kept_up),
         *_judge_stall(slo.stall, stall_s, unmeasured or {}),
         *_judge_score(slo.score, score, unmeasured or {}),
         *_judge_goodput(slo.goodput, goodput),
@@ -210,10 +212,14 @@ def _judge_errors(limit: float, total: int, failed: int) -> Findings:
         yield f"errors within {limit * 100:g}%: {bound}; {need}"
 
 
-def _judge_throughput(slo: Slo, throughput: Mapping[str, float]) -> Findings:
+def _judge_throughput(slo: Slo, throughput: Mapping[str, float], *, kept_up: bool) -> Findings:
     for name in ("output_tokens_per_s", "requests_per_s", "inputs_per_s"):
         minimum = getattr(slo, name)
-        if minimum is not None and throughput[name] < minimum:
+        if minimum is None or throughput[name] >= minimum:
+            continue
+        if kept_up:
+            yield f"{name} of {minimum:g}: {throughput[name]:.2f}, and the load asked for no more; needs more arrivals"
+        else:
             reason = f"{throughput[name]:.2f}/s; the minimum is {minimum:g}/s"
             yield MissedObjective(metric=name, value=throughput[name], limit=minimum, why=reason)
 

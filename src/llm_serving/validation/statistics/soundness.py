@@ -111,6 +111,12 @@ def find_doubts(
     ]
 
 
+def has_kept_up(samples: Sequence[Sample]) -> bool:
+    """Return whether requests are answered at the rate at which they come, ramp and drain left out."""
+    steady = time_series.compute_steady_rates(samples)
+    return steady is not None and steady.requests_per_s >= MIN_SERVED * steady.offered_per_s
+
+
 def _check_duration(result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:
     latencies = sorted(sample.e2e_ms / 1000 for sample in samples if sample.error is None and sample.e2e_ms)
     if not latencies or not result.duration_s:
