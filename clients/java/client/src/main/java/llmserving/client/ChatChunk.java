@@ -2,6 +2,8 @@ package llmserving.client;
 
 import com.fasterxml.jackson.annotation.JsonProperty;
 import java.util.List;
+import java.util.Objects;
+import java.util.stream.Stream;
 
 /**
  * A part of a streamed answer of {@code /v1/chat/completions}.
@@ -9,7 +11,8 @@ import java.util.List;
  * @param choices what each answer goes on with; none in a part that has only the usage
  * @param usage tokens of the call, or null
  */
-public record ChatChunk(@JsonProperty(required = true) List<Choice> choices, Usage usage) {
+public record ChatChunk(@JsonProperty(required = true) List<Choice> choices, Usage usage)
+        implements Ending {
     /**
      * What one answer goes on with.
      *
@@ -24,5 +27,10 @@ public record ChatChunk(@JsonProperty(required = true) List<Choice> choices, Usa
         return choices.isEmpty() || choices.get(0).delta().content() == null
                 ? ""
                 : choices.get(0).delta().content();
+    }
+
+    @Override
+    public Stream<String> finishReasons() {
+        return choices.stream().map(Choice::finishReason).filter(Objects::nonNull);
     }
 }

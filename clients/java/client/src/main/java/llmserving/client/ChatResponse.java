@@ -4,6 +4,8 @@ import com.fasterxml.jackson.annotation.JsonProperty;
 import com.fasterxml.jackson.annotation.JsonSetter;
 import com.fasterxml.jackson.annotation.Nulls;
 import java.util.List;
+import java.util.Objects;
+import java.util.stream.Stream;
 
 /**
  * An answer of {@code /v1/chat/completions}.
@@ -16,7 +18,8 @@ public record ChatResponse(
         String model,
         @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL, contentNulls = Nulls.FAIL)
                 List<Choice> choices,
-        Usage usage) {
+        Usage usage)
+        implements Ending {
     /**
      * One answer.
      *
@@ -30,5 +33,10 @@ public record ChatResponse(
     /** Return the text of the first answer. */
     public String text() {
         return choices.get(0).message().content();
+    }
+
+    @Override
+    public Stream<String> finishReasons() {
+        return choices.stream().map(Choice::finishReason).filter(Objects::nonNull);
     }
 }

@@ -4,6 +4,8 @@ import com.fasterxml.jackson.annotation.JsonProperty;
 import com.fasterxml.jackson.annotation.JsonSetter;
 import com.fasterxml.jackson.annotation.Nulls;
 import java.util.List;
+import java.util.Objects;
+import java.util.stream.Stream;
 
 /**
  * An answer, or a part of a streamed one, of {@code /v1/completions}.
@@ -16,7 +18,8 @@ public record CompletionResponse(
         String model,
         @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL, contentNulls = Nulls.FAIL)
                 List<Choice> choices,
-        Usage usage) {
+        Usage usage)
+        implements Ending {
     /**
      * One answer.
      *
@@ -29,5 +32,10 @@ public record CompletionResponse(
     /** Return the text of the first answer; empty if there is none. */
     public String text() {
         return choices.isEmpty() ? "" : choices.get(0).text();
+    }
+
+    @Override
+    public Stream<String> finishReasons() {
+        return choices.stream().map(Choice::finishReason).filter(Objects::nonNull);
     }
 }

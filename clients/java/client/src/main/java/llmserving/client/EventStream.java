@@ -107,6 +107,7 @@ final class EventStream<T> implements Flow.Subscriber<String> {
                 throw new LlmException.ServerFailed(200, node.get("error").toString());
             }
             T part = json.treeToValue(node, type);
+            Ending.check(part);
             started = true;
             onPart.accept(part);
         } catch (IOException error) {

@@ -201,6 +201,7 @@ public final class LlmClient implements AutoCloseable {
                 if (answer == null) {
                     throw new LlmException.MalformedAnswer("the body is no answer: null", null);
                 }
+                Ending.check(answer);
                 return answer;
             } catch (IOException error) {
                 throw new LlmException.MalformedAnswer("the body is no answer: " + error.getMessage(), error);

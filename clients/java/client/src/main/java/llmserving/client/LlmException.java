@@ -66,7 +66,7 @@ public abstract sealed class LlmException extends RuntimeException {
         }
     }
 
-    /** The server failed (500 to 599), or reported an error within a stream. */
+    /** The server failed (500 to 599), reported an error within a stream, or gave an answer up. */
     public static final class ServerFailed extends LlmException {
         private final int status;
 

@@ -169,6 +169,22 @@ class LlmClientTest {
     }
 
     @Test
+    void anAnswerThatTheEngineGaveUpIsTheServersFailure() {
+        String part = "{\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"Hel\"}, \"finish_reason\": \"abort\"}]}";
+        server.enqueue(stream(part("a"), part, "[DONE]"));
+        server.enqueue(json("{\"choices\": [{\"text\": \" wor\", \"finish_reason\": \"abort\"}]}"));
+        server.enqueue(json("{\"choices\": [{\"text\": \" world\", \"finish_reason\": \"length\"}]}"));
+        List<String> parts = new ArrayList<>();
+        try (LlmClient client = builder().build()) {
+            LlmException error = fail(client.chatStream(HELLO, LONG, next -> parts.add(next.text())));
+            assertEquals(LlmException.ServerFailed.class, error.getClass());
+            assertEquals(" world", client.complete(CompletionRequest.of("m", "hello"), LONG).text());
+        }
+        assertEquals(List.of("a"), parts);
+        assertEquals(3, server.getRequestCount());
+    }
+
+    @Test
     void anEventThatIsNoAnswerEndsTheStream() {
         server.enqueue(stream("{not json"));
         try (LlmClient client = builder().build()) {
