@@ -104,10 +104,24 @@ def test_other_weights_under_the_same_name_take_an_unload(engine: Engine, bucket
     error = f"it has another adapter of this name, from {old}. Fix: unload it first."
     assert run(engine, put(bucket, "better")) == {"error": error}
     assert run(engine) == {"done": "unloaded"}
-    assert list_copies() == []
     assert run(engine) == {"done": "not loaded"}
     assert run(engine, put(bucket, "better")) == {"done": "loaded"}
     assert engine.adapters["sql"] != old, "the engine keeps prompts by the folder"
+
+
+def test_files_of_an_unloaded_adapter_stay_for_the_requests_that_wait_and_go_later(
+    engine: Engine, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(engine, put(bucket, "weights"))
+    run(engine)
+    assert list_copies() == [*FILES, adapter_program.UNLOADED]
+    run(engine, put(bucket, "weights"))
+    monkeypatch.setattr(adapter_program, "KEPT_S", -1.0)
+    assert run(engine, put(bucket, "weights")) == {"done": "loaded already"}
+    assert list_copies() == list(FILES), "what is loaded again stays"
+    run(engine)
+    assert run(engine) == {"done": "not loaded"}
+    assert list_copies() == []
 
 
 def test_a_node_that_does_not_answer_has_the_files_where_the_first_one_says(engine: Engine, bucket: s3.Bucket) -> None:
@@ -115,8 +129,8 @@ def test_a_node_that_does_not_answer_has_the_files_where_the_first_one_says(engi
     assert run(None, location) == {"done": "copied"}
     run(engine, location)
     assert [str(path.parent) for path in adapter_program.FOLDER.rglob(FILES[1])] == [engine.adapters["sql"]]
-    assert run(None) == {"done": "removed"}
-    assert list_copies() == []
+    assert run(None) == {"done": "unloaded"}
+    assert list_copies() == [*FILES, adapter_program.UNLOADED]
 
 
 def test_a_refusal_of_s3_and_one_of_the_engine_are_told_apart(engine: Engine, bucket: s3.Bucket) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from llm_serving.aws import s3
 from llm_serving.cli import main
+from llm_serving.kinds.serving import adapter_program
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.on_aws.aws_target import AwsTarget, load_aws_target
 from llm_serving.targets.on_aws.replica_container import ReplicaContainer
@@ -78,7 +79,7 @@ def test_every_node_of_a_replica_copies_it_and_a_failure_names_its_container(
         f"`new: {location}` to `adapters` of worker in mine/blueprint.yaml and deploy.\n"
     )
     assert run_cli(target, "unload", "new") == 0
-    assert not list((tmp_path / "follower").rglob("adapter_model.safetensors"))
+    assert (weights.parent / adapter_program.UNLOADED).exists()
 
 
 def test_an_adapter_that_does_not_fit_is_refused_before_any_container_is_asked(

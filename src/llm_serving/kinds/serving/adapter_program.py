@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -22,6 +23,10 @@ MARK = "adapter: "
 
 FOLDER = Path(tempfile.gettempdir()) / "adapters"
 """Holds NAME/CONTENT/, both as digests: other content is another path, whose cached prompts the engine keeps apart."""
+
+UNLOADED, KEPT_S = "unloaded", 86_400.0
+"""File beside those of an adapter that was unloaded, and how long they stay, in seconds: as long as a router lets a
+request take at the most. A request that still waits reads them, and vLLM ends where they are gone (tried with 0.32.0)."""
 
 _TIMEOUT_S = 60.0
 """Longest silence of S3, and longest that an engine takes to load an adapter, in seconds."""
@@ -34,6 +39,7 @@ node that computes for another and needs the files only.
 
 def main(request: Request) -> dict[str, str]:
     """Do what the request asks for, and return what was done or why not."""
+    _remove_old()
     try:
         return {"done": load(request) if request["files"] else unload(request)}
     except urllib.error.HTTPError as error:
@@ -54,6 +60,7 @@ def load(request: Request) -> str:
         if loaded_from is not None:
             raise ValueError(f"it has another adapter of this name, from {loaded_from}. Fix: unload it first.")
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNLOADED).unlink(missing_ok=True)
         for name, body in bodies.items():
             _copy(body, folder / name)
     if not api:
@@ -63,13 +70,22 @@ def load(request: Request) -> str:
 
 
 def unload(request: Request) -> str:
-    """Unload the adapter, if the engine has it, and remove what was copied for it."""
+    """Unload the adapter, if the engine has it; what was copied for it goes later."""
     api = request["api"]
     is_loaded = bool(api) and _find_loaded(request) is not None
     if is_loaded:
         post(f"{api['url']}{api['unload']}", {api["name_field"]: request["name"]})
-    shutil.rmtree(_get_folder(request["name"]), ignore_errors=True)
-    return "unloaded" if is_loaded else "not loaded" if api else "removed"
+    for folder in _get_folder(request["name"]).glob("*"):
+        if not (folder / UNLOADED).exists():
+            (folder / UNLOADED).touch()
+    return "unloaded" if is_loaded or not api else "not loaded"
+
+
+def _remove_old() -> None:
+    """Remove what was copied for adapters that were unloaded long ago."""
+    for mark in FOLDER.glob(f"*/*/{UNLOADED}"):
+        if time.time() - mark.stat().st_mtime > KEPT_S:
+            shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def post(url: str, body: dict[str, str]) -> None:
