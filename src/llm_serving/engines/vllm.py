@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
-from llm_serving.catalog.families import TensorShape, TensorSplit
+from llm_serving.catalog.families import TensorSplit
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import MXFP4
@@ -362,7 +362,8 @@ def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
     for shape in model.tensors:
         is_end = shape.name in ("embedding", "output layer")
         is_matrix = is_end or shape.form in ("linear", "expert")
-        if not (is_matrix and _is_adapted(shape, setup.adapter_modules)):
+        name = "experts" if shape.form == "expert" else shape.module.rpartition(".")[2]
+        if not (is_matrix and is_adapted(name, setup.adapter_modules)):
             continue
         ways = 1 if is_end else _count_parts(model, shape.split, setup.tensor)
         # Each end has its own adapter, also where one matrix is both.
@@ -376,10 +377,9 @@ def compute_adapter_bytes(model: Architecture, setup: ReplicaSetup) -> int:
     return setup.adapters * ADAPTER_RANK * numbers * _ADAPTER_NUMBER_BYTES
 
 
-def _is_adapted(shape: TensorShape, modules: Sequence[str]) -> bool:
-    """Return whether adapters that change these modules have room for a matrix; no modules are all of them."""
-    own = "experts" if shape.form == "expert" else shape.module.rpartition(".")[2]
-    names = next((merged for merged in _MERGED if own in merged), {own})
+def is_adapted(module: str, modules: Sequence[str]) -> bool:
+    """Return whether adapters that may change these modules have room for one of this name; none are all of them."""
+    names = next((merged for merged in _MERGED if module in merged), {module})
     return not modules or not names.isdisjoint(modules)
 
 

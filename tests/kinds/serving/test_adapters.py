@@ -141,6 +141,56 @@ def test_an_adapter_above_the_maximum_rank_is_refused(tmp_path: Path, adapter_fo
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("use_dora", True, False),
+        ("modules_to_save", ["embed_tokens", "lm_head"], None),
+        ("bias", "lora_only", "none"),
+        ("init_lora_weights", "pissa_niter_16", "gaussian"),
+        ("init_lora_weights", "loftq", True),
+        ("layer_replication", [[0, 4]], None),
+    ],
+)
+def test_an_adapter_that_the_engine_does_not_load_is_refused(
+    tmp_path: Path, adapter_folder: Path, key: str, value: object, accepted: object
+) -> None:
+    _update_config(adapter_folder, **{key: value})
+    [error] = _find_errors(tmp_path)
+    assert f"its {key} is {json.dumps(value)}, with which the engine does not load it. Fix: train it without" in error
+    _update_config(adapter_folder, **{key: accepted})
+    assert _find_errors(tmp_path) == []
+
+
+def test_an_adapter_with_a_module_above_the_maximum_rank_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
+    _update_config(adapter_folder, rank_pattern={"q_proj": 64, "v_proj": 96})
+    [error] = _find_errors(tmp_path)
+    assert "its rank is 96, and replicas reserve memory for 64" in error
+
+
+@pytest.mark.parametrize(
+    ("changed", "room", "left_out"),
+    [
+        (["q_proj", "o_proj"], "qkv_proj, o_proj", ""),
+        (["q_proj", "o_proj"], "v_proj, o_proj", ""),
+        (["q_proj", "up_proj", "down_proj"], "qkv_proj, o_proj", "down_proj, up_proj"),
+        (["model.layers.0.self_attn.q_proj", "down_proj"], "qkv_proj, experts", ""),
+        ("q_proj|down_proj", "qkv_proj", ""),  # a pattern of names is not read
+    ],
+)
+def test_an_adapter_that_changes_what_its_role_leaves_out_is_refused(
+    tmp_path: Path, changed: list[str] | str, room: str, left_out: str
+) -> None:
+    text = BLUEPRINT.format(model="tiny", where="s3://mine/tone")
+    (tmp_path / "blueprint.yaml").write_text(f"{text}engine_arguments: {{lora_target_modules: [{room}]}}\n")
+    settings = load(tmp_path / "blueprint.yaml", Blueprint).value
+    config = {"base_model_name_or_path": "tiny", "r": 8, "target_modules": changed}
+    files = ({adapters.CONFIG: 1, adapters.WEIGHTS: 1}, json.dumps(config))
+    found = [conflict.reason for conflict in adapters.check_remote(settings, lambda _uri, _name: files)]
+    reason = f"it changes {left_out}, which lora_target_modules leaves out: answers would be without that"
+    assert found == ([reason] if left_out else [])
+
+
 def test_the_maximum_rank_matches_the_engines_command_line() -> None:
     from llm_serving.catalog import engines
 

@@ -64,11 +64,10 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
         Unavailable: an engine does not answer.
     """
     deployed_role = _require_role(deployment, role)
-    mismatch = adapters.find_folder_error(
-        folder, deployed_role.served_model.model if deployed_role.served_model else ""
-    )
-    if mismatch:
-        _refuse_location(folder, mismatch)
+    model = deployed_role.served_model
+    assert model, "it has adapters"
+    if problem := adapters.find_folder_error(folder, model.model, model.adapter_modules):
+        _refuse_location(folder, problem)
     api = _get_api(deployment)
     for service in deployment.list_services(deployed_role):
         _post(service, api.load, {api.name_field: name, api.path_field: str(folder.resolve())})
@@ -112,8 +111,9 @@ def _sign_files(plan: DeploymentPlan, role: Role, location: str) -> dict[str, st
     names_and_text = remote_files.read_files(plan.aws, location, adapters.CONFIG)
     if names_and_text is None:
         raise Unavailable(f"{location}: replicas copy it with your own permission to read it, and you have none")
-    model = role.served_model.model if role.served_model else ""
-    if problem := adapters.find_error(*names_and_text, location, model):
+    model = role.served_model
+    assert model, "it has adapters"
+    if problem := adapters.find_error(*names_and_text, location, model.model, model.adapter_modules):
         _refuse_location(location, problem)
     return remote_files.sign_files(plan.aws, location, (adapters.CONFIG, adapters.WEIGHTS))
 

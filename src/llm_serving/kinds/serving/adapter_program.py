@@ -26,7 +26,7 @@ FOLDER = Path(tempfile.gettempdir()) / "adapters"
 
 UNLOADED, KEPT_S = "unloaded", 86_400.0
 """File beside those of an adapter that was unloaded, and how long they stay, in seconds: as long as a router lets a
-request take at the most. A request that still waits reads them, and vLLM ends where they are gone (tried with 0.32.0)."""
+request take at the most. A request that waits still reads them, and vLLM ends where they are gone (tried: 0.32.0)."""
 
 _TIMEOUT_S = 60.0
 """Longest silence of S3, and longest that an engine takes to load an adapter, in seconds."""

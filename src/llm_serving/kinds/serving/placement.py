@@ -433,7 +433,6 @@ class PlacementSearch:
     def _build_setup(self, instance: Instance) -> ReplicaSetup:
         """Build how a replica runs on a type, however it is split."""
         settings, tuning = self.settings, self.settings.tuning
-        modules = settings.merge_arguments(self.role).get(settings.engine_row.adapter_modules)
         return ReplicaSetup(
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
@@ -442,7 +441,7 @@ class PlacementSearch:
             draft=find_draft(tuning, self.model),
             videos=settings.find_media_limit(self.role, "video") != 0,
             adapters=len(self.role.adapters),
-            adapter_modules=tuple(map(str, modules)) if isinstance(modules, list) else (),
+            adapter_modules=settings.list_adapter_modules(self.role),
         )
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
