@@ -404,6 +404,11 @@ class Engine(NamedChoice):
     def _list_wide_parts(self) -> list[CommandPart]:
         return [self.wide_experts, self.wide_experts.balancing] if self.wide_experts else []
 
+    def list_adapter_modules(self, arguments: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the modules that LoRA adapters may change, by `engine_arguments`; none where they may change all."""
+        modules = arguments.get(self.adapter_modules)
+        return tuple(map(str, modules)) if isinstance(modules, list) else ()
+
     def streams_on(self, platform: Platform) -> bool:
         """Return whether the engine streams weights from S3 on a platform."""
         return self.streaming is not None and platform.streams

@@ -62,9 +62,6 @@ class ServedModel(ResolvedData):
     adapters: dict[str, str] = Field(default_factory=dict)
     """Location of each LoRA adapter, by the name that clients put in `model`."""
 
-    adapter_modules: tuple[str, ...] = ()
-    """Modules that adapters may change; none where they may change all."""
-
     draft: LoadedModel | None = None
     """The draft model; None without one."""
 

@@ -128,6 +128,15 @@ def test_an_invalid_adapter_is_refused_before_any_request(
     assert requests == []
 
 
+def test_an_adapter_under_the_name_of_another_roles_model_is_refused(
+    deployment_and_requests: DeploymentAndRequests, tmp_path: Path
+) -> None:
+    deployment, requests = deployment_and_requests
+    with pytest.raises(InputError, match=r'^NAME: "small": clients put it in `model` for small too\. Fix: use a name'):
+        adapter_loading.load(deployment, "long", "small", make_tiny.make_adapter(tmp_path / "late"))
+    assert requests == []
+
+
 def test_loading_without_a_deployment_is_refused(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert working_folder.is_dir()
     code = main.run(["adapter", "unload", "mine", "worker", "tone"])

@@ -64,9 +64,8 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
         Unavailable: an engine does not answer.
     """
     deployed_role = _require_role(deployment, role)
-    model = deployed_role.served_model
-    assert model, "it has adapters"
-    if problem := adapters.find_folder_error(folder, model.model, model.adapter_modules):
+    _require_own_name(deployment, deployed_role, name)
+    if problem := adapters.find_folder_error(folder, *_describe_base(deployment, deployed_role)):
         _refuse_location(folder, problem)
     api = _get_api(deployment)
     for service in deployment.list_services(deployed_role):
@@ -83,6 +82,8 @@ def change_remote(plan: DeploymentPlan, target: AwsTarget, role: str, name: str,
     """
     deployment = narrow(plan.deployment)
     deployed_role = _require_role(deployment, role)
+    if location:
+        _require_own_name(deployment, deployed_role, name)
     api, service = _get_api(deployment), deployment.list_services(deployed_role)[0]
     files = _sign_files(plan, deployed_role, location) if location else {}
     request: adapter_program.Request = {"name": name, "files": files, "api": None}
@@ -111,11 +112,15 @@ def _sign_files(plan: DeploymentPlan, role: Role, location: str) -> dict[str, st
     names_and_text = remote_files.read_files(plan.aws, location, adapters.CONFIG)
     if names_and_text is None:
         raise Unavailable(f"{location}: replicas copy it with your own permission to read it, and you have none")
-    model = role.served_model
-    assert model, "it has adapters"
-    if problem := adapters.find_error(*names_and_text, location, model.model, model.adapter_modules):
+    if problem := adapters.find_error(*names_and_text, location, *_describe_base(narrow(plan.deployment), role)):
         _refuse_location(location, problem)
     return remote_files.sign_files(plan.aws, location, (adapters.CONFIG, adapters.WEIGHTS))
+
+
+def _describe_base(deployment: ServingDeployment, role: Role) -> tuple[str, tuple[str, ...]]:
+    """Return the model of a role, and the modules that adapters may change there."""
+    row = engines.load_engines()[deployment.engine]
+    return role.served_model.model if role.served_model else "", row.list_adapter_modules(role.engine_arguments)
 
 
 def _refuse_location(location: str | Path, problem: tuple[str, str]) -> NoReturn:
@@ -170,6 +175,16 @@ def _require_role(deployment: ServingDeployment, name: str) -> Role:
         reason = "its engines started without adapters, and then load none"
         raise InputError(f"ROLE: {quote_value(name)}: {reason}. Fix: add an adapter to the blueprint and deploy it.")
     return role
+
+
+def _require_own_name(deployment: ServingDeployment, role: Role, name: str) -> None:
+    """Refuse a name that a role of another model answers to: the router would send each request of it to either."""
+    own = [model.name for model in role.served_models]
+    for other in deployment.engine_roles:
+        models = [model for model in other.served_models if model.name not in own]
+        if any(name in (model.name, *model.adapters) for model in models):
+            reason = f"clients put it in `model` for {other.name} too"
+            raise InputError(f"NAME: {quote_value(name)}: {reason}. Fix: use a name of its own.")
 
 
 def _post(service: Service, path: str, body: dict[str, str]) -> None:

@@ -82,9 +82,10 @@ def _list_adapters(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, 
     """Yield the key path of each adapter, its location, its role's model, and the modules that it may change."""
     for name, role in settings.roles.engine_roles.items():
         model = settings.select_model_settings(role).model or ""
+        modules = settings.engine_row.list_adapter_modules(settings.merge_arguments(role))
         for adapter, location in role.adapters.items():
             key_path = (*settings.find_key_path(name), "adapters", adapter)
-            yield key_path, location, model, settings.list_adapter_modules(role)
+            yield key_path, location, model, modules
 
 
 def find_folder_error(folder: Path, model: str, modules: Sequence[str]) -> tuple[str, str] | None:

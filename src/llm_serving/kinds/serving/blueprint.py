@@ -365,11 +365,6 @@ class Blueprint(BaseBlueprint, ModelSettings):
         """Return the engine's own options of a role: the blueprint's, and the role's over them."""
         return {**self.engine_arguments, **role.engine_arguments}
 
-    def list_adapter_modules(self, role: EngineRole) -> tuple[str, ...]:
-        """Return the modules that adapters of a role may change; none where they may change all."""
-        modules = self.merge_arguments(role).get(self.engine_row.adapter_modules)
-        return tuple(map(str, modules)) if isinstance(modules, list) else ()
-
     def list_arguments(
         self, key_path: tuple[str, ...], role: EngineRole
     ) -> Iterator[tuple[tuple[str, ...], JsonValue]]:

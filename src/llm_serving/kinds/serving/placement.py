@@ -441,7 +441,7 @@ class PlacementSearch:
             draft=find_draft(tuning, self.model),
             videos=settings.find_media_limit(self.role, "video") != 0,
             adapters=len(self.role.adapters),
-            adapter_modules=settings.list_adapter_modules(self.role),
+            adapter_modules=settings.engine_row.list_adapter_modules(settings.merge_arguments(self.role)),
         )
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:

@@ -310,7 +310,6 @@ def _build_served_model(context: Context, blueprint: Document[Blueprint], placed
             adapter: location if location.startswith("s3://") else str(folder / location)
             for adapter, location in placed.role.adapters.items()
         },
-        adapter_modules=context.blueprint.list_adapter_modules(placed.role),
         draft=_build_draft(context, placed),
     )
 
