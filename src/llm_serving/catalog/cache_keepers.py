@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from llm_serving.catalog.command_parts import Row
-from llm_serving.catalog.engines import NamesLack
 from llm_serving.settings import own_yaml
 
 CACHE_KEEPERS_FILE = Path(__file__).with_name("cache_keepers.yaml")
@@ -31,8 +30,8 @@ class CacheKeeper(Row):
     """End of the name of the process that knows where all replicas have prompts; empty where there is none."""
 
     master_port: int = 0
-    names_lack: NamesLack
-    """What its own names of prompts do not hold."""
+    names_lack_command: bool = False
+    """Whether its own names of prompts do not even hold how a model is split."""
 
     reasons: Mapping[Literal["target", "other_tiers", "adapters", "nodes", "no_accelerators"], str]
     """Why it does not work with what a deployment asks for; with {role}, {pool} and {target}."""

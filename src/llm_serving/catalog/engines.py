@@ -30,11 +30,6 @@ from llm_serving.settings import own_yaml
 FOLDER = Path(__file__).with_name("engines")
 
 
-NamesLack = Literal["settings", "command"]
-"""What decides the bytes of a cached prompt beside image and weights, and names of prompts do not hold: settings of the
-model, or the whole command line, the environment and the kind of accelerator."""
-
-
 class Transfer(CommandPart):
     """How prefill hands its KV cache to decode, by one kind of connection."""
 
@@ -327,9 +322,6 @@ class Engine(NamedChoice):
 
     options: Mapping[str, CommandPart] = {}
     """What a setting of the blueprint adds, by the option's name (`kinds.serving.options`)."""
-
-    tier_names_lack: NamesLack | None = None
-    """What its own files of cached prompts do not hold in their names; None where these hold all."""
 
     transfers: Mapping[str, Transfer] = {}
     """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""

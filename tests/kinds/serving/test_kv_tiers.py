@@ -49,6 +49,12 @@ def _resolve(
     return resolving.resolve_files(folder, text, FLEET, target)
 
 
+def _read_key(deployment: ServingDeployment) -> str:
+    """Return the name of the engine's own folder among the deployment's."""
+    [folder] = {Path(word.partition("=")[0]).name for word in deployment.workers[0].command if word.startswith("/kv-")}
+    return folder
+
+
 def _read_connector(deployment: ServingDeployment) -> dict[str, object]:
     [engine] = deployment.workers
     connector: dict[str, object] = json.loads(engine.command[engine.command.index("--kv-transfer-config") + 1])
@@ -57,15 +63,19 @@ def _read_connector(deployment: ServingDeployment) -> dict[str, object]:
 
 def test_the_engine_looks_in_memory_then_on_the_nodes_nvme_then_in_the_shared_file_system(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, BOTH)
+    key = _read_key(deployment)
     assert _read_connector(deployment)["kv_connector_extra_config"] == {
         "spec_name": "TieringOffloadingSpec",
         "cpu_bytes_to_use": 8 * 2**30,
-        "secondary_tiers": [{"type": "fs", "root_dir": "/kv-disk"}, {"type": "fs", "root_dir": "/kv-shared"}],
+        "secondary_tiers": [
+            {"type": "fs", "root_dir": f"/kv-disk/{key}"},
+            {"type": "fs", "root_dir": f"/kv-shared/{key}"},
+        ],
     }
     [engine] = deployment.workers
     disk, shared = engine.mounts["kv-disk"], engine.mounts["kv-shared"]
-    assert disk.path == "/kv-disk" and disk.node_path == f"/mnt/k8s-disks/0/kv-cache/mine/{shared.key}"
-    assert (shared.path, shared.claim) == ("/kv-shared", "kv")
+    assert (disk.path, disk.node_path) == ("/kv-disk", "/mnt/k8s-disks/0/kv-cache/mine")
+    assert (shared.path, shared.claim, shared.key) == ("/kv-shared", "kv", "kv-cache/mine")
     assert engine.is_root, "the folder of the node is root's"
     # Four queues of 4 GiB and 1.2 times the tier, which the engine maps there.
     assert engine.resources.shared_memory_bytes == pytest.approx((4 * 4 + 1.2 * 8) * 2**30, abs=1)
@@ -85,12 +95,13 @@ def test_lmcaches_server_starts_beside_the_engine_with_the_same_folders(tmp_path
     connector = _read_connector(deployment)
     assert (connector["kv_connector"], connector["kv_load_failure_policy"]) == ("LMCacheMPConnector", "recompute")
     separator = [place for place, word in enumerate(engine.command) if word == "--"]
-    assert engine.command[3 : separator[0]] == (f"/kv-disk={100 * 2**30}", f"/kv-shared={2**40}")
+    key = _read_key(deployment)
+    assert engine.command[3 : separator[0]] == (f"/kv-disk/{key}={100 * 2**30}", f"/kv-shared/{key}={2**40}")
     server = engine.command[separator[0] + 1 : separator[1]]
     assert server[:3] == ("python3", "-m", "lmcache.v1.multiprocess.server")
     assert (server[server.index("--host") + 1], server[server.index("--l1-size-gb") + 1]) == ("127.0.0.1", "8")
     folders = [json.loads(word.partition("=")[2])["base_path"] for word in server if word.startswith("--l2-adapter=")]
-    assert folders == ["/kv-disk", "/kv-shared"] == [engine.mounts[name].path for name in ("kv-disk", "kv-shared")]
+    assert folders == [f"{engine.mounts[name].path}/{key}" for name in ("kv-disk", "kv-shared")]
     assert engine.command[separator[1] + 1] == "vllm"
     assert "cache" not in engine.ports, "no other container reaches the server"
     assert engine.env["LMCACHE_TRACK_USAGE"] == "false"
@@ -114,20 +125,32 @@ def test_lmcache_keeps_prompts_in_s3_under_names_of_their_model(tmp_path: Path, 
         assert deployment.stack and deployment.stack.caches == ("demo-kv",)
 
 
-def test_lmcache_has_another_folder_for_all_that_changes_what_is_computed(tmp_path: Path) -> None:
-    tiers = BOTH.replace("{ram", "{by: lmcache, ram", 1)
-    keys = [
-        _resolve(tmp_path, f"{tiers}{more}", extra=extra).workers[0].mounts["kv-shared"].key
-        for more, extra in (
-            ("", ""),
-            ("", "image: my/vllm:1\n"),
-            (", kv_cache: fp8", ""),
-            (", quantization: fp8", ""),
-            ("", "engine_arguments: {seed: 7}\n"),
-        )
+@pytest.mark.parametrize("by", ["", "by: lmcache, "])
+def test_all_that_changes_what_is_computed_has_another_folder_in_the_same_mount(tmp_path: Path, by: str) -> None:
+    tiers = BOTH.replace("{ram", f"{{{by}ram", 1)
+
+    def resolve(more: str = "", extra: str = "", role: str = "", traffic: str = "") -> ServingDeployment:
+        deployment = _resolve(tmp_path, f"{tiers}{more}", extra=extra, traffic=traffic)
+        if role:
+            text = (tmp_path / "blueprint.yaml").read_text().replace("pool: general, accelerators: 4", role)
+            deployment = resolving.resolve_files(tmp_path, text, FLEET, "eks")
+        return deployment
+
+    first = resolve()
+    others = [
+        resolve(extra="image: my/vllm:1\n"),
+        resolve(", kv_cache: fp8"),
+        resolve(", quantization: fp8"),
+        resolve(extra="engine_arguments: {attention_backend: FLASHINFER}\n"),
+        resolve(extra="environment: {VLLM_KV_CACHE_LAYOUT: HND}\n"),
+        resolve(role="pool: pair, accelerators: 4"),
     ]
+    keys = [_read_key(deployment) for deployment in (first, *others)]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == _resolve(tmp_path, tiers, traffic=GROUPS).workers[0].mounts["kv-shared"].key
+    assert {json.dumps(row.workers[0].model_dump()["mounts"]) for row in others} == {
+        json.dumps(first.workers[0].model_dump()["mounts"])
+    }, "what the one before has left is in it, and makes room"
+    assert _read_key(resolve(traffic=GROUPS)) == keys[0]
 
 
 def test_mooncakes_pool_has_one_master_and_a_share_of_memory_of_each_accelerator(tmp_path: Path) -> None:
@@ -168,14 +191,6 @@ def test_mooncakes_keys_begin_with_another_word_for_all_that_changes_a_cache(tmp
     assert read_key(traffic=GROUPS) == keys[0], "what changes no cache keeps the pool"
 
 
-def test_another_image_or_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    first, again, other = (
-        _resolve(tmp_path, BOTH, extra=extra).workers[0].mounts["kv-shared"].key
-        for extra in ("", "", "image: my/vllm:1\n")
-    )
-    assert first == again != other
-
-
 @pytest.mark.parametrize(
     ("tier", "folder"), [("disk: 100Gi", "/kv-disk"), ("shared: {size: 1Ti, claim: kv}", "/kv-shared")]
 )
@@ -183,14 +198,15 @@ def test_sglang_keeps_pages_of_64_tokens_in_one_folder_of_their_settings(
     tmp_path: Path, tier: str, folder: str
 ) -> None:
     tiers, extra = f"{{ram: 8Gi, {tier}}}", "engine: sglang\n"
-    [engine] = _resolve(tmp_path, tiers, extra=extra).workers
+    deployment = _resolve(tmp_path, tiers, extra=extra)
+    [engine], own_folder = deployment.workers, f"{folder}/{_read_key(deployment)}"
     words = " ".join(engine.command)
     assert "--enable-hierarchical-cache --hicache-size 2 --hicache-storage-backend file --page-size 64" in words
-    assert engine.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] == folder
-    assert engine.command[3].startswith(f"{folder}="), "what was used longest ago makes room"
-    mount = engine.mounts[folder.strip("/")]
-    other = _resolve(tmp_path, f"{tiers}, kv_cache: fp8", extra=extra).workers[0].mounts[folder.strip("/")]
-    assert mount.path == folder and (mount.key, mount.node_path) != (other.key, other.node_path)
+    assert engine.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] == own_folder
+    assert engine.command[3].startswith(f"{own_folder}="), "what was used longest ago makes room"
+    assert engine.mounts[folder.strip("/")].path == folder
+    [other] = _resolve(tmp_path, f"{tiers}, kv_cache: fp8", extra=extra).workers
+    assert other.env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] != own_folder
     with pytest.raises(InputError, match="SGLang's store of files has one folder"):
         _resolve(tmp_path, BOTH, extra=extra)
     with pytest.raises(InputError, match="drafts from the prompt only with pages of one token"):
@@ -199,7 +215,7 @@ def test_sglang_keeps_pages_of_64_tokens_in_one_folder_of_their_settings(
 
 def test_on_ecs_the_nodes_nvme_is_mounted_too(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, "{ram: 8Gi, disk: 100Gi}", "on-ecs", "ecs")
-    assert deployment.workers[0].mounts["kv-disk"].node_path.startswith("/mnt/instance-store/kv-cache/mine/")
+    assert deployment.workers[0].mounts["kv-disk"].node_path == "/mnt/instance-store/kv-cache/mine"
     assert all(word.isprintable() for word in deployment.workers[0].command), "a task's command has no line breaks"
 
 
@@ -415,6 +431,31 @@ def test_what_is_kept_wrongly_or_nowhere_is_refused(
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("tiers", "is_shared"),
+    [
+        ("{ram: 8Gi, disk: 100Gi}", False),
+        ("{by: lmcache, ram: 8Gi}", False),
+        ("{ram: 8Gi, shared: {size: 1Ti, claim: kv}}", True),
+        ("{by: lmcache, ram: 8Gi, s3: {size: 1Ti, bucket: demo-kv}}", True),
+        ("{by: mooncake, ram: 8Gi}", True),
+    ],
+)
+def test_replicas_that_share_cached_prompts_have_one_kind_of_accelerator(
+    tmp_path: Path, tiers: str, is_shared: bool
+) -> None:
+    text = (
+        f"name: mine\npattern: aggregated\nmodel: Qwen/Qwen3-8B\ncontext: 8k\nroles: {{worker: {{pool: mixed}}}}\n"
+        f"tuning: {{kv_tiers: {tiers}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    )
+    fleet = f"{FLEET}  mixed: {{types: [p5en.48xlarge, p6-b200.48xlarge], size: 0..2}}\n"
+    if not is_shared:
+        resolving.resolve_files(tmp_path, text, fleet, "eks")
+        return
+    with pytest.raises(InputError, match=r"roles\.worker\.pool.*share cached prompts and run on H200 or B200"):
+        resolving.resolve_files(tmp_path, text, fleet, "eks")
+
+
 def test_what_may_keep_prompts_has_a_row_and_an_engine_that_works_with_it() -> None:
     [choices] = [get_args(field.annotation) for name, field in KvTiers.model_fields.items() if name == "by"]
     assert choices == ("engine", *cache_keepers.load_cache_keepers())
@@ -477,16 +518,26 @@ def test_what_was_used_longest_ago_makes_room_and_nothing_goes_while_there_is_ro
     assert kept == {"0", "7", "8", "9"}, "the oldest was read last, and goes last"
 
 
+def test_folders_that_are_left_empty_go_and_those_of_engines_stay(tmp_path: Path) -> None:
+    for number, name in enumerate(("old/a/1.bin", "old/a/2.bin", "flat/3.bin", "own/a/4.bin", "own/b/5.bin")):
+        _write(tmp_path, name, 100, 1_000 + number)
+    cache_keeper.trim(str(tmp_path), 150)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["flat", "old", "own", "own/b", "own/b/5.bin"]
+
+
 def test_the_engine_takes_the_place_of_the_program_which_trims_beside_it(tmp_path: Path) -> None:
     """As a container runs it: the text by `python3 -c`, and the engine with the process's own number."""
     for number in range(10):
-        _write(tmp_path / "kv", f"{number}.bin", 100, 1_000 + number)
+        _write(tmp_path / "kv", f"{number % 2}/{number}.bin", 100, 1_000 + number)
     text = _resolve(tmp_path, BOTH).workers[0].command[2]
     engine = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", text, f"{tmp_path}/kv=500", "--", "--", sys.executable, "-c", engine]
+    command = [sys.executable, "-c", text, f"{tmp_path}/kv/own=500", "--", "--", sys.executable, "-c", engine]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin and child.stdout
         assert int(child.stdout.readline()) == child.pid
-        processes.wait_until(lambda: len(list((tmp_path / "kv").iterdir())) == 4, "the folder within its size", 60)
+        assert (tmp_path / "kv" / "own").is_dir(), "SGLang's ranks do not wait for the one that makes it"
+        files = "the folders of earlier engines within its size"
+        processes.wait_until(lambda: len(list((tmp_path / "kv").rglob("*.bin"))) == 4, files, 60)
         child.stdin.close()
         assert child.wait(60) == 0

@@ -121,7 +121,7 @@ class KvTiers(Settings):
     """Memory of the node, of each replica. The slower ones are read and written through it."""
 
     disk: Memory | None = None
-    """The node's NVMe, of all the deployment's replicas on it together; what was used longest ago makes room."""
+    """The node's NVMe, of all the deployment's replicas on it together; what was written longest ago makes room."""
 
     shared: SharedTier | None = None
     """A file system that all replicas share: what one has computed, another finds."""

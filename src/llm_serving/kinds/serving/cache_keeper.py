@@ -2,10 +2,10 @@
 
     python3 -c "exec(TEXT)" FOLDER=BYTES... -- SERVER ... -- PROGRAM ...
 
-Engines delete nothing in the folders: a child removes the files that were read longest ago once a folder is larger than
-it may be, down to nine tenths. An engine recomputes what it does not find. The child starts the server, if there is
-one, again whenever it ends; an engine computes all prompts meanwhile. This text is all of the program: it runs in the
-engine's image.
+Each FOLDER is an engine's own, in that of the whole deployment, with those of earlier versions and other models.
+Engines delete nothing: a child removes the oldest files of them all once they take more than BYTES, down to nine
+tenths. An engine recomputes what it does not find. The child starts the server, if there is one, again whenever it
+ends; an engine computes all prompts meanwhile. This text is all of the program: it runs in the engine's image.
 """
 
 import contextlib
@@ -26,7 +26,10 @@ KEPT_SHARE = 0.9
 
 
 def list_files(folder: str) -> Iterator[tuple[float, int, Path]]:
-    """Yield last use, bytes and path of the files below a folder; what vanishes meanwhile is left out."""
+    """Yield last use, bytes and path of the files below a folder; what vanishes meanwhile is left out.
+
+    Where times of reading are not kept, as on the nodes' NVMe (noatime), the last use is the writing.
+    """
     for root, _, names in os.walk(folder):
         for name in names:
             path = Path(root) / name
@@ -38,7 +41,10 @@ def list_files(folder: str) -> Iterator[tuple[float, int, Path]]:
 
 
 def trim(folder: str, max_bytes: int) -> None:
-    """Remove the files that were used longest ago, if the folder is too large."""
+    """Remove the files that were used longest ago, if the folder is too large, and folders that this leaves empty.
+
+    Engines make these again, but not their own, the first below `folder`.
+    """
     files = sorted(list_files(folder))
     size = sum(file_bytes for _, file_bytes, _ in files)
     if size <= max_bytes:
@@ -51,6 +57,9 @@ def trim(folder: str, max_bytes: int) -> None:
         except OSError:  # another replica was faster, or may not
             continue
         size -= file_bytes
+        if len(path.relative_to(folder).parts) > 2:
+            with contextlib.suppress(OSError):  # other files are in it
+                path.parent.rmdir()
 
 
 def keep(engine: int, folders: Mapping[str, int], server: Sequence[str]) -> None:
@@ -63,7 +72,7 @@ def keep(engine: int, folders: Mapping[str, int], server: Sequence[str]) -> None
             process, next_start = subprocess.Popen(server), now + INTERVAL_S
         if now >= next_look:
             for folder, max_bytes in folders.items():
-                trim(folder, max_bytes)
+                trim(str(Path(folder).parent), max_bytes)
             end = time.monotonic()
             next_look = end + max(INTERVAL_S, 9 * (end - now))
         time.sleep(POLL_S)
@@ -78,6 +87,8 @@ def main(words: list[str]) -> None:
     first = words.index("--")
     second = words.index("--", first + 1)
     folders = {folder: int(size) for folder, _, size in (word.rpartition("=") for word in words[:first])}
+    for folder in folders:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     engine = os.getpid()
     if os.fork() == 0:
         keep(engine, folders, words[first + 1 : second])

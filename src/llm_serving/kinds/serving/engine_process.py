@@ -102,17 +102,18 @@ def list_instance_keys(context: Context, placed: PlacedRole) -> list[tuple[int, 
 
 
 def build_engine_service(
-    context: Context, placed: PlacedRole, served_model: ServedModel, replica: int, rank: int
+    context: Context, placed: PlacedRole, served_model: ServedModel, image: str, replica: int, rank: int
 ) -> Service:
     """Return the engine on one node of a replica: what its command line decides."""
     environment, role = context.environment, placed.role
     process_name = _build_process_name(context, placed.name, placed.nodes, replica, rank)
     node = context.describe_node(placed, rank)
     parts = list_command_parts(context, node)
+    tuning, tier_key = context.blueprint.tuning, _build_tier_key(context, placed, served_model, image)
     values = {
         **_build_shared_values(context, node, served_model),
         **_build_process_values(context, process_name, placed.name, replica, rank),
-        **_build_cache_values(context, role, served_model),
+        **_build_cache_values(context, tier_key),
     }
     settings = command_parts.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
     templates = (
@@ -122,10 +123,10 @@ def build_engine_service(
     )
     own_arguments = format_engine_arguments(context, role)
     words = (*command_parts.fill_arguments(templates, values), *own_arguments)
-    values["pool_key"] = _build_pool_key(context, node, served_model, words)
-    words = (*command_parts.fill_arguments(templates, values), *own_arguments)
-    max_bytes = context.blueprint.tuning.folder_bytes
-    folder_bytes = {folder: max_bytes[tier] for tier, folder in locate_tiers(context, role, served_model).items()}
+    if tuning.keeper and tuning.keeper.names_lack_command:
+        values["pool_key"] = _build_tier_key(context, placed, served_model, image, words)
+        words = (*command_parts.fill_arguments(templates, values), *own_arguments)
+    folder_bytes = {folder: tuning.folder_bytes[tier] for tier, folder in _locate_tiers(context, tier_key).items()}
     cache_server = command_parts.fill_arguments((word for part in parts for word in part.beside), values)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
     own_address = environment.hidden_host if context.conventions.is_local else ""
@@ -156,27 +157,16 @@ def build_engine_service(
     )
 
 
-def _build_cache_values(context: Context, role: EngineRole, served_model: ServedModel) -> Values:
+def _build_cache_values(context: Context, tier_key: str) -> Values:
     """Return where cached prompts are kept, and by which names."""
-    tiers, keeper = locate_tiers(context, role, served_model), context.blueprint.tuning.keeper
+    tiers, keeper = _locate_tiers(context, tier_key), context.blueprint.tuning.keeper
     return {
         **{f"{tier}_tier": folder for tier, folder in tiers.items()},
         "cache_tiers": tuple(json.dumps(tier) for tier in _list_lmcache_tiers(context, tiers)),
         "pool_key": "",
         "pool_master": f"{context.name}-{keeper.master}:{keeper.master_port}" if keeper else "",
-        "tier_key": build_tier_key(context, role, served_model, context.blueprint.image or context.engine.image),
+        "tier_key": tier_key,
     }
-
-
-def _build_pool_key(context: Context, node: Node, served_model: ServedModel, words: Sequence[str]) -> str:
-    """Return what names of prompts in a pool begin with, where the whole command line decides their bytes; else ""."""
-    keeper, accelerators = context.blueprint.tuning.keeper, node.placed.instance.accelerators
-    if keeper is None or keeper.names_lack != "command":
-        return ""
-    image = context.blueprint.image or node.platform.image or context.engine.image
-    environment = json.dumps(context.blueprint.merge_environment(node.role), sort_keys=True)
-    rest = (accelerators.name if accelerators else "", environment, *words)
-    return build_tier_key(context, node.role, served_model, image, rest)
 
 
 def _fetch_weights(context: Context, placed: PlacedRole, served_model: ServedModel) -> tuple[str, ...]:
@@ -186,13 +176,15 @@ def _fetch_weights(context: Context, placed: PlacedRole, served_model: ServedMod
     return (*context.environment.fetcher, *copies, "--") if fetches else ()
 
 
-def locate_tiers(context: Context, role: EngineRole, served_model: ServedModel) -> dict[str, str]:
-    """Return the folders of cached prompts, by tier: mounts of a container, or folders of the deployment here."""
-    if not context.conventions.is_local:
-        return {tier: options.TIER_FOLDERS[tier] for tier in context.blueprint.tuning.folder_bytes}
-    key = build_tier_key(context, role, served_model)
+def _locate_tiers(context: Context, key: str) -> dict[str, str]:
+    """Return an engine's folders of cached prompts, by tier, each in that of the whole deployment.
+
+    That one is a mount of a container, or a folder here.
+    """
+    local_folder = f"{context.environment.data_folder}/kv"
     return {
-        tier: f"{context.environment.data_folder}/kv/{tier}/{key}" for tier in context.blueprint.tuning.folder_bytes
+        tier: f"{local_folder}/{tier}/{key}" if context.conventions.is_local else f"{options.TIER_FOLDERS[tier]}/{key}"
+        for tier in context.blueprint.tuning.folder_bytes
     }
 
 
@@ -206,19 +198,29 @@ def _list_lmcache_tiers(context: Context, folders: Mapping[str, str]) -> Iterato
         yield {"type": "s3", "s3_endpoint": host, "s3_region": region}
 
 
-def build_tier_key(
-    context: Context, role: EngineRole, served_model: ServedModel, image: str = "", words: Sequence[str] = ()
+def _build_tier_key(
+    context: Context, placed: PlacedRole, served_model: ServedModel, image: str, words: Sequence[str] = ()
 ) -> str:
-    """Return what names of prompts begin with that may be of use to one another: of one image and model.
+    """Return what names of prompts begin with that may be of use to one another.
+
+    Engines' own names hold neither what computes a cache nor in which order its numbers lie: GPUs of another kind and
+    other arguments have other kernels.
 
     Args:
-        words: all else that decides the bytes of a prompt's cache, where the settings of the model are not enough.
+        words: the whole command line, where names do not even hold how the model is split.
     """
-    tuning = context.blueprint.tuning
-    parts = [image, served_model.weights.uri, *words]
-    if (tuning.keeper.names_lack if tuning.keeper else context.engine.tier_names_lack) == "settings":
-        arguments = json.dumps(context.blueprint.merge_arguments(role), sort_keys=True, default=str)
-        parts += [tuning.quantization or "", tuning.kv_cache, arguments]
+    settings, accelerators = context.blueprint, placed.instance.accelerators
+    tuning = settings.tuning
+    own = [settings.merge_arguments(placed.role), settings.merge_environment(placed.role)]
+    parts = (
+        image,
+        served_model.weights.uri,
+        accelerators.name if accelerators else "",
+        tuning.quantization or "",
+        tuning.kv_cache,
+        json.dumps(own, sort_keys=True, default=str),
+        *words,
+    )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -226,7 +228,7 @@ def _keep_cache(environment: Environment, folder_bytes: Mapping[str, int], serve
     """Return what starts the engine where it keeps folders of files, or has a server beside it.
 
     Args:
-        folder_bytes: largest sizes of the folders.
+        folder_bytes: the engine's folders, and the largest size of the one around each.
         server: command of the server; empty for none.
     """
     if not folder_bytes and not server:

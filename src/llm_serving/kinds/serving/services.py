@@ -15,7 +15,6 @@ from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.context import METRICS_PORT, PORTS, ROUTER_ADMIN_PORT, Context, list_event_ports
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placement import PlacedRole
-from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services import deployments
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (
@@ -113,12 +112,12 @@ def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, 
     served_model = resolved.served_model
     if served_model is None:
         raise ValueError(f"the role {resolved.name} runs no engine")
-    built = engine_process.build_engine_service(context, placed, served_model, replica, rank)
+    built = engine_process.build_engine_service(context, placed, served_model, resolved.image, replica, rank)
     update: dict[str, object] = {"calls": _build_calls(context.blueprint.traces)}
     if not context.conventions.is_local:
         mounts = {
             **_build_compile_cache(context, placed, resolved.image, served_model),
-            **_build_tier_mounts(context, placed.role, resolved.image, served_model),
+            **_build_tier_mounts(context),
         }
         update |= {
             "ports": _build_ports(context, placed),
@@ -274,16 +273,16 @@ def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
     return {name: PORTS[name] for name, is_used in port_uses.items() if is_used}
 
 
-def _build_tier_mounts(context: Context, role: EngineRole, image: str, served_model: ServedModel) -> dict[str, Mount]:
-    """Build the folders of cached prompts, of containers."""
+def _build_tier_mounts(context: Context) -> dict[str, Mount]:
+    """Build the folders of the deployment's cached prompts, of containers: whole, for what earlier engines left too."""
     tuning, conventions = context.blueprint.tuning, context.conventions
-    key = engine_process.build_tier_key(context, role, served_model, image)
     mounts = {}
     if "disk" in tuning.folder_bytes:
-        node_path = f"{conventions.node_disk}/kv-cache/{context.name}/{key}"
+        node_path = f"{conventions.node_disk}/kv-cache/{context.name}"
         mounts["kv-disk"] = Mount(path=options.TIER_FOLDERS["disk"], node_path=node_path)
     if tuning.kv_tiers and tuning.kv_tiers.shared:
-        mounts["kv-shared"] = Mount(path=options.TIER_FOLDERS["shared"], claim=tuning.kv_tiers.shared.claim, key=key)
+        claim = tuning.kv_tiers.shared.claim
+        mounts["kv-shared"] = Mount(path=options.TIER_FOLDERS["shared"], claim=claim, key=f"kv-cache/{context.name}")
     return mounts
 
 

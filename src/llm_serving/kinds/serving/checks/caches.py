@@ -20,6 +20,7 @@ def check(
     yield from _check_keeper(settings, environment, placed_roles)
     yield from _check_tier_bucket(settings, fleet, environment.conventions)
     if not environment.conventions.is_local:
+        yield from _check_one_accelerator(settings, placed_roles)
         yield from _check_host_memory(settings, placed_roles)
     yield from _check_transfer(settings, placed_roles)
     yield from _check_transfer_split(settings, placed_roles)
@@ -88,6 +89,26 @@ def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventio
             "copied first"
         )
         yield Conflict((*key_path, "bucket"), reason, "set stream_weights: on, or remove s3", bucket)
+
+
+def _check_one_accelerator(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield roles whose replicas share cached prompts and may get other accelerators than one another.
+
+    Names of prompts do not say in which order a kernel's numbers lie: vLLM 0.32.0 has another on B200 than on H200
+    (v1/attention/backends/flashinfer.py, supported_kv_cache_layouts), and reads either.
+    """
+    keeper = settings.tuning.keeper
+    if not ({"shared", "s3"} & {*settings.tuning.tier_bytes} or (keeper and keeper.master)):
+        return
+    for placed in placed_roles:
+        names = list(dict.fromkeys(row.accelerators.name for row in placed.instances if row.accelerators))
+        if len(names) > 1:
+            reason = (
+                f"its replicas share cached prompts and run on {' or '.join(names)}: kernels of one kind may read what "
+                "those of another wrote as other numbers, without an error"
+            )
+            fix = "use a pool of types with one kind of accelerator, or keep prompts in ram and disk only"
+            yield placed.refuse("pool", reason, fix, placed.role.pool)
 
 
 def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
