@@ -347,7 +347,7 @@ class Engine(NamedChoice):
     other_s3: CommandPart = CommandPart()
     """For an S3 other than AWS's own."""
 
-    reckoned_arguments: Mapping[str, Literal["sequences", "batch_tokens", "utilization"]] = {}
+    reckoned_arguments: Mapping[str, Literal["sequences", "batch_tokens", "utilization", "adapters"]] = {}
     """Options in `engine_arguments` that the memory arithmetic takes, and as what."""
 
     adapter_modules: str = ""
@@ -400,6 +400,11 @@ class Engine(NamedChoice):
         """Return the modules that LoRA adapters may change, by `engine_arguments`; none where they may change all."""
         modules = arguments.get(self.adapter_modules)
         return tuple(map(str, modules)) if isinstance(modules, list) else ()
+
+    def count_adapters(self, arguments: Mapping[str, object], named: int) -> int:
+        """Return LoRA adapters in memory at once: as many as `engine_arguments` says, else those that are named."""
+        options = [option for option, meaning in self.reckoned_arguments.items() if meaning == "adapters"]
+        return next((count for option in options if isinstance(count := arguments.get(option), int) and named), named)
 
     def streams_on(self, platform: Platform) -> bool:
         """Return whether the engine streams weights from S3 on a platform."""

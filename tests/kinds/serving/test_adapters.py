@@ -75,6 +75,22 @@ def test_adapters_that_have_no_room_beside_the_model_are_told_to_change_less(tmp
     assert worker.command[worker.command.index("--lora-target-modules") + 1 :][:2] == ("qkv_proj", "o_proj")
 
 
+def test_hundreds_of_adapters_share_the_memory_of_those_that_max_loras_counts(tmp_path: Path) -> None:
+    names = ", ".join(f"team-{number}: s3://my-adapters/{number}" for number in range(300))
+    role = f"one: {{model: Qwen/Qwen3-8B, context: 8k, pool: eks, adapters: {{{names}}}}}"
+    text = f"name: mine\npattern: multi-model\nroles: {{models: {{{role}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+    with pytest.raises(InputError, match=r"117 GB of it for adapters.* or fewer adapters than there are as max_loras"):
+        resolving.resolve_files(tmp_path, text, FLEET, "eks")
+    slots = "engine_arguments: {max_loras: 8, max_cpu_loras: 300}\n"
+    [worker] = resolving.resolve_files(tmp_path, text + slots, FLEET, "eks").workers
+    command = worker.command
+    assert command.count("--max-loras") == 1
+    assert command[command.index("--max-loras") + 1] == "8"
+    assert len([word for word in command if word.startswith("team-")]) == 300
+    with pytest.raises(InputError, match=r"GB of it for adapters"):  # more than are named, for those that come later
+        resolving.resolve_files(tmp_path, text + slots.replace("max_loras: 8", "max_loras: 80"), FLEET, "eks")
+
+
 def test_adapters_of_a_model_that_the_engine_runs_without_any_are_refused(tmp_path: Path) -> None:
     role = "one: {model: MiniMaxAI/MiniMax-M3, context: 8k, pool: eks, accelerators: 8, adapters: {sql: s3://my-adapters/sql}}"
     text = f"name: mine\npattern: multi-model\nroles: {{models: {{{role}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"

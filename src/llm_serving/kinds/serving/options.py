@@ -384,7 +384,11 @@ OPTIONS = (
         lambda node: node.role.adapters,
         "role.adapters",
         "remove adapters",
-        lambda node: {"max_adapters": len(node.role.adapters)},
+    ),
+    Option(
+        "adapter-slots",
+        lambda node: node.role.adapters and node.settings.find_reckoned_argument(node.role, "adapters") is None,
+        values=lambda node: {"max_adapters": len(node.role.adapters)},
     ),
     Option(
         "kv-events",

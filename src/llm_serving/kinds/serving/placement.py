@@ -432,7 +432,8 @@ class PlacementSearch:
 
     def _build_setup(self, instance: Instance) -> ReplicaSetup:
         """Build how a replica runs on a type, however it is split."""
-        settings, tuning = self.settings, self.settings.tuning
+        settings, tuning, row = self.settings, self.settings.tuning, self.settings.engine_row
+        arguments = settings.merge_arguments(self.role)
         return ReplicaSetup(
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
@@ -440,8 +441,8 @@ class PlacementSearch:
             phase=self.key_path[-1] if settings.is_disaggregated else "",
             draft=find_draft(tuning, self.model),
             videos=settings.find_media_limit(self.role, "video") != 0,
-            adapters=len(self.role.adapters),
-            adapter_modules=settings.engine_row.list_adapter_modules(settings.merge_arguments(self.role)),
+            adapters=row.count_adapters(arguments, len(self.role.adapters)),
+            adapter_modules=row.list_adapter_modules(arguments),
         )
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
@@ -463,7 +464,8 @@ class PlacementSearch:
         if any(fit.video_bytes for fit in fits.values()):
             fix = f"set {row.media_limits}: {{video: 0}} in engine_arguments where requests have no videos, or {fix}"
         if any(fit.adapter_bytes for fit in fits.values()):
-            fix = f"name the modules that adapters change as {row.adapter_modules} in engine_arguments, or {fix}"
+            modules = f"name the modules that adapters change as {row.adapter_modules} in engine_arguments"
+            fix = f"{modules}, or fewer adapters than there are as max_loras, or {fix}"
         raise PlacementError(Conflict(key_path, reason, fix, self.model.name))
 
     def _describe_kept(self) -> str:

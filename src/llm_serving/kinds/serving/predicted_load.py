@@ -158,7 +158,8 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
         return None
     model = apply_quantization(model, tuning)
     memory, context = base.get_memory_model(deployment.engine), min(served.context, model.max_context)
-    spreads_experts = model.experts and "expert-data" in engines.load_engines()[deployment.engine].options
+    row = engines.load_engines()[deployment.engine]
+    spreads_experts = model.experts and "expert-data" in row.options
     split = Split(own.tensor, own.pipeline, own.expert, own.data if spreads_experts and role.nodes == 1 else 1)
     fit = memory.compute_fit(
         model,
@@ -168,7 +169,8 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
             context=context,
             dtype=tuning.kv_cache,
             phase=role.name if role.name in (PREFILL, DECODE) else "",
-            adapters=len(served.adapters),
+            adapters=row.count_adapters(role.engine_arguments, len(served.adapters)),
+            adapter_modules=row.list_adapter_modules(role.engine_arguments),
         ),
     )
     batch = memory.select_batch(device)
