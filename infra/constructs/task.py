@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from llm_serving.catalog.instances import DEVICES
 from llm_serving.fleet import aws_limits, image_cache
 from llm_serving.services.service import Service
 
-FETCH_DIR = "/scratch/fetched"
+COPIER, FETCH_DIR = "fetch", "/scratch/fetched"
 """Where files of S3 are copied to: a volume on the disk that holds images, the instance's own NVMe where the pool has
 that."""
 
@@ -188,7 +189,7 @@ def _build_main_container(
     dependencies = {str(sidecar["name"]): "START" for sidecar in sidecars if _is_companion(sidecar)}
     if service.prefetch:
         mounts.append({"sourceVolume": "fetched", "containerPath": FETCH_DIR, "readOnly": True})
-        dependencies |= {f"fetch-{name}": "SUCCESS" for name in service.prefetch.uris}
+        dependencies[COPIER] = "SUCCESS"
     if dependencies:
         container["dependsOn"] = [
             {"containerName": name, "condition": condition} for name, condition in dependencies.items()
@@ -259,28 +260,26 @@ def _build_health_check(service: Service) -> dict[str, object] | None:
 
 
 def _build_copy_containers(service: Service, logs: LogDestination) -> list[ContainerDefinition]:
-    """Return what copies files of S3 before the service starts."""
+    """Return what copies files of S3 before the service starts: one container, for a task has ten at the most."""
     prefetch = service.prefetch
     if prefetch is None:
         return []
+    skipped = "".join(f" --exclude {shlex.quote(files)}" for files in prefetch.skip)
+    copy = f'aws s3 cp --recursive --only-show-errors{skipped} "$1" "$2"'
     return [
         {
-            "name": f"fetch-{name}",
+            "name": COPIER,
             "image": prefetch.image,
             "essential": False,
             "cpu": 128,
             "memory": 512,
-            "command": [
-                *("s3", "cp", "--recursive", "--only-show-errors"),
-                *(word for files in prefetch.skip for word in ("--exclude", files)),
-                *(uri, f"{FETCH_DIR}/{name}"),
-            ],
+            "entryPoint": ["sh", "-ec", f"while [ $# -gt 0 ]; do {copy}; shift 2; done", COPIER],
+            "command": [word for name, uri in prefetch.uris.items() for word in (uri, f"{FETCH_DIR}/{name}")],
             # Dependent containers stop waiting after this; the agent's default is three minutes.
-            "startTimeout": prefetch.timeout_s,
+            "startTimeout": prefetch.timeout_s * len(prefetch.uris),
             "mountPoints": [{"sourceVolume": "fetched", "containerPath": FETCH_DIR}],
-            "logConfiguration": logs.build_configuration(f"fetch-{name}"),
+            "logConfiguration": logs.build_configuration(COPIER),
         }
-        for name, uri in prefetch.uris.items()
     ]
 
 

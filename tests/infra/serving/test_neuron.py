@@ -59,8 +59,8 @@ def test_the_stack_follows_the_rules_of_all_stacks(stack: Stack, fleet: Path) ->
 
 def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> None:
     by_name = parse_containers(stack, "worker")
-    engine, copier = by_name["worker"], by_name["fetch-weights"]
-    assert engine["dependsOn"] == [{"containerName": "fetch-weights", "condition": "SUCCESS"}]
+    engine, copier = by_name["worker"], by_name["fetch"]
+    assert engine["dependsOn"] == [{"containerName": "fetch", "condition": "SUCCESS"}]
     assert copier["essential"] is False, "it ends, and the task continues"
     assert engine["entryPoint"] == ["python3"], "the check of the node, which then becomes the engine"
     program = engine["command"].index("--") + 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,16 +303,34 @@ def test_a_tasks_own_address_is_set_in_its_environment(stacks: Stacks) -> None:
 
 def test_adapters_are_copied_before_the_engine_starts(stacks: Stacks) -> None:
     by_name = parse_containers(stacks["aggregated"], "worker")
-    assert by_name["worker"]["dependsOn"] == [{"containerName": "fetch-adapter-sql", "condition": "SUCCESS"}]
-    source, destination = by_name["fetch-adapter-sql"]["command"][-2:]
+    assert by_name["worker"]["dependsOn"] == [{"containerName": "fetch", "condition": "SUCCESS"}]
+    source, destination = by_name["fetch"]["command"]
     assert source == "s3://my-adapters/lora/sql"
     assert f"sql={destination}" in by_name["worker"]["command"]
+
+
+def test_one_container_copies_all_that_is_copied(stacks: Stacks, tmp_path: Path) -> None:
+    copier = parse_containers(stacks["aggregated"], "worker")["fetch"]
+    (tmp_path / "aws").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n[ "$5" != s3://mine/broken ]\n')
+    (tmp_path / "aws").chmod(0o755)
+    pairs = ["s3://mine/a", "/a", "s3://mine/broken", "/broken", "s3://mine/c", "/c"]
+
+    def run(*words: str) -> tuple[int, list[str]]:
+        (tmp_path / "calls").unlink(missing_ok=True)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        code = subprocess.run([*copier["entryPoint"], *words], env={"PATH": path}, check=False).returncode
+        return code, (tmp_path / "calls").read_text().splitlines()
+
+    copy = "s3 cp --recursive --only-show-errors"
+    assert run(*pairs[:2], *pairs[4:]) == (0, [f"{copy} s3://mine/a /a", f"{copy} s3://mine/c /c"])
+    code, calls = run(*pairs)
+    assert (code, len(calls)) == (1, 2), "the first that fails ends the container"
 
 
 def test_tasks_pull_by_the_fleets_image_cache(stacks: Stacks) -> None:
     containers = parse_containers(stacks["aggregated"], "worker")
     prefix = "/fabric-ecr/"
-    assert f"{prefix}aws-cli/aws-cli:2.35.11@sha256:" in containers["fetch-adapter-sql"]["image"]
+    assert f"{prefix}aws-cli/aws-cli:2.35.11@sha256:" in containers["fetch"]["image"]
     assert f"{prefix}aws-observability/aws-otel-collector:v0.48.0@sha256:" in containers["collector"]["image"]
     assert containers["worker"]["image"] == "vllm/vllm-openai:v0.32.0", "Docker Hub asks for a login"
 
