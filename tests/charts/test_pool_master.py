@@ -50,6 +50,9 @@ def test_engines_find_the_master_by_its_service_and_nobody_else_reaches_it(
     [container] = pod["spec"]["containers"]
     assert service["ports"][0]["port"] == 50051 and container["image"] == engine["image"]
     assert "--rpc_port=50051" in container["command"]
+    # Qwen3-8B: 16 tokens of 36 layers x 2 heads x 128 numbers x keys and values x 2 bytes on each of four GPUs.
+    blocks = 2 * 8 * 2**30 // (16 * 36 * 2 * 128 * 2 * 2)
+    assert container["resources"]["limits"]["memory"] == f"{1024 + blocks * 1640 // 2**20}Mi"
     assert "--metrics_host=127.0.0.1" in container["command"], "its page empties the pool"
     assert not pod["spec"]["automountServiceAccountToken"] and pod["spec"]["securityContext"]["runAsNonRoot"]
 

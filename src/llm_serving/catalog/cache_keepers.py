@@ -30,6 +30,12 @@ class CacheKeeper(Row):
     """End of the name of the process that knows where all replicas have prompts; empty where there is none."""
 
     master_port: int = 0
+    master_bytes: int = 0
+    """Its memory with an empty pool."""
+
+    master_block_bytes: int = 0
+    """Its memory for each block of tokens in the pool."""
+
     names_lack_command: bool = False
     """Whether its own names of prompts do not even hold how a model is split."""
 

@@ -25,7 +25,7 @@ name: demo
 region: us-west-2
 zones: [us-west-2a, us-west-2b]
 orchestrator: both
-storage: {tier_buckets: {bucket: demo-kv}}
+storage: {tier_buckets: {bucket: demo-kv}, model_buckets: {bucket: demo}}
 pools:
   general: {types: g6e.12xlarge, size: 0..4}
   volumes: {types: g6e.12xlarge, size: 0..4, disk: gp3}
@@ -145,6 +145,11 @@ def test_all_that_changes_what_is_computed_has_another_folder_in_the_same_mount(
         resolve(extra="environment: {VLLM_KV_CACHE_LAYOUT: HND}\n"),
         resolve(role="pool: pair, accelerators: 4"),
     ]
+    if not by:
+        others += [
+            resolve(role=f"pool: general, accelerators: 4, adapters: {{law: s3://demo/{version}/}}")
+            for version in ("one", "two")
+        ]
     keys = [_read_key(deployment) for deployment in (first, *others)]
     assert len(set(keys)) == len(keys)
     assert {json.dumps(row.workers[0].model_dump()["mounts"]) for row in others} == {
@@ -166,6 +171,26 @@ def test_mooncakes_pool_has_one_master_and_a_share_of_memory_of_each_accelerator
     assert (connector["kv_connector"], connector["kv_load_failure_policy"]) == ("MooncakeStoreConnector", "recompute")
     assert engine.address_variables == ("MOONCAKE_REQUESTER_LOCAL_HOSTNAME",), "other pods reach the memory there"
     assert _resolve(tmp_path, "{ram: 8Gi}").pool_master is None
+
+
+@pytest.mark.parametrize(
+    ("model", "block_bytes"),
+    [
+        ("Qwen/Qwen3-32B", 16 * 64 * 2 * 128 * 2 * 2),
+        # 18 layers read all of a prompt and 18 a window of it, in blocks of their own, of 2 of 8 heads.
+        ("openai/gpt-oss-120b", 16 * 18 * 2 * 64 * 2 * 2),
+    ],
+)
+def test_mooncakes_master_has_memory_for_the_names_of_a_full_pool(tmp_path: Path, model: str, block_bytes: int) -> None:
+    _resolve(tmp_path, "{by: mooncake, ram: 64Gi}")
+    text = (tmp_path / "blueprint.yaml").read_text().replace("Qwen/Qwen3-32B", model)
+    masters = [
+        resolving.resolve_files(tmp_path, text.replace("accelerators: 4", f"accelerators: 4, {replicas}"), FLEET, "eks")
+        for replicas in ("replicas: 1", "replicas: 4")
+    ]
+    [one, four] = [deployment.pool_master.memory_bytes for deployment in masters if deployment.pool_master]
+    assert one == 2**30 + 1640 * (64 * 2**30 // block_bytes)
+    assert four == 2**30 + 1640 * (4 * 64 * 2**30 // block_bytes)
 
 
 def test_mooncakes_keys_begin_with_another_word_for_all_that_changes_a_cache(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class PoolMaster(ResolvedData):
     name: str
     image: str
     port: int
+    memory_bytes: int
 
 
 class ServingDeployment(Deployment):

@@ -211,7 +211,9 @@ def _build_tier_key(
     """
     settings, accelerators = context.blueprint, placed.instance.accelerators
     tuning = settings.tuning
-    own = [settings.merge_arguments(placed.role), settings.merge_environment(placed.role)]
+    # An engine knows an adapter by its name and the folder that it was copied to.
+    adapters = dict(served_model.adapters)
+    own = [settings.merge_arguments(placed.role), settings.merge_environment(placed.role), adapters]
     parts = (
         image,
         served_model.weights.uri,

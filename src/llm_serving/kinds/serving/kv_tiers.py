@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from llm_serving.engines import memory
 from llm_serving.engines.memory import Split
@@ -12,6 +12,9 @@ from llm_serving.prediction import step_time
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.units import format_bytes
+
+UNKNOWN_BLOCK_BYTES = 64 * 1024
+"""Of a model whose arithmetic is not known: a small one."""
 
 
 def describe(settings: Blueprint, placed: PlacedRole, shared_prefix: float) -> Iterator[str]:
@@ -42,6 +45,23 @@ def compute_token_bytes(settings: Blueprint, placed: PlacedRole) -> int:
     """Return bytes of one token in the caches of all ranks together."""
     tensor = placed.parallelism.tensor
     return tensor * memory.compute_kv_bytes_per_token(placed.model, tensor, settings.tuning.kv_cache)
+
+
+def count_pool_blocks(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> int:
+    """Return blocks of tokens that a pool in the memory of all replicas has names for."""
+    return sum(
+        placed.role.replicas.max * settings.tuning.ram_bytes // _compute_block_bytes(settings, placed)
+        for placed in placed_roles
+    )
+
+
+def _compute_block_bytes(settings: Blueprint, placed: PlacedRole) -> int:
+    """Return bytes of the smallest block: of one rank, and of one kind of layers."""
+    if not placed.model.is_known:
+        return UNKNOWN_BLOCK_BYTES
+    layers = [count for count in (placed.model.full_layers, placed.model.sliding_layers) if count]
+    rank_token_bytes = compute_token_bytes(settings, placed) // placed.parallelism.tensor
+    return placed.platform.kv_block * rank_token_bytes * min(layers) // sum(layers)
 
 
 def compute_found_share(traffic: Traffic, shared_prefix: float, tokens: int) -> float:

@@ -99,7 +99,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         ),
         door=context.door,
         request_timeout_s=router_process.compute_request_timeout_s(settings),
-        pool_master=_build_pool_master(context, engine_roles),
+        pool_master=_build_pool_master(context, placed_roles, engine_roles),
         is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
         disruption=settings.disruption,
@@ -354,12 +354,20 @@ def _build_router(context: Context) -> Role:
     )
 
 
-def _build_pool_master(context: Context, engine_roles: Sequence[Role]) -> PoolMaster | None:
+def _build_pool_master(
+    context: Context, placed_roles: Sequence[PlacedRole], engine_roles: Sequence[Role]
+) -> PoolMaster | None:
     """Build what knows where a pool has prompts; it is in the engine's image."""
     keeper = context.blueprint.tuning.keeper
     if keeper is None or not keeper.master:
         return None
-    return PoolMaster(name=keeper.master, image=engine_roles[0].image, port=keeper.master_port)
+    blocks = kv_tiers.count_pool_blocks(context.blueprint, placed_roles)
+    return PoolMaster(
+        name=keeper.master,
+        image=engine_roles[0].image,
+        port=keeper.master_port,
+        memory_bytes=keeper.master_bytes + keeper.master_block_bytes * blocks,
+    )
 
 
 def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalancer | None:
