@@ -81,6 +81,9 @@ SERVED = re.compile(
 )
 """Of the engines' pages, those that name a model and change nothing."""
 
+TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens"))
+"""Those that an engine answers without its model, awake or asleep: a tokenizer does it."""
+
 HOP_HEADERS = frozenset(
     (
         "connection",
@@ -601,6 +604,8 @@ class Switch:
                 raise _build_start()
             async with self._bodies.read(request) as body:
                 engine, arrived_at = self._find_engine(body), time.time()
+                if request.path in TOKENS:
+                    return await _pass_on(request, body, engine, arrived_at)
                 async with self._turns.hold(engine.name):
                     return await _pass_on(request, body, engine, arrived_at)
         except Refusal as refusal:

@@ -85,6 +85,7 @@ async def serve(name: str, fault: str, socket: str) -> None:
     pages.add_post("/wake_up", engine.set_sleeping)
     pages.add_post("/v1/completions", engine.complete)
     pages.add_post("/tokenize", engine.echo)
+    pages.add_post("/pooling", engine.echo)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.UnixSite(runner, socket).start()

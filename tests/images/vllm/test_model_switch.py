@@ -449,6 +449,12 @@ def test_a_request_without_a_model_wakes_none(start: Start) -> None:
             assert (status, headers["X-Engine"]) == (200, awake)
 
 
+def test_tokens_of_a_model_that_sleeps_are_counted_without_waking_it(url: str) -> None:
+    status, _, text = ask(url, "/tokenize", {"model": "beta", "prompt": "a"})
+    assert (status, json.loads(text)["body"]["model"]) == (200, "beta")
+    assert [read_metric(url, "vllm:asleep", name) for name in ("alpha", "beta")] == [0, 1]
+
+
 def test_a_body_reaches_the_engine_with_the_client_s_headers_and_a_large_one_is_refused(url: str) -> None:
     body = {"model": "alpha", "prompt": "x" * 2**20}
     request = urllib.request.Request(f"{url}/tokenize", json.dumps(body).encode(), {"X-Request-Id": "one"})
@@ -470,7 +476,7 @@ def test_an_engine_counts_a_request_from_when_it_came_and_not_from_its_turn(star
         runs = users.submit(complete, url, "alpha", 2, until=str(let_end))
         wait_for_stream(url)
         request = urllib.request.Request(
-            f"{url}/tokenize", json.dumps({"model": "beta"}).encode(), {"X-Arrived-At": "1000"}
+            f"{url}/pooling", json.dumps({"model": "beta"}).encode(), {"X-Arrived-At": "1000"}
         )
         waits = users.submit(lambda: json.loads(urllib.request.urlopen(request, timeout=LIMIT_S).read()))
         processes.wait_until(lambda: read_queue(url, "beta") == 1, "beta's request", LIMIT_S)
