@@ -551,6 +551,17 @@ def test_folders_that_are_left_empty_go_and_those_of_engines_stay(tmp_path: Path
     assert left == ["flat", "old", "own", "own/b", "own/b/5.bin"]
 
 
+def test_one_of_many_replicas_looks_at_their_folder_at_a_time(tmp_path: Path) -> None:
+    _write(tmp_path, "own/1.bin", 100, 1_000)
+    cache_keeper.look(tmp_path, 200)
+    _write(tmp_path, "own/2.bin", 200, 2_000)
+    cache_keeper.look(tmp_path, 200)
+    assert len(list(tmp_path.rglob("*.bin"))) == 2, "another has just looked"
+    os.utime(tmp_path / cache_keeper.MARK, (1_000, 1_000))
+    cache_keeper.look(tmp_path, 200)
+    assert not list(tmp_path.rglob("1.bin")), "its turn is over, or it ended as it looked"
+
+
 def test_the_engine_takes_the_place_of_the_program_which_trims_beside_it(tmp_path: Path) -> None:
     """As a container runs it: the text by `python3 -c`, and the engine with the process's own number."""
     for number in range(10):

@@ -17,8 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 INTERVAL_S = 10.0
-"""Between two looks at the folders, and between two starts of the server; a look that takes long is followed by nine
-times as long a pause."""
+"""Between two looks at the folders, and between two starts of the server; a look that takes longer is followed by as
+long a pause."""
+
+LOOK_S = 60.0
+"""How long other replicas leave a folder to the one that looks; after that it may have ended."""
+
+MARK = ".next-look"
+"""File in a deployment's folder, whose time is that of the next look: hundreds of replicas have one file system."""
 
 POLL_S = 0.5
 
@@ -62,6 +68,25 @@ def trim(folder: str, max_bytes: int) -> None:
                 path.parent.rmdir()
 
 
+def look(folder: Path, max_bytes: int) -> None:
+    """Trim a folder, unless another replica does or has lately."""
+    mark, start = folder / MARK, time.time()
+    with contextlib.suppress(OSError):
+        if mark.stat().st_mtime > start:
+            return
+    set_time(mark, start + LOOK_S)
+    trim(str(folder), max_bytes)
+    end = time.time()
+    set_time(mark, end + max(INTERVAL_S, end - start))
+
+
+def set_time(file: Path, at: float) -> None:
+    """Make a file, or give it another time; without that, replicas look each by itself."""
+    with contextlib.suppress(OSError):
+        file.touch()
+        os.utime(file, (at, at))
+
+
 def keep(engine: int, folders: Mapping[str, int], server: Sequence[str]) -> None:
     """Trim the folders and keep the server running as long as the engine, the parent, lives."""
     process: subprocess.Popen[bytes] | None = None
@@ -72,9 +97,8 @@ def keep(engine: int, folders: Mapping[str, int], server: Sequence[str]) -> None
             process, next_start = subprocess.Popen(server), now + INTERVAL_S
         if now >= next_look:
             for folder, max_bytes in folders.items():
-                trim(str(Path(folder).parent), max_bytes)
-            end = time.monotonic()
-            next_look = end + max(INTERVAL_S, 9 * (end - now))
+                look(Path(folder).parent, max_bytes)
+            next_look = time.monotonic() + INTERVAL_S
         time.sleep(POLL_S)
     if process is not None:
         process.terminate()
