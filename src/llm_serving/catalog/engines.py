@@ -225,6 +225,7 @@ EngineMetric = Literal[
     "finished",
     "cache-queries",
     "cache-hits",
+    "tier-hits",
     "prompt-tokens",
     "output-tokens",
     "ttft",
