@@ -125,6 +125,13 @@ def test_a_ranking_model_that_is_stored_as_a_chat_model_is_told_to_the_engine(tm
     assert "--hf-overrides" not in other.workers[0].command
 
 
+def test_a_model_that_is_made_to_be_cut_takes_dimensions(tmp_path: Path) -> None:
+    text = LINES.replace("tiny-embed", "Qwen/Qwen3-Embedding-0.6B")
+    command = resolve_text(tmp_path, text, "eks").workers[0].command
+    assert command[command.index("--hf-overrides") + 1] == '{"is_matryoshka": true}'
+    assert "--hf-overrides" not in resolve_text(tmp_path, LINES, "eks").workers[0].command
+
+
 def test_a_text_needs_no_room_for_an_answer_in_the_context(tmp_path: Path) -> None:
     text = LINES.replace("{users: 2}", "{users: 2, input_tokens: 2000}") + "context: 2000\n"
     assert resolve_text(tmp_path, text).served_models[0].context == 2000
