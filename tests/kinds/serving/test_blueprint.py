@@ -150,6 +150,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, time_zone: Europe/Paris}"), ['4:72: roles.worker.scale.time_zone: "Europe/Paris": it is that of peaks, and there are none. Fix: remove time_zone.']),
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: {at: 16:00..18:00, replicas: 5}}"), ["4:97: roles.worker.scale.peaks.replicas: 5: the role has 1 to 4. Fix: set 2 to 4."]),
         (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: use one of accelerators, adapters, data, engine_arguments, environment, expert, gang, gives_way, max_requests, pipeline, replicas, scale, weight."]),
+        (VALID.replace("aggregated", "disaggregated").replace("worker: {pool: general}", "decode: {pool: general}\n  prefill: {pool: general, adapters: {tone: tone}}"), ["5:38: roles.prefill.adapters: each request takes prefill and decode, and decode has other adapters. Fix: name the same in both roles."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed', 'multi-model' or 'real-time'."]),
         (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: write it in quotes: '5'."]),

@@ -415,6 +415,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
             self._check_model(),
             self._check_context(),
             self._check_pipeline(),
+            self._check_split_adapters(),
             self._check_deadline(),
             self._check_score(),
             self._check_routers(),
@@ -573,6 +574,14 @@ class Blueprint(BaseBlueprint, ModelSettings):
             if role and role.pipeline > 1:
                 reason = "the KV transfer sends the cache of one pipeline stage"
                 yield Conflict(("roles", name, "pipeline"), reason, "set pipeline: 1")
+
+    def _check_split_adapters(self) -> Iterator[Conflict]:
+        """Yield adapters that one half of each request has and the other lacks, whose engines answer 404."""
+        prefill, decode = self.roles.prefill, self.roles.decode
+        if prefill and decode and prefill.adapters != decode.adapters:
+            owner, other = ("prefill", "decode") if prefill.adapters else ("decode", "prefill")
+            reason = f"each request takes prefill and decode, and {other} has other adapters"
+            yield Conflict(("roles", owner, "adapters"), reason, "name the same in both roles")
 
     def _check_score(self) -> Iterator[Conflict]:
         if self.slo.score is not None and self.traffic.data is None:
