@@ -22,6 +22,8 @@ from tests.kinds.serving.texts import (
     resolve_blueprint,
 )
 
+FLASH = {"engine_arguments": "{attention_backend: FLASH_ATTN}"}
+
 REFUSED = [
     (
         format_disaggregated(GENERAL, GENERAL, extra="tuning: {kv_offload: 16Gi}\n"),
@@ -153,6 +155,33 @@ def test_prefill_may_split_a_layer_more_ways_than_decode(tmp_path: Path, model: 
     text = format_disaggregated({**pool, "accelerators": prefill}, {**pool, "accelerators": decode}, model)
     prefill_role, decode_role = resolve_blueprint(tmp_path, text).engine_roles
     assert (prefill_role.parallelism.tensor, decode_role.parallelism.tensor) == (prefill, decode)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "is_refused"),
+    [
+        ({"pool": "p5en"}, {"pool": "b300"}, True),
+        ({"pool": "general"}, {"pool": "p5en"}, False),
+        ({"pool": "b300"}, {"pool": "b300"}, False),
+        ({"pool": "p5en", **FLASH}, {"pool": "b300", **FLASH}, False),
+        ({"pool": "p5en", **FLASH}, {"pool": "b300"}, True),
+        ({"pool": "p5en", **FLASH}, {"pool": "p5en"}, False),
+        ({"pool": "p5en", **FLASH}, {"pool": "p5en", "engine_arguments": "{attention_backend: FLASHINFER}"}, True),
+    ],
+)
+def test_prefill_and_decode_have_the_same_kernels_of_attention(
+    tmp_path: Path, prefill: dict[str, str], decode: dict[str, str], is_refused: bool
+) -> None:
+    text = format_disaggregated(prefill, decode, extra="tuning: {kv_transfer: host}\n")
+    if not is_refused:
+        assert resolve_blueprint(tmp_path, text)
+        return
+    assert "have unlike kernels of attention, between which vLLM hands no cache over" in get_error(tmp_path, text)
+
+
+def test_on_sglang_kernels_may_be_unlike(tmp_path: Path) -> None:
+    text = format_disaggregated({"pool": "p5en"}, {"pool": "b300"}, extra="engine: sglang\n")
+    assert resolve_blueprint(tmp_path, text)
 
 
 def test_a_transfer_between_splits_that_are_no_multiples_is_refused(tmp_path: Path) -> None:
