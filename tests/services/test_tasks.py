@@ -200,6 +200,11 @@ REFUSED = [
         change("{pool: general}}", "{pool: general}, router: {policy: kv-aware}}"),
         f'5: roles.router.policy: "kv-aware": {NO_TOKENS}. Fix: set policy: load-aware.',
     ),
+    (
+        change("{pool: general}", "{pool: general, max_requests: 31}").replace("users: 2", "users: 2, inputs: 8..32"),
+        "5: roles.worker.max_requests: 31: each text counts, and a request of this traffic has up to 32: it would always "
+        "get 429. Fix: set max_requests: 32 or more.",
+    ),
     # settings of texts
     (
         change("tiny-embed\ntask: embed", "tiny").replace("users: 2", "users: 2, inputs: 4"),

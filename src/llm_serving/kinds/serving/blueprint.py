@@ -26,6 +26,7 @@ from llm_serving.kinds.serving.roles import (
     ModelSettings,
     Roles,
     Variables,
+    get_max_requests,
 )
 from llm_serving.services import tasks
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
@@ -462,7 +463,17 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "remove data")
         if self.traffic.data is not None and self.traffic.inputs.max > 1:
             yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "remove inputs")
+        yield from self._check_full_requests()
         yield from self._check_remaining_limits(reason)
+
+    def _check_full_requests(self) -> Iterator[Conflict]:
+        """Yield a bound of replicas that one request exceeds, which an idle replica refuses too: each text counts."""
+        for name, role in self.roles.engine_roles.items():
+            limit, inputs = get_max_requests(role), self.traffic.inputs.max
+            if limit is not None and limit < inputs:
+                reason = f"each text counts, and a request of this traffic has up to {inputs}: it would always get 429"
+                key_path = (*self.find_key_path(name), "max_requests")
+                yield Conflict(key_path, reason, f"set max_requests: {inputs} or more", limit)
 
     def _check_drawing(self) -> Iterator[Conflict]:
         """Yield settings of texts, which a request for pictures does not have."""

@@ -216,7 +216,7 @@ class AnsweringRole(EngineRole):
 
     max_requests: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Most requests at a replica, computed or waiting. Beyond it the router asks another replica, and the client gets
-    429 with Retry-After where all are full. Default is no limit."""
+    429 with Retry-After where all are full. Of embeddings and rankings each text counts. Default is no limit."""
 
 
 class WorkerRole(AnsweringRole):
