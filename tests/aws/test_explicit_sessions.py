@@ -23,7 +23,7 @@ READERS = {
     "aws/session.py": "what opens it",
     "hub/access_token.py": "the user's own token, which HF_TOKEN_SECRET of the same environment names",
     "operations/context.py": "of each operation",
-    "targets/deployment_plan.py": "of a plan that is given none",
+    "targets/planning.py": "of a plan that is given none",
 }
 """Modules of the library that open the session of the user's environment, and why; the command line does too."""
 
