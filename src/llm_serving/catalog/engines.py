@@ -63,6 +63,22 @@ class StartLines(Row):
     """Lines on what follows: profiling, the KV cache, compiling and warming up."""
 
 
+class AttentionKernels(Row):
+    """Kernels of attention that the engine chooses between by itself."""
+
+    argument: str
+    """Option of the engine that chooses in its place."""
+
+    default: str
+    others: Mapping[str, str] = {}
+    """Of some accelerators, by the beginning of their names."""
+
+    def select(self, accelerators: str, arguments: Mapping[str, object]) -> str:
+        """Return those of a replica with these options of its own."""
+        own = (name for beginning, name in self.others.items() if accelerators.startswith(beginning))
+        return str(arguments.get(self.argument) or next(own, self.default))
+
+
 class WideExperts(CommandPart):
     """Whole experts over the accelerators of several nodes."""
 
@@ -326,6 +342,9 @@ class Engine(NamedChoice):
 
     transfers: Mapping[str, Transfer] = {}
     """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""
+
+    transfer_kernels: AttentionKernels | None = None
+    """Of which prefill and decode need the same; None where caches are handed over between any."""
 
     transfer_probe: Mapping[str, str | int] = {}
     """Fields of a request that one end of a transfer answers by itself; empty where it answers any."""

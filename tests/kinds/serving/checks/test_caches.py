@@ -176,7 +176,9 @@ def test_prefill_and_decode_have_the_same_kernels_of_attention(
     if not is_refused:
         assert resolve_blueprint(tmp_path, text)
         return
-    assert "have unlike kernels of attention, between which vLLM hands no cache over" in get_error(tmp_path, text)
+    assert "have unlike kernels of attention, between which the engine vllm hands no cache over" in get_error(
+        tmp_path, text
+    )
 
 
 def test_on_sglang_kernels_may_be_unlike(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog import cache_keepers
-from llm_serving.engines.vllm import BLACKWELL
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placement import PlacedRole, copies_cache, transfers_by_rdma
@@ -200,27 +199,26 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
 
 
 def _check_transfer_kernels(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    """Yield prefill and decode whose vLLM chooses unlike kernels of attention, and then refuses every hand-over.
-
-    Source: vLLM 0.32.0, kv_connector/v1/nixl/metadata.py, compute_nixl_compatibility_hash, and platforms/cuda.py,
-    _get_backend_priorities.
-    """
-    if not settings.is_disaggregated or settings.engine_row.memory != "vllm":
+    """Yield prefill and decode for which the engine chooses unlike kernels of attention."""
+    kernels = settings.engine_row.transfer_kernels
+    if not settings.is_disaggregated or kernels is None:
         return
-    backends: dict[str, str] = {}
-    for placed in placed_roles:
-        written = settings.merge_arguments(placed.role).get("attention_backend")
-        for name in (row.accelerators.name for row in placed.instances if row.accelerators):
-            own = "FLASHINFER" if name.startswith(BLACKWELL) else "FLASH_ATTN"
-            backends[f"{placed.name} on {name}"] = str(written or own)
-    if len({*backends.values()}) > 1:
+    chosen = {
+        f"{placed.name} on {row.accelerators.name}": kernels.select(
+            row.accelerators.name, settings.merge_arguments(placed.role)
+        )
+        for placed in placed_roles
+        for row in placed.instances
+        if row.accelerators
+    }
+    if len({*chosen.values()}) > 1:
         last = placed_roles[-1]
         reason = (
-            f"{' and '.join(backends)} have unlike kernels of attention, between which vLLM hands no cache over: every "
-            "request would fail"
+            f"{' and '.join(chosen)} have unlike kernels of attention, between which the engine {settings.engine} "
+            "hands no cache over: every request would fail"
         )
         fix = (
-            "use pools of one generation of GPUs, or set the same attention_backend, which all of them have, in "
+            f"use pools of one generation of GPUs, or set the same {kernels.argument}, which all of them have, in "
             "engine_arguments"
         )
         yield last.refuse("pool", reason, fix, last.role.pool)
