@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kinds.serving import resolving
 from tests.kinds.serving.texts import GENERAL, format_aggregated, format_disaggregated, get_flag, resolve_blueprint
 
 
@@ -15,6 +16,16 @@ def test_without_caches_the_default_policy_follows_the_load_whatever_the_prompts
     assert any("policy is cache-aware" in note for note in notes)
     notes = resolve_blueprint(tmp_path, f"tuning: {{prefix_cache: off}}\n{text}", "local").notes
     assert "The router's policy is load-aware, since by tuning: {prefix_cache: off} no engine keeps a prompt." in notes
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(2, 2**25), (200, 2**31 // 400)])
+def test_a_router_remembers_of_many_replicas_no_more_than_it_has_memory_for(
+    tmp_path: Path, replicas: int, size: int
+) -> None:
+    text = "name: mine\n" + format_aggregated(pool="many", replicas=replicas)
+    fleet = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools: {many: {types: g6e.12xlarge, size: 0..50}}\n"
+    command = resolving.resolve_files(tmp_path, text, fleet, "eks").entries[0].command
+    assert get_flag(command, "--max-tree-size") == str(size)
 
 
 @pytest.mark.parametrize(("target", "pool"), [("eks", "general"), ("ecs", "on-ecs"), ("local", "general")])

@@ -28,6 +28,12 @@ from llm_serving.services.environment import Discovery, Environment
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import LOOPBACK, Resources, Service
 
+MAX_TREE_SIZE, TREE_CHARACTER_BYTES = 2**25, 2
+"""vllm-router's own number, and the memory of each: 1.5, of prompts that share nothing (0.1.17, 2026-11-29)."""
+
+TREE_BYTES = 2**31
+"""Half of a router's memory. The rest is for what comes between two cleanings, and for requests under way."""
+
 SELECTOR_LABELS = {"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"}
 LEADER_LABELS = {"inference/listens": "true"}
 """Labels that charts/inference puts on the pods of a role, and on those of several nodes that answer requests."""
@@ -124,6 +130,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
+        "tree_size": _compute_tree_size(context),
         "log_format": () if context.blueprint.logs == "text" else (context.blueprint.logs,),
         "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
         **auth.build_values(context.blueprint.auth, context.door, context.environment),
@@ -215,6 +222,12 @@ def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tup
         scheme = "http://" if discovery == "addresses" else ""
         return tuple(f"{scheme}{process.host}:{process.port}{suffix}" for process in leaders)
     return tuple(f"{context.build_peer_name(process.name)}:{ENGINE_PORT}{suffix}" for process in leaders)
+
+
+def _compute_tree_size(context: Context) -> int:
+    """Return characters of prompts that the router remembers of one replica: it has room for those of all."""
+    replicas = sum(role.replicas.max for role in context.blueprint.roles.replica_roles.values())
+    return min(MAX_TREE_SIZE, TREE_BYTES // (TREE_CHARACTER_BYTES * replicas * count_routed_ranks(context)))
 
 
 def _compute_imbalance(blueprint: Blueprint) -> int:
