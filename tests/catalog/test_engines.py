@@ -26,6 +26,7 @@ from llm_serving.targets.local.conventions import CONVENTIONS
 from tests import engines_own, matrix_cells
 from tests.engines_own import EngineProbe
 from tests.kinds.serving import resolving
+from tests.kinds.serving.texts import FLEET
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,17 +73,6 @@ def test_every_router_knows_every_policy_of_a_blueprint() -> None:
         assert defaults <= set(row.policies) or set(row.policies) == {"round-robin"}
 
 
-FLEET = """\
-name: demo
-region: us-west-2
-zones: [us-west-2a, us-west-2b, us-west-2c]
-orchestrator: both
-add_ons: {observability: on, schedulers: on, operators: on}
-pools:
-  general: {types: g6e.12xlarge, size: 0..4}
-  on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
-  p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}
-"""
 TRAFFIC = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
 SMALL, EXPERTS = "Qwen/Qwen3-0.6B", "deepseek-ai/DeepSeek-V3"
 TUNED = (

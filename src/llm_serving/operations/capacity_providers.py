@@ -18,7 +18,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 
-_KIND = "aws_ecs_capacity_provider."
+_KIND = "aws_ecs_capacity_provider"
 
 
 def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
@@ -28,16 +28,9 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
         CheckFailed: one does; the message names it with the fix.
         Unavailable: AWS refuses, or does not answer.
     """
-    actions = {
-        address: change.actions
-        for plan in stack_plans
-        for address, change in plan.plan.resources.items()
-        if address.startswith(_KIND)
-    }
+    actions = {name: change.actions for plan in stack_plans for name, change in plan.plan.select(_KIND).items()}
     deleted = {
-        groups.format_provider_name_of(context.fleet.name, address.removeprefix(_KIND))
-        for address in actions
-        if "delete" in actions[address]
+        groups.format_provider_name_of(context.fleet.name, name) for name in actions if "delete" in actions[name]
     }
     if not deleted:
         return

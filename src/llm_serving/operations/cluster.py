@@ -39,6 +39,15 @@ _GATEWAY = Kind("gateway.networking.k8s.io/v1", "Gateway")
 _INGRESS = Kind("networking.k8s.io/v1", "Ingress")
 
 
+def require_own(fleet: Fleet, kubeconfig: Path | None = None) -> None:
+    """Require that a kubeconfig does not lead to another fleet's cluster, where a release may have the same name.
+
+    Raises:
+        Unavailable: it does.
+    """
+    kube_api.require_cluster(kubeconfig, fleet.region, names.format_cluster_name(fleet))
+
+
 @dataclass(frozen=True)
 class ClusterContext:
     """A cluster that can be reached."""

@@ -179,8 +179,8 @@ def initialize_stacks(context: FleetContext) -> None:
     """
     if not context.endpoint:
         _require_written_states(context)
-    if context.fleet.state == "local" and not context.endpoint:
-        _require_own_states(context)
+        if context.fleet.state == "local":
+            _require_own_states(context)
     state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():

@@ -17,7 +17,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 
-_KIND = "aws_eks_cluster."
+_KIND = "aws_eks_cluster"
 
 
 def require_stated(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
@@ -26,12 +26,7 @@ def require_stated(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
     Raises:
         CheckFailed: it does not, or it is not.
     """
-    moves = (
-        change.moves
-        for plan in stack_plans
-        for address, change in plan.plan.resources.items()
-        if address.startswith(_KIND) and change.moves
-    )
+    moves = (change.moves for plan in stack_plans for change in plan.plan.select(_KIND).values() if change.moves)
     for before, after in moves:
         if "version" not in context.fleet.eks.model_fields_set:
             reason = f"the file does not say it, and the cluster has {before}"

@@ -18,7 +18,7 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import NETWORK, StackPlan
 from llm_serving.settings.errors import CheckFailed
 
-_KIND = "aws_subnet."
+_KIND = "aws_subnet"
 
 _MAX_SHOWN = 5
 
@@ -63,8 +63,7 @@ def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> N
 
 def _deletes_subnets(approved: Mapping[str, StackPlan]) -> bool:
     return NETWORK in approved and any(
-        address.startswith(_KIND) and "delete" in change.actions
-        for address, change in approved[NETWORK].plan.resources.items()
+        "delete" in change.actions for change in approved[NETWORK].plan.select(_KIND).values()
     )
 
 

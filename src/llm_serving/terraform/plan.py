@@ -88,6 +88,15 @@ class Plan:
         """Whether an apply would change nothing."""
         return not (self.resources or self.outputs)
 
+    def select(self, kind: str) -> dict[str, ResourceChange]:
+        """Return the changes of resources of a kind, such as `aws_subnet`, by their names."""
+        beginning = f"{kind}."
+        return {
+            address.removeprefix(beginning): change
+            for address, change in self.resources.items()
+            if address.startswith(beginning)
+        }
+
     def _count(self, action: str) -> int:
         return sum(action in change.actions for change in self.resources.values())
 

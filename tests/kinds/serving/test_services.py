@@ -5,20 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from llm_serving.services.service import START_WAIT_VARIABLE, STOP_DELAY_VARIABLE, Service
-from tests.kinds.serving import resolving
+from tests.kinds.serving import resolving, texts
 
-FLEET = """\
-name: demo
-region: us-west-2
-zones: [us-west-2a, us-west-2b, us-west-2c]
-orchestrator: both
-add_ons: {observability: on, schedulers: on, operators: on}
-pools:
-  general: {types: g6e.12xlarge, size: 0..4}
-  on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
-  p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}
+FLEET = (
+    texts.FLEET
+    + """\
   p5en-ecs: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on, orchestrator: ecs}
 """
+)
 
 SCALED = """\
 pattern: aggregated

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.fleet import model, names
-from llm_serving.operations import add_ons, cluster, context, kube_api
+from llm_serving.fleet import model
+from llm_serving.operations import add_ons, cluster, context
 from llm_serving.operations import tunnel as forwarding
 from llm_serving.operations.add_ons import Command
 from llm_serving.options import confirm
@@ -37,7 +37,7 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
     commands = add_ons.build_install_commands(fleet_settings, folder, fleet)
     _print_commands(commands, plan, as_json)
     if not plan:
-        _require_own_cluster(fleet_settings)
+        cluster.require_own(fleet_settings)
         add_ons.install(commands, folder, fleet)
 
 
@@ -49,7 +49,7 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
     _print_commands(commands, plan, as_json)
     if not plan:
         add_ons.require_tools()
-        _require_own_cluster(fleet_settings)
+        cluster.require_own(fleet_settings)
         confirm.ask(f"Remove {', '.join(command.selected.add_on.name for command in commands)}?", yes)
         add_ons.run_commands(commands, folder, verb="Remove")
 
@@ -71,10 +71,6 @@ def tunnel(fleet: Fleet = FLEET, port: Port = forwarding.DEFAULT_PORT, plan: Pla
         cluster.connect(aws, fleet_settings, data)
         console.out.print(forwarding.describe_use(route, data / "kubeconfig"), markup=False, soft_wrap=True)
         process.wait()
-
-
-def _require_own_cluster(fleet: model.Fleet) -> None:
-    kube_api.require_cluster(None, fleet.region, names.format_cluster_name(fleet))
 
 
 def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from llm_serving import console, paths
+from llm_serving.operations import cluster
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -74,7 +75,7 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
         CheckFailed: a release of another chart has the name, as where deployments of two kinds have one name.
         Unavailable: the cluster does not answer, or is another fleet's.
     """
-    pods.require_own_cluster(plan)
+    cluster.require_own(plan.fleet.value, plan.aws.kubeconfig)
     try:
         revisions: list[dict[str, Any]] = json.loads(
             run_query(plan, [*build_command("history", plan), "--output=json"])

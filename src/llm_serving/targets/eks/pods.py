@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from llm_serving import console
-from llm_serving.fleet import names
-from llm_serving.operations import kube_api
+from llm_serving.operations import cluster, kube_api
 from llm_serving.operations.kube_api import POD, ApiError, Kind, KubeApi, Manifest
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.base import READY
@@ -108,18 +107,8 @@ def open_api(plan: DeploymentPlan) -> KubeApi:
         ApiError: it does not answer.
         Unavailable: it is another fleet's.
     """
-    require_own_cluster(plan)
+    cluster.require_own(plan.fleet.value, plan.aws.kubeconfig)
     return kube_api.open_api(plan.aws.kubeconfig)
-
-
-def require_own_cluster(plan: DeploymentPlan) -> None:
-    """Require that the kubeconfig does not lead to another fleet's cluster, where a release may have the same name.
-
-    Raises:
-        Unavailable: it does.
-    """
-    fleet = plan.fleet.value
-    kube_api.require_cluster(plan.aws.kubeconfig, fleet.region, names.format_cluster_name(fleet))
 
 
 def get_namespace(plan: DeploymentPlan) -> str:
