@@ -1,7 +1,8 @@
 """A provider's OpenAI-compatible API, emulated: it keeps each request, and fails as a prompt asks.
 
 `fault: 429` or any other status refuses, `fault: hang` never answers, and of a stream `fault: early` closes the connection
-before the first token, and `fault: cut` half-way, once the client has read the first half.
+before the first token, and `fault: cut` half-way, once the client has read the first half. `fault: abort` answers as an
+engine does that gives the answer up.
 
 At Bedrock's paths it is an emulator of Bedrock's Converse API, which answers all.
 """
@@ -81,14 +82,15 @@ def run_provider() -> Iterator[Provider]:
                 self._send(200, "application/json", b'{"created": 1, "data": [{"b64_json": "aGk="}]}')
             elif fault.isdigit():
                 self._send(int(fault), "application/json", b'{"error": {"message": "injected fault"}}')
+            elif fault == "abort":
+                self._send(200, *build_answer(len(provider.received), is_stream=is_stream, reason="abort"))
             elif fault == "hang":
                 self.rfile.read(1)  # until the client gives up
                 provider.left.set()
             elif fault:
                 self._send_half(len(provider.received), HALF.split() if fault == "cut" else [])
             else:
-                kind = "text/event-stream" if is_stream else "application/json"
-                self._send(200, kind, build_answer(len(provider.received), is_stream=is_stream))
+                self._send(200, *build_answer(len(provider.received), is_stream=is_stream))
 
         def _send(self, status: int, kind: str, answer: bytes) -> None:
             self.send_response(status)
@@ -138,17 +140,19 @@ def build_event(number: int, choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_answer(number: int, *, is_stream: bool) -> bytes:
-    """Build a chat's answer, or its stream of one event with the whole answer."""
+def build_answer(number: int, *, is_stream: bool, reason: str = "stop") -> tuple[str, bytes]:
+    """Build the content type and the body of a chat's answer, or of its stream of one event with the whole answer."""
     message = {"role": "assistant", "content": f"Answer {number}."}
-    choice = {"index": 0, "finish_reason": "stop", "delta" if is_stream else "message": message}
+    choice = {"index": 0, "finish_reason": reason, "delta" if is_stream else "message": message}
     answer = {
         **build_event(number, choice),
         **({} if is_stream else {"object": "chat.completion"}),
         "usage": {"prompt_tokens": 7, "completion_tokens": ANSWER_TOKENS, "total_tokens": 12},
     }
     text = json.dumps(answer)
-    return f"data: {text}\n\ndata: [DONE]\n\n".encode() if is_stream else text.encode()
+    if not is_stream:
+        return "application/json", text.encode()
+    return "text/event-stream", f"data: {text}\n\ndata: [DONE]\n\n".encode()
 
 
 def build_bedrock_answer(*, is_stream: bool) -> tuple[str, bytes]:

@@ -758,6 +758,17 @@ def test_a_stream_that_dies_half_way_ends_with_an_error_and_its_tokens_are_the_t
     }
 
 
+def test_an_answer_that_its_engine_gave_up_is_an_error_or_the_next_one_s(gateway: Running) -> None:
+    key = gateway.create_key("outside")
+    wait_for_provider(gateway, key)
+    assert ask_outside(gateway, key, "fault: abort") == BEDROCK_ANSWER
+    wait_for_provider(gateway, key)
+    assert "".join(stream_outside(gateway, key, "fault: abort")) == BEDROCK_ANSWER
+    with pytest.raises(openai.InternalServerError, match="gave the answer up: finish_reason abort") as caught:
+        ask_outside(gateway, key, "fault: abort", "alone")
+    assert "Answer" not in str(caught.value)
+
+
 def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Running) -> None:
     assert ask_outside(gateway, gateway.create_key("outside"), "fault: hang", "impatient") == "A mock."
 

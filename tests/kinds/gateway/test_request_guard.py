@@ -20,9 +20,11 @@ NAMES = (
     "litellm",
     "litellm.caching",
     "litellm.caching.caching",
+    "litellm.exceptions",
     "litellm.types",
     "litellm.types.utils",
     "litellm.integrations",
+    "openai._base_client",
     "litellm.integrations.custom_logger",
 )
 MODULE = "llm_serving.kinds.gateway.request_guard"
@@ -44,12 +46,15 @@ def hook() -> Iterator[Any]:
         for name in NAMES:
             patch.setitem(sys.modules, name, ModuleType(name))
         patch.setattr(sys.modules["fastapi"], "HTTPException", Refused, raising=False)
-        client = SimpleNamespace(_engine=None)
-        patch.setattr(sys.modules["prisma._base_client"], "BasePrisma", client, raising=False)
+        prisma = SimpleNamespace(_engine=None)
+        patch.setattr(sys.modules["prisma._base_client"], "BasePrisma", prisma, raising=False)
         patch.setattr(sys.modules[NAMES[-1]], "CustomLogger", object, raising=False)
         patch.setattr(sys.modules["litellm.types.utils"], "all_litellm_params", OWN_SETTINGS, raising=False)
         cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
         patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache, raising=False)
+        patch.setattr(sys.modules["litellm.exceptions"], "ServiceUnavailableError", Refused, raising=False)
+        client = SimpleNamespace(_process_response_data=None)
+        patch.setattr(sys.modules["openai._base_client"], "BaseClient", client, raising=False)
         patch.delitem(sys.modules, MODULE, raising=False)
         yield importlib.import_module(MODULE)
         sys.modules.pop(MODULE)

@@ -15,8 +15,10 @@ from typing import Any
 
 from fastapi import HTTPException
 from litellm.caching.caching import Cache
+from litellm.exceptions import ServiceUnavailableError
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.utils import all_litellm_params
+from openai._base_client import BaseClient
 from prisma._base_client import BasePrisma
 
 # LiteLLM 1.106.0 (proxy/db/prisma_client.py, `_write_engine`) writes a client's engine to a name that prisma 0.15.0 no
@@ -55,6 +57,10 @@ IS_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
 
 LOG_VARIABLE = "JSON_LOGS"
 """LiteLLM's own: its lines are JSON where it is set. Here there is one for each request then."""
+
+GIVEN_UP = ("abort", "error", "cancelled", "timeout")
+"""Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
+(github.com/vllm-project/vllm/issues/57082, read 2026-11-29), the last two of TensorRT-LLM."""
 
 PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 """What engines read: the lowest goes first."""
@@ -189,6 +195,25 @@ def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
 
 
 Cache.get_cache_key = leave_out_id(Cache.get_cache_key)
+
+
+def refuse_given_up(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the client of deployments refuse an answer, or an event of a stream, by which an engine gives up.
+
+    LiteLLM calls these reasons `stop`, and keeps what there is of the text as the answer.
+    """
+
+    def read_whole(self: BaseClient[Any, Any], *, data: Any, **options: Any) -> Any:
+        for choice in (data.get("choices") or ()) if isinstance(data, dict) else ():
+            if (reason := choice.get("finish_reason")) in GIVEN_UP:
+                message = f"the engine gave the answer up: finish_reason {reason}"
+                raise ServiceUnavailableError(message=message, llm_provider="openai", model=str(data.get("model")))
+        return read(self, data=data, **options)
+
+    return read_whole
+
+
+BaseClient._process_response_data = refuse_given_up(BaseClient._process_response_data)  # type: ignore[method-assign]
 
 
 def find_request_id(kwargs: Mapping[str, Any]) -> str:
