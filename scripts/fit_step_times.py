@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
-from llm_serving.catalog import architecture, instances, models, step_times
+from llm_serving.catalog import config_json, instances, models, step_times
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
@@ -150,7 +150,7 @@ def build_model(shape: Shape, known: Mapping[str, Mapping[str, str]]) -> Archite
     """Return a model in the precision that was measured."""
     config = known["configs"].get(shape.model)
     if config:
-        model: Architecture = architecture.parse(config, shape.model)  # type: ignore[arg-type]
+        model: Architecture = config_json.parse(config, shape.model)  # type: ignore[arg-type]
     else:
         model = models.load()[known["catalog"].get(shape.model, shape.model)]
     scheme = {"fp8": FP8_TENSOR, "fp4": NVFP4, "int8": FP8_TENSOR.model_copy(update={"label": "int8"})}

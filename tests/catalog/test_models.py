@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import architecture, models
+from llm_serving.catalog import config_json, models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.hub import make_tiny
@@ -186,23 +186,23 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 def test_a_model_with_more_than_its_familys_row_says_is_refused_by_the_key() -> None:
     config = models.read_config("google/gemma-4-31B-it")
     with pytest.raises(InputError, match="num_kv_shared_layers: the memory of a model of gemma4 with it is not known"):
-        architecture.parse({**config, "text_config": {**config["text_config"], "num_kv_shared_layers": 18}}, "x")
+        config_json.parse({**config, "text_config": {**config["text_config"], "num_kv_shared_layers": 18}}, "x")
     with pytest.raises(InputError, match="audio_config: the memory"):
-        architecture.parse({**config, "audio_config": {"hidden_size": 1024}}, "x")
-    assert architecture.parse({**config, "audio_config": None}, "x").layers == 60
+        config_json.parse({**config, "audio_config": {"hidden_size": 1024}}, "x")
+    assert config_json.parse({**config, "audio_config": None}, "x").layers == 60
 
 
 def test_mistral_small_4_is_refused_by_the_key_that_mistral_small_3_lacks() -> None:
     config = models.read_config("mistralai/Mistral-Small-3.1-24B-Instruct-2503")
     text_config = {**config["text_config"], "model_type": "mistral4", "kv_lora_rank": 256}
     with pytest.raises(InputError, match="kv_lora_rank: the memory of a model of mistral3 with it is not known here"):
-        architecture.parse({**config, "text_config": text_config}, "x")
+        config_json.parse({**config, "text_config": text_config}, "x")
 
 
 def test_kinds_of_layers_for_multi_token_prediction_are_not_those_of_the_model() -> None:
     config, kinds = models.read_config("stepfun-ai/Step-3.7-Flash"), ["sliding_attention"] * 3
     text_config = {**config["text_config"], "layer_types": config["text_config"]["layer_types"] + kinds}
-    longer = architecture.parse({**config, "text_config": {**text_config, "num_nextn_predict_layers": 3}}, "x")
+    longer = config_json.parse({**config, "text_config": {**text_config, "num_nextn_predict_layers": 3}}, "x")
     assert (longer.full_layers, longer.sliding_layers, longer.prediction_layers) == (12, 33, 3)
     assert longer.parameters == models.find("stepfun-ai/Step-3.7-Flash").parameters
 
@@ -215,32 +215,32 @@ def test_layers_with_experts_are_those_that_config_json_names_in_any_of_its_form
         "moe_layer_freq": [0, 0, 1, 1, 1, 1],
         "first_k_dense_replace": 2,
     }
-    counted = {key: architecture.parse({**config, key: value}, "x").sparse_layers for key, value in forms.items()}
+    counted = {key: config_json.parse({**config, key: value}, "x").sparse_layers for key, value in forms.items()}
     assert counted == dict.fromkeys(forms, 4)
-    assert architecture.parse({**config, "moe_layers_enum": [2, 3, 4, 5]}, "x").sparse_layers == 4
-    assert architecture.parse({**config, "moe_layer_freq": 1}, "x").sparse_layers == 6
+    assert config_json.parse({**config, "moe_layers_enum": [2, 3, 4, 5]}, "x").sparse_layers == 4
+    assert config_json.parse({**config, "moe_layer_freq": 1}, "x").sparse_layers == 6
 
 
 def test_windows_of_families_that_name_no_layers_are_those_of_transformers() -> None:
     # transformers 5.19.0, `layer_types` of Olmo3Config, Cohere2Config and Gemma2Config where config.json has none.
     config = {**models.read_config("tiny"), "num_hidden_layers": 42, "sliding_window": 4096}
     for kind, layers in (("olmo3", 32), ("cohere2", 32), ("gemma2", 21)):
-        arch = architecture.parse({**config, "model_type": kind}, "x")
+        arch = config_json.parse({**config, "model_type": kind}, "x")
         assert (arch.sliding_layers, arch.full_layers, arch.window) == (layers, 42 - layers, 4096)
 
 
 def test_a_quantization_of_unknown_size_is_refused() -> None:
     config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "bitsandbytes"}}
     with pytest.raises(InputError, match=r'quant_method: "bitsandbytes": the size of its weights is not known here'):
-        architecture.parse(config, "config.json")
+        config_json.parse(config, "config.json")
 
 
 def test_a_disabled_sliding_window_gives_no_sliding_layers() -> None:
     config = {**models.read_config("tiny"), "sliding_window": 128, "max_window_layers": 3}
-    assert architecture.parse({**config, "use_sliding_window": False}, "x").sliding_layers == 0
-    assert architecture.parse({**config, "use_sliding_window": True}, "x").sliding_layers == 1
+    assert config_json.parse({**config, "use_sliding_window": False}, "x").sliding_layers == 0
+    assert config_json.parse({**config, "use_sliding_window": True}, "x").sliding_layers == 1
     assert (
-        architecture.parse({**config, "layer_types": ["sliding_attention", "full_attention"]}, "x").sliding_layers == 1
+        config_json.parse({**config, "layer_types": ["sliding_attention", "full_attention"]}, "x").sliding_layers == 1
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_serving.catalog import architecture, engines, families, instances, models, quantizations
-from llm_serving.catalog.architecture import Architecture
+from llm_serving.catalog import config_json, engines, families, instances, models, quantizations
+from llm_serving.catalog.architecture import EXPERTS, Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, sglang, vllm
@@ -34,7 +34,7 @@ def _build_config(
         "max_position_embeddings": 131072,
         "tie_word_embeddings": False,
     }
-    return architecture.parse(config | extra, "test")
+    return config_json.parse(config | extra, "test")
 
 
 LLAMA_8B = _build_config("llama", 32, 4096, 14336, 32, 8, 128256)
@@ -223,9 +223,9 @@ def test_experts_of_deepseek_v4_are_in_4_bits_unless_its_config_says_8() -> None
     config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
     numbers = 43 * 256 * 3 * 2048 * 4096
     for kind, expected in (("fp4", numbers / 2 + numbers / 32), ("fp8", numbers + numbers / 128**2 * 4)):
-        model = architecture.parse({**config, "expert_dtype": kind}, "made up")
+        model = config_json.parse({**config, "expert_dtype": kind}, "made up")
         assert sum(group.bytes for group in model.list_tensors() if group.name == "experts") == expected
-    plain = architecture.parse({**config, "quantization_config": None}, "made up")
+    plain = config_json.parse({**config, "quantization_config": None}, "made up")
     assert sum(group.bytes for group in plain.list_tensors() if group.name == "experts") == 2 * numbers
 
 
@@ -278,22 +278,22 @@ def test_sglang_counts_windows_for_a_tenth_of_deepseek_v4_s_tokens() -> None:
 @pytest.mark.parametrize("other", [{"compress_ratios": [2] * 44}, {"vision_n_layers": 24}])
 def test_a_deepseek_v4_of_another_kind_is_refused(other: dict[str, Any]) -> None:
     config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
-    with pytest.raises(architecture.ModelError):
-        architecture.parse({**config, **other}, "made up")
+    with pytest.raises(ModelError):
+        config_json.parse({**config, **other}, "made up")
 
 
 def test_layers_of_deepseek_v4_may_be_told_by_names() -> None:
     config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
     kinds = ["sliding_attention"] * 2 + ["compressed_sparse_attention", "heavily_compressed_attention"] * 20
     named = {**config, "compress_ratios": None, "layer_types": [*kinds, "compressed_sparse_attention"]}
-    model = architecture.parse(named, "made up")
+    model = config_json.parse(named, "made up")
     assert (model.sliding_layers, model.indexed_layers, model.full_layers) == (2, 21, 41)
 
 
 @pytest.mark.parametrize("ratio", [0, 4, 128])
 def test_a_model_of_one_kind_of_compression_has_tokens(ratio: int) -> None:
     config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
-    model = architecture.parse({**config, "compress_ratios": [ratio] * 44}, "made up")
+    model = config_json.parse({**config, "compress_ratios": [ratio] * 44}, "made up")
     assert vllm.count_cache_tokens(model, 20 * memory.GIB, context=8192) > 8192
 
 
@@ -589,7 +589,7 @@ def test_shared_experts_are_split_by_whole_blocks_of_scales() -> None:
         **models.read_config("Qwen/Qwen3-Next-80B-A3B-Instruct"),
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     }
-    model = architecture.parse(config, "made up")
+    model = config_json.parse(config, "made up")
     assert vllm.describe_indivisible(model, Split(4, whole_experts=True)) == ""
     assert vllm.describe_indivisible(model, Split(8, whole_experts=True)).startswith(
         "the shared experts' width, 512, split 8 ways is 64, which cuts the FP8 blocks of 128"
@@ -612,7 +612,7 @@ def test_experts_in_16_bits_are_padded_on_blackwell(name: str, ways: int, width:
         vllm.compute_weight_bytes(model, setup, instances.load()[kind].accelerators)
         for kind in ("p5.48xlarge", "p6-b200.48xlarge")
     )
-    groups = [group for group in model.list_tensors() if group.name == architecture.EXPERTS and group.loaded]
+    groups = [group for group in model.list_tensors() if group.name == EXPERTS and group.loaded]
     experts = sum(group.bytes for group in groups) / ways
     assert blackwell - hopper == pytest.approx(experts * (padded / width - 1), abs=2)
 
@@ -803,7 +803,7 @@ MIXED_SETTINGS = {
 
 def _build_mixed(modules: Any) -> Architecture:
     settings = {**MIXED_SETTINGS, "quantized_layers": modules}
-    return architecture.parse({**models.read_config("Qwen/Qwen3.6-35B-A3B"), "quantization_config": settings}, "test")
+    return config_json.parse({**models.read_config("Qwen/Qwen3.6-35B-A3B"), "quantization_config": settings}, "test")
 
 
 def test_each_module_of_a_checkpoint_of_mixed_precision_has_the_bytes_of_its_own_scheme() -> None:
@@ -846,7 +846,7 @@ def test_layers_of_one_kind_may_have_different_schemes_and_a_stage_the_largest_o
     ],
 )
 def test_mixed_precision_of_unknown_size_is_refused_by_its_key(modules: Any, key: str) -> None:
-    with pytest.raises(architecture.UnknownMemoryError) as error:
+    with pytest.raises(UnknownMemoryError) as error:
         _build_mixed(modules)
     assert f"test: quantization_config.{key}: the size of its weights is not known here" in str(error.value)
 

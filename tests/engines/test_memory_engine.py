@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import architecture, engines, models
+from llm_serving.catalog import config_json, engines, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -266,7 +266,7 @@ def test_parameters_of_families_without_a_model_in_the_catalog_are_those_of_tran
 ) -> None:
     """By numbers of no model, of which no width equals another."""
     configs = [{**MADE_UP, "architectures": [name], "model_type": kind, **own} for name, kind, own in FAMILIES]
-    computed = [architecture.parse(config, "made up").parameters for config in configs]
+    computed = [config_json.parse(config, "made up").parameters for config in configs]
     assert [answer.get("result", answer) for answer in engine_probe("parameters", configs)] == computed
 
 
@@ -353,7 +353,7 @@ def test_adapters_have_the_numbers_that_vllm_keeps_for_them(engine_probe: Engine
         config = {**SMALL, "architectures": [name], "model_type": kind, **own}
         requests.append({"config": config, "count": count, "rank": memory.ADAPTER_RANK, "modules": modules})
         setup = memory.ReplicaSetup(adapters=count, adapter_modules=tuple(modules or ()))
-        computed.append(vllm.compute_adapter_bytes(architecture.parse(config, "made up"), setup) // 2)
+        computed.append(vllm.compute_adapter_bytes(config_json.parse(config, "made up"), setup) // 2)
     answers = [answer.get("result", answer) for answer in engine_probe("adapters", requests)]
     # The routers of experts, whose adapters are small, are left out.
     answers[4] -= count * memory.ADAPTER_RANK * 3 * (128 + 8)

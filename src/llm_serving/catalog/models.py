@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from llm_serving.catalog import architecture, families, gguf, pipelines, records, safetensors
+from llm_serving.catalog import config_json, families, gguf, pipelines, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings import own_yaml, untrusted_json
@@ -180,7 +180,7 @@ def _build_checked(
     """
     task = _detect_task(config, embeds=embeds)
     try:
-        arch = architecture.parse(config, source)
+        arch = config_json.parse(config, source)
         return _build_model(name, arch, task, config, source, "", hub_id, weight_bytes or None)
     except UnknownMemoryError:
         if not unchecked:
@@ -190,7 +190,7 @@ def _build_checked(
             f"{name}: the size of its weights is not known: it holds neither safetensors nor {INDEX_FILE}",
             f"put {INDEX_FILE} from the model's repository beside config.json",
         )
-    return _build_model(name, architecture.assume(config), task, config, source, "", hub_id, weight_bytes)
+    return _build_model(name, config_json.assume(config), task, config, source, "", hub_id, weight_bytes)
 
 
 def _find_folder(name: str) -> Path | None:
@@ -474,7 +474,7 @@ def build_quantized(repository: str, quantization: str) -> Model:
 
 
 def _build_from_row(name: str, row: _Row) -> Model:
-    parse = pipelines.build if row.task == "draw" else architecture.parse
+    parse = pipelines.build if row.task == "draw" else config_json.parse
     arch = parse(row.config, f"{FILE.name}: {name}")
     hub_id = None if row.config.get(RANDOM_KEY) else name
     return _build_model(name, arch, row.task, row.config, row.source, row.read, hub_id, row.weight_bytes)
@@ -500,7 +500,7 @@ def _build_model(
         task=task,
         weight_bytes=weight_bytes or computed_bytes,
         random=bool(config.get(RANDOM_KEY, False)),
-        architectures=architecture.read_names(config),
+        architectures=config_json.read_names(config),
         # What is made here is made in either form; llama.cpp has no head that ranks or classifies with Qwen3, and its
         # row takes one file, where a model that sees has two.
         formats=("diffusers",)
@@ -515,8 +515,8 @@ def _build_model(
 
 def _detect_task(config: Mapping[str, Any], *, embeds: bool = False) -> Task:
     """Return what a checkpoint's head is for: one score ranks, several classify."""
-    head_names = " ".join(architecture.read_names(config))
+    head_names = " ".join(config_json.read_names(config))
     if "SequenceClassification" in head_names:
-        return "rerank" if architecture.count_labels(config) == 1 else "classify"
+        return "rerank" if config_json.count_labels(config) == 1 else "classify"
     family = families.load().get(str(config.get("model_type")))
     return "embed" if embeds or (family and family.encoder) else "generate"
