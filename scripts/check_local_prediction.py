@@ -30,7 +30,7 @@ from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving import measured_loads
 from llm_serving.prediction import search
 from llm_serving.prediction.calibration import Load, calibrate
-from llm_serving.prediction.search import Limit, Metrics
+from llm_serving.prediction.problem import Limit, Metrics
 from llm_serving.prediction.simulation import Limits, Outcome, compute_percentile
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.services.traffic import Traffic

@@ -11,7 +11,7 @@ from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving import measured_loads, predicted_load
 from llm_serving.prediction import search
 from llm_serving.prediction.calibration import Load, calibrate
-from llm_serving.prediction.search import Limit
+from llm_serving.prediction.problem import Limit
 from llm_serving.prediction.simulation import Step, compute_percentile
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Workload

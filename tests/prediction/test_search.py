@@ -11,8 +11,8 @@ import pytest
 
 from llm_serving.catalog import instances, models
 from llm_serving.engines.memory import Split
-from llm_serving.prediction import search
-from llm_serving.prediction.search import Limit, Problem
+from llm_serving.prediction import problem, search
+from llm_serving.prediction.problem import Limit, Problem
 from llm_serving.prediction.step_time import apply_precision
 from llm_serving.prediction.workload import Length, Workload
 
@@ -70,7 +70,7 @@ CASES = {
 
 
 @functools.cache
-def find(name: str) -> search.Result:
+def find(name: str) -> problem.Result:
     return search.search(CASES[name])
 
 
@@ -79,7 +79,7 @@ class _TriesEverything(search._Search):
         return self._problem.max_usd_h
 
 
-def measure_gap(problem: Problem, candidate: search.Candidate, seed: int) -> float:
+def measure_gap(problem: Problem, candidate: problem.Candidate, seed: int) -> float:
     """Return how near a candidate comes to a limit under other arrivals, as a multiple of it; over 1 misses it."""
     own, device = candidate.configuration, candidate.configuration.instance.accelerators
     assert device

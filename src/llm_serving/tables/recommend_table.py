@@ -10,7 +10,7 @@ from rich.text import Text
 
 from llm_serving.kinds.serving import recommend
 from llm_serving.kinds.serving.recommend import Answer
-from llm_serving.prediction.search import Candidate
+from llm_serving.prediction.problem import Candidate
 from llm_serving.validation.pages import charts
 
 _SHOWN_REJECTIONS = 8

@@ -18,7 +18,7 @@ from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.prediction.calibration import BURST, Load, calibrate
-from llm_serving.prediction.search import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
+from llm_serving.prediction.problem import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile
 from llm_serving.prediction.step_time import StepTime, apply_precision, has_facts
 from llm_serving.services.blueprint import resolve_name

@@ -16,8 +16,8 @@ from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
 from llm_serving.kinds.serving.roles import MAX_WEIGHT
-from llm_serving.prediction import search, step_time
-from llm_serving.prediction.search import Limit
+from llm_serving.prediction import problem, search, step_time
+from llm_serving.prediction.problem import Limit
 from llm_serving.prediction.simulation import Limits, Simulation
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Length, Workload
@@ -37,7 +37,7 @@ _STATISTICS = ("p50", "p90", "p95", "p99", "mean")
 
 def list_limits(slo: Slo) -> list[Limit]:
     limits = []
-    for metric in search.METRICS:
+    for metric in problem.METRICS:
         percentiles: Percentiles = getattr(slo, metric)
         written = ((name, getattr(percentiles, name)) for name in _STATISTICS)
         limits += [Limit(metric, name, ms) for name, ms in written if ms is not None]

@@ -19,7 +19,7 @@ from llm_serving.kinds.serving import measured_loads, predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.measured_loads import Evidence
 from llm_serving.prediction import search
-from llm_serving.prediction.search import Candidate, Limit, Problem, Result
+from llm_serving.prediction.problem import Candidate, Limit, Problem, Result
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services import inputs
 from llm_serving.services.traffic import Traffic
