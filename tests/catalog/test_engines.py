@@ -258,7 +258,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
         f"{registry}/router:0.1.17-13",
-        f"{registry}/vllm:0.32.0-efa.7",
+        f"{registry}/vllm:0.32.0-efa.8",
     )
     [engine] = deployment.workers
     assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
@@ -278,10 +278,10 @@ def test_a_limit_of_requests_at_a_replica_takes_the_image_with_its_module(tmp_pa
     modules = [word for flag, word in itertools.pairwise(words) if flag == "--middleware"]
     assert modules == ["bounded_queue.BoundedQueue", *(["event_sources.EventSources"] if policy == "kv-aware" else [])]
     assert engine.env["PYTHONPATH"] == "/opt/vllm"
-    assert deployment.roles[0].image.endswith("/vllm:0.32.0-efa.7")
+    assert deployment.roles[0].image.endswith("/vllm:0.32.0-efa.8")
     without = _resolve(tmp_path, text.replace(", max_requests: 48", ""), "eks")
     assert "--max-num-queued-reqs" not in without.workers[0].command
-    assert without.roles[0].image.endswith("/vllm:0.32.0-efa.7") == (policy == "kv-aware")
+    assert without.roles[0].image.endswith("/vllm:0.32.0-efa.8") == (policy == "kv-aware")
 
 
 def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: Path) -> None:

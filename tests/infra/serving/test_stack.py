@@ -811,7 +811,7 @@ def test_models_that_share_accelerators_are_one_task_that_drains_and_starts_in_t
     container = parse_containers(stack, "one-task".removesuffix("-task"))["one"]
     assert [*container["entryPoint"], *container["command"]][:2] == ["python3", "/opt/vllm/model_switch.py"]
     assert container["command"].count("--enable-sleep-mode") == 2
-    assert container["image"].endswith("/vllm:0.32.0-efa.7")
+    assert container["image"].endswith("/vllm:0.32.0-efa.8")
     environment = {row["name"]: row["value"] for row in container["environment"]}
     assert container["stopTimeout"] >= int(environment["DRAIN_S"]) + 7, "END_S and ANSWER_S of the program"
     assert container["resourceRequirements"] == [{"type": "GPU", "value": "1"}]

@@ -144,7 +144,7 @@ def test_the_models_are_one_service_whose_replicas_start_all_engines(tmp_path: P
     [service], [role] = deployment.workers, deployment.engine_roles
     assert (service.name, role.name, role.replicas.max) == ("chat", "chat", 2)
     assert deployment.model_names == apart.model_names == ("chat", "code", "embed")
-    assert role.image.endswith("/vllm:0.32.0-efa.7")
+    assert role.image.endswith("/vllm:0.32.0-efa.8")
     program, engines = split_engines(service)
     assert program == [
         "python3", "/opt/vllm/model_switch.py", "--listen", "0.0.0.0:8000", "--max-waiting", "256",
