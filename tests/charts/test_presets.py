@@ -88,6 +88,15 @@ def test_its_engine_splits_the_model_over_the_requested_accelerators(values: Map
         assert math.prod(degrees) == engine.accelerators * row.accelerators.ranks * engine.role.get("nodes", 1)
 
 
+@each_engine
+def test_a_read_of_weights_that_s3_refuses_is_sent_again(values: Mapping[str, Any], engine: Engine) -> None:
+    streaming = engines.load_engines()["vllm"].streaming
+    assert streaming
+    name = "RUNAI_STREAMER_S3_TIMEOUT"
+    is_streamed = f"--load-format={streaming.loader}" in engine.role["command"]
+    assert engine.role.get("env", {}).get(name) == (streaming.environment[name] if is_streamed else None)
+
+
 def compute_fit(values: Mapping[str, Any], engine: Engine, row: Instance) -> memory.Fit:
     tensor_parallel, pipeline = engine.read_flag("tensor-parallel-size"), engine.read_flag("pipeline-parallel-size")
     context = engine.read_flag("max-model-len")
