@@ -46,6 +46,7 @@ def test_what_eks_is_sent_fits_the_add_ons_published_schema(add_on: EksAddOn) ->
         ("vpc-cni", {"env": {"ENABLE_PREFIX_DELEGATON": "true"}}, "'ENABLE_PREFIX_DELEGATON' was unexpected"),
         ("vpc-cni", {"enableNetworkPolicy": True}, "True is not of type 'string'"),
         ("coredns", {"replicas": 3}, "'replicas' was unexpected"),
+        ("coredns", {"autoScaling": {"minReplicas": 3}}, "'enabled' is a required property"),
         ("aws-ebs-csi-driver", {"controller": {"volumeTags": {}}}, "'volumeTags' was unexpected"),
     ],
 )
@@ -72,6 +73,12 @@ def test_volumes_of_claims_have_the_fleets_tags_by_which_a_budget_counts_them() 
     assert json.loads(driver.configuration or "") == {
         "controller": {"extraVolumeTags": {"team": "ads", "fleet": "demo"}}
     }
+
+
+def test_names_are_looked_up_at_more_replicas_the_more_nodes_there_are() -> None:
+    (dns,) = [add_on for add_on in CONFIGURED if add_on.name == "coredns"]
+    scaling = json.loads(dns.configuration or "")["autoScaling"]
+    assert scaling["enabled"] and 2 < scaling["minReplicas"] < scaling["maxReplicas"]
 
 
 def test_the_network_plugin_enforces_network_policies() -> None:
