@@ -275,6 +275,8 @@ def _build_copy_containers(service: Service, logs: LogDestination) -> list[Conta
             "memory": 512,
             "entryPoint": ["sh", "-ec", f"while [ $# -gt 0 ]; do {copy}; shift 2; done", COPIER],
             "command": [word for name, uri in prefetch.uris.items() for word in (uri, f"{FETCH_DIR}/{name}")],
+            # The AWS CLI's three would not outlast S3's 503 while many tasks start, and the next task begins anew.
+            "environment": [{"name": "AWS_MAX_ATTEMPTS", "value": "10"}],
             # Dependent containers stop waiting after this; the agent's default is three minutes.
             "startTimeout": prefetch.timeout_s * len(prefetch.uris),
             "mountPoints": [{"sourceVolume": "fetched", "containerPath": FETCH_DIR}],

@@ -123,6 +123,8 @@ imagePullPolicy: IfNotPresent
 {{- range .role.fetchSkip }}{{ $skipped = append $skipped (printf "--exclude=%s" .) }}{{ end }}
 command: {{ concat (list "aws" "s3" "sync" "--only-show-errors") $skipped (list .from (printf "/scratch/fetched/%s" .name)) | toJson }}
 env:
+  # The AWS CLI's three would not outlast S3's 503 while many pods start.
+  - {name: AWS_MAX_ATTEMPTS, value: "10"}
   {{- include "inference.environment" . | trim | nindent 2 }}
 resources:
   requests: {cpu: "1", memory: 1Gi, ephemeral-storage: {{ .role.scratch }}}

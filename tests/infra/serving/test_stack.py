@@ -311,6 +311,7 @@ def test_adapters_are_copied_before_the_engine_starts(stacks: Stacks) -> None:
 
 def test_one_container_copies_all_that_is_copied(stacks: Stacks, tmp_path: Path) -> None:
     copier = parse_containers(stacks["aggregated"], "worker")["fetch"]
+    assert copier["environment"] == [{"name": "AWS_MAX_ATTEMPTS", "value": "10"}]
     (tmp_path / "aws").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n[ "$5" != s3://mine/broken ]\n')
     (tmp_path / "aws").chmod(0o755)
     pairs = ["s3://mine/a", "/a", "s3://mine/broken", "/broken", "s3://mine/c", "/c"]
