@@ -117,6 +117,13 @@ def test_a_name_that_a_chart_does_not_know_is_reported() -> None:
     ]
 
 
+def test_kueue_ends_no_pod_that_is_slow_to_be_ready() -> None:
+    """By a feature of v0.19.2 (pkg/features/kube_features.go), to be removed in 0.21: it starts with none that it lacks."""
+    assert CHARTS["kueue"].add_on.version.startswith("0.19.")
+    gates = CHARTS["kueue"].values["controllerManager"]["featureGates"]
+    assert gates == [{"name": "DisableWaitForPodsReady", "enabled": True}]
+
+
 @pytest.mark.parametrize("name", CHARTS)
 def test_the_pods_are_those_of_todays_values(name: str) -> None:
     assert CHARTS[name].values == FACTS[name]["values"], (
