@@ -85,6 +85,7 @@ def test_a_fleet_s_logs_have_one_output_that_the_chart_knows(to: str, on: str, p
 def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
     assert list_rows("p5-efa") == [
         "storage-class",
+        "node-monitoring",
         "kube-prometheus-stack",
         "nvidia-device-plugin",
         "dcgm-exporter",
@@ -234,7 +235,8 @@ def test_the_plan_is_shown_without_a_cluster(
     assert "helm upgrade --install nvidia-device-plugin rendered/p5-efa/platform/charts/nvidia-device-plugin-0" in out
     assert out.count("pinned by sha256:") == 8
     assert out.count("pinned by version alone: its first digest goes to ") == 2, "lws and kuberay-operator"
-    assert out.count("kubectl apply") == 4, "the storage class, the alerts on GPUs, the spare nodes and the queues"
+    manifests = "the storage class, the agent's grace, the alerts on GPUs, the spare nodes and the queues"
+    assert out.count("kubectl apply") == 5, manifests
 
 
 def test_a_fleet_without_kubernetes_is_refused(

@@ -48,6 +48,9 @@ class AddOn(PlainData):
     """Instead of a chart: a URL, a file beside the table, or what is made from the fleet: `node-pools`, `queues`,
     `spare`."""
 
+    removed: bool = True
+    """Whether it goes with the other charts; False for what adds to an object of somebody else."""
+
     source: str | None = None
     """Source of the version and the digest."""
 

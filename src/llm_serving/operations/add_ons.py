@@ -139,6 +139,7 @@ def build_remove_commands(fleet: Fleet, folder: Path) -> list[Command]:
     return [
         _build_remove(selected, _write_manifest(selected, fleet, folder, without=_NOT_REMOVED))
         for selected in reversed(add_ons.select_add_ons(fleet))
+        if selected.add_on.removed
     ]
 
 
