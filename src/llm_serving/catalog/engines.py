@@ -346,6 +346,9 @@ class Engine(NamedChoice):
     transfer_kernels: AttentionKernels | None = None
     """Of which prefill and decode need the same; None where caches are handed over between any."""
 
+    transfers_unlike_blocks: bool = True
+    """Whether the blocks of prefill's cache and of decode's may hold unlike numbers of tokens."""
+
     transfer_probe: Mapping[str, str | int] = {}
     """Fields of a request that one end of a transfer answers by itself; empty where it answers any."""
 

@@ -58,6 +58,13 @@ REFUSED = [
         "ways or more. Fix: set accelerators: 4 for decode, or 2 or fewer for prefill.",
     ),
     (
+        format_disaggregated({**P5EN, "accelerators": 2}, {**P5EN, "accelerators": 4}, "Qwen/Qwen3.6-35B-A3B"),
+        "blueprint.yaml:5:38: roles.decode.accelerators: 4: prefill splits a layer 2 ways and decode 4: with the 2 key and "
+        "value heads on several accelerators each, decode's blocks of the cache have fewer tokens than prefill's, and the "
+        "engine vllm hands none over between them: every request would fail. Fix: set accelerators: 2 for decode, or 2 or "
+        "fewer for both.",
+    ),
+    (
         format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
         "blueprint.yaml:4:52: roles.prefill.pipeline: 2: the KV transfer sends the cache of one pipeline stage. "
         "Fix: set pipeline: 1.",
@@ -68,6 +75,14 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_caches_that_cannot_be_kept_or_sent_are_refused(tmp_path: Path, text: str, message: str) -> None:
     assert get_error(tmp_path, text) == message
+
+
+@pytest.mark.parametrize(("model", "ways"), [("Qwen/Qwen3.6-35B-A3B", (1, 2)), ("Qwen/Qwen3-32B", (4, 8))])
+def test_a_cache_is_handed_over_where_its_blocks_are_alike_or_hold_no_state(
+    tmp_path: Path, model: str, ways: tuple[int, int]
+) -> None:
+    prefill, decode = ({**P5EN, "accelerators": count} for count in ways)
+    resolve_blueprint(tmp_path, format_disaggregated(prefill, decode, model))
 
 
 @pytest.mark.parametrize(

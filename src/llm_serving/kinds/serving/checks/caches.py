@@ -194,6 +194,15 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
             "the KV transfer then reads them into as many ways or more"
         )
         fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
+    elif model.state and few < many and many > model.kv_heads and not settings.engine_row.transfers_unlike_blocks:
+        # Blocks that hold a layer's state too have as many tokens as it has room for: fewer, the more ways it is split,
+        # once each accelerator has the least of the heads.
+        reason = (
+            f"{subject}: with the {model.kv_heads} key and value heads on several accelerators each, decode's blocks "
+            f"of the cache have fewer tokens than prefill's, and the engine {settings.engine} hands none over between "
+            "them: every request would fail"
+        )
+        fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for both"
     if reason:
         yield last.refuse("accelerators", reason, fix, decode.accelerators)
 
