@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from infra.constructs import controllers, karpenter
 from llm_serving.cli import main
-from llm_serving.fleet import add_ons
+from llm_serving.fleet import add_ons, karpenter_manifests
 from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.fleet.system_group import build_system_group
 from llm_serving.operations import add_ons as installer
@@ -201,6 +201,14 @@ def test_node_groups_are_tried_in_the_order_of_their_pools_choices(tmp_path: Pat
         for name in group_names
     }
     assert matches_by_name == {name: [priority] for name, priority in group_names.items()}
+
+
+def test_no_autoscaler_drains_a_node_that_serves() -> None:
+    fleet = load_example("mixed")
+    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(fleet)}
+    assert filled["cluster-autoscaler"]["extraArgs"]["max-drain-parallelism"] == 0
+    pools = [row for row in karpenter_manifests.build(fleet) if row["kind"] == "NodePool"]
+    assert {row["spec"]["disruption"]["consolidationPolicy"] for row in pools} == {"WhenEmpty"}
 
 
 def find_leaves(value: object) -> list[str]:
