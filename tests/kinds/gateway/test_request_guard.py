@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from llm_serving.validation.load import answer
+
 NAMES = (
     "fastapi",
     "prisma",
@@ -58,6 +60,10 @@ def hook() -> Iterator[Any]:
         patch.delitem(sys.modules, MODULE, raising=False)
         yield importlib.import_module(MODULE)
         sys.modules.pop(MODULE)
+
+
+def test_an_engine_gives_up_by_the_same_reasons_as_in_load_tests_and_batches(hook: Any) -> None:
+    assert set(hook.GIVEN_UP) == answer.GIVEN_UP
 
 
 @pytest.mark.parametrize(
