@@ -14,8 +14,9 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import cache_keepers, engines
 from llm_serving.kinds.serving import cache_keeper, kv_tiers, summary
-from llm_serving.kinds.serving.blueprint import Blueprint, KvTiers
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.tuning import KvTiers
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving

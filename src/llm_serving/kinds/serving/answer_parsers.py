@@ -10,7 +10,7 @@ from llm_serving.catalog import engine_options, engines, models
 from llm_serving.catalog.engines import AnswerParsers
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.settings.document import Conflict
 

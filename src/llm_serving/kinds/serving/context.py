@@ -11,7 +11,7 @@ from llm_serving.fleet import image_cache
 from llm_serving.kinds.serving import auth
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.options import Node
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import RouterPolicy, compute_fixed_replicas
 from llm_serving.services import deployments
 from llm_serving.services.deployment import Door

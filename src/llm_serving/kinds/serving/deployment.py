@@ -10,10 +10,11 @@ from pydantic import Field, JsonValue
 from llm_serving.catalog import engines, frameworks
 from llm_serving.catalog.engines import EngineMetric
 from llm_serving.kinds.serving import objectives
-from llm_serving.kinds.serving.blueprint import Disruption, Tuning
+from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.objectives import LatencyObjective
 from llm_serving.kinds.serving.roles import EngineArguments, ModelSwitch, Scale
 from llm_serving.kinds.serving.stack import ServingStack
+from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.models import LoadedModel, ServedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llm_serving.catalog import models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import Model
-from llm_serving.kinds.serving.blueprint import Tuning
+from llm_serving.kinds.serving.tuning import Tuning
 
 
 def find_draft(tuning: Tuning, model: Model | None = None) -> Model | None:

@@ -17,7 +17,7 @@ from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.context import ENGINE_PORT, PORTS, Context, resolve_executable
 from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.options import Node
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas
 from llm_serving.services import tasks
 from llm_serving.services.environment import Environment

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from llm_serving.engines import memory
 from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import PlacedRole, apply_quantization
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.placement import apply_quantization
 from llm_serving.prediction import step_time
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.services.traffic import Traffic

@@ -8,10 +8,10 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import models
 from llm_serving.fleet import aws_limits
-from llm_serving.kinds.serving import drafts, engine_process, placement, router_policy
+from llm_serving.kinds.serving import drafts, engine_process, placed_role, router_policy
 from llm_serving.kinds.serving.checks import pictures, turns
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import compute_fixed_replicas, get_shared
 from llm_serving.services import tasks
 from llm_serving.services.service import Service
@@ -148,7 +148,7 @@ def _describe_host_transfer(context: Context, placed_roles: Sequence[PlacedRole]
     """Yield why KV caches go through the nodes' memory, and what room the copies leave there."""
     has_rdma = all(placed.rdma for placed in placed_roles)
     reason = "as the blueprint asks" if has_rdma else "for the pools have no EFA with GPUDirect RDMA"
-    if not placement.transfers_by_rdma(context.blueprint):
+    if not placed_role.transfers_by_rdma(context.blueprint):
         reason = f"the one way of {context.blueprint.engine} here"
     yield (
         f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "

@@ -20,6 +20,7 @@ from llm_serving.kinds.serving import (
     kv_tiers,
     measured_capacity,
     notes,
+    placed_role,
     placement,
     router_policy,
     router_process,
@@ -32,7 +33,8 @@ from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
 from llm_serving.kinds.serving.frameworks import base as frameworks
-from llm_serving.kinds.serving.placement import PlacedRole, PlacementError, PlacementSearch
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.placement import PlacementError, PlacementSearch
 from llm_serving.kinds.serving.roles import (
     compute_fixed_replicas,
     get_max_requests,
@@ -61,7 +63,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings = blueprint.value
     placed_roles = _place_checked_roles(blueprint, fleet, environment)
     transfer = resolve_transfer(settings, placed_roles, environment)
-    if transfer == "host" and placement.copies_cache(settings, placed_roles):
+    if transfer == "host" and placed_role.copies_cache(settings, placed_roles):
         placed_roles = [placed.limit_cache() for placed in placed_roles]
     context = Context(
         settings,
@@ -209,7 +211,7 @@ def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], e
         return ""
     if environment.conventions.is_local:
         return "loopback"
-    return "host" if placement.goes_through_host(blueprint, placed_roles) else "rdma"
+    return "host" if placed_role.goes_through_host(blueprint, placed_roles) else "rdma"
 
 
 def _place_roles(

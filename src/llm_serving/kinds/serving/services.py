@@ -14,7 +14,7 @@ from llm_serving.kinds.serving import engine_process, options, router_process
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.context import METRICS_PORT, PORTS, ROUTER_ADMIN_PORT, Context, list_event_ports
 from llm_serving.kinds.serving.deployment import Role
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services import deployments
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llm_serving.kinds.serving import engine_process
 from llm_serving.kinds.serving.context import Context, resolve_executable
 from llm_serving.kinds.serving.deployment import Role
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import ModelSwitch, get_shared
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict

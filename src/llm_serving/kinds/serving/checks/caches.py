@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog import cache_keepers
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import PlacedRole, copies_cache, transfers_by_rdma
+from llm_serving.kinds.serving.placed_role import PlacedRole, copies_cache, transfers_by_rdma
 from llm_serving.services.environment import Conventions, Environment
 from llm_serving.settings.document import Conflict
 

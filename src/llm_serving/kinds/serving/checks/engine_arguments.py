@@ -11,9 +11,10 @@ from llm_serving.catalog import command_parts, engine_options, engines
 from llm_serving.catalog.engine_options import EngineOptions
 from llm_serving.catalog.engines import Engine
 from llm_serving.kinds.serving import engine_process
-from llm_serving.kinds.serving.blueprint import Blueprint, Tuning
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.settings.document import Conflict
 
 ARGUMENTS, ENVIRONMENT = "engine_arguments", "environment"

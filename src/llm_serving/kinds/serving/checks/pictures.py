@@ -8,7 +8,7 @@ from llm_serving.catalog import models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.traffic import Images
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_bytes

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placement import PlacedRole, count_nodes, count_units, format_bounds
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.placement import count_nodes, count_units, format_bounds
 from llm_serving.services.environment import Conventions
 from llm_serving.settings.document import Conflict
 

@@ -10,7 +10,8 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import map_latencies
 from llm_serving.kinds.serving.objectives import LATENCIES, find_lowest_limit, list_latencies
-from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.placement import format_bounds
 from llm_serving.services.environment import Conventions
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count

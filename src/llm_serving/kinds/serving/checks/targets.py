@@ -13,7 +13,8 @@ from llm_serving.kinds.serving import auth, sharing
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import caches, engine_limits, pools, scaling
 from llm_serving.kinds.serving.context import get_router
-from llm_serving.kinds.serving.placement import PlacedRole, count_accelerators, format_bounds
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.placement import count_accelerators, format_bounds
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services import load_balancer, orchestrators
 from llm_serving.services.environment import Conventions, Environment

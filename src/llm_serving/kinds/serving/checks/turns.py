@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.drafts import find_draft
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.sharing import MAX_BODIES_BYTES
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict

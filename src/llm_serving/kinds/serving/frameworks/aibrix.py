@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_never_empty
 from llm_serving.kinds.serving.frameworks.llm_d import PROXY_IMAGE
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 

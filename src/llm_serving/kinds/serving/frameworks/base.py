@@ -12,7 +12,8 @@ from llm_serving.catalog import engine_options, frameworks
 from llm_serving.catalog.frameworks import FrameworkEngine
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.placement import PlacedRole, format_bounds
+from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.placement import format_bounds
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 

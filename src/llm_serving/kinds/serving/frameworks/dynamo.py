@@ -15,7 +15,7 @@ from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_never_empty, check_warm_prompts
 from llm_serving.kinds.serving.objectives import find_lowest_limit
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, resolve_scale
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict

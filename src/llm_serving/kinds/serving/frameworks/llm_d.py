@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
 from llm_serving.kinds.serving.frameworks.base import Adapted
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import get_max_requests, resolve_scale
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict

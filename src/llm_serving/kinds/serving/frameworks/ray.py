@@ -23,7 +23,7 @@ from llm_serving.kinds.serving.frameworks.base import (
     check_warm_prompts,
     split_command,
 )
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas, get_max_requests, resolve_scale
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
 from llm_serving.settings.document import Conflict

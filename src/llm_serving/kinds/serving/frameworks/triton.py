@@ -14,7 +14,7 @@ from llm_serving.catalog import engine_options
 from llm_serving.engines import vllm
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.frameworks.base import SERVER_OPTIONS, Adapted, check_engine, split_command
-from llm_serving.kinds.serving.placement import PlacedRole
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
