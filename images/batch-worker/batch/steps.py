@@ -267,11 +267,12 @@ class Steps:
         job = self._change_job(job_id, lambda job: layout.advance(job, layout.FINALIZING, self._now()))
         counted = layout.add_counts(())
         keys: list[str] = []
+        chunks = self._read_chunks(job_id)
         with (
-            self._store.open_writer(self._keys.build(layout.OUTPUT, job_id)) as outputs,
-            self._store.open_writer(self._keys.build(layout.ERRORS, job_id)) as errors,
+            self._store.open_writer(self._keys.build(layout.OUTPUT, job_id), len(chunks)) as outputs,
+            self._store.open_writer(self._keys.build(layout.ERRORS, job_id), len(chunks)) as errors,
         ):
-            for head in self._read_heads(job):
+            for head in self._read_heads(job, chunks):
                 counted = layout.add_counts((counted, layout.count_rows([head])))
                 keys += append_parts(outputs, head["parts"], "output")
                 keys += append_parts(errors, head["parts"], "errors")
@@ -292,9 +293,8 @@ class Steps:
         job = self._change_job(job_id, lambda job: self._finish(job, result))
         return {"state": job["state"], **result["request_counts"]}
 
-    def _read_heads(self, job: Job) -> Iterator[Head]:
+    def _read_heads(self, job: Job, chunks: list[Chunk]) -> Iterator[Head]:
         """Read the heads of all chunks, in order; chunks without saved results are given up."""
-        chunks = self._read_chunks(job["id"])
         with ThreadPoolExecutor(_READERS) as pool:
             for start in range(0, len(chunks), _GROUP):
                 group = chunks[start : start + _GROUP]

@@ -23,8 +23,10 @@ _COPIES = 8
 """Number of parts that S3 copies at a time: sequentially, an object of 50 GB would wait for thousands of answers."""
 
 _MAX_COPY_BYTES = 512 * 2**20
-"""Bytes of a part to copy: S3 copies 5 GiB at most (AWS, S3 multipart upload limits, 2026-11), and smaller parts faster
-in parallel."""
+"""Bytes of a part to copy, while there are parts enough: S3 copies smaller parts faster in parallel."""
+
+MAX_PARTS, _MAX_PART_BYTES = 10_000, 5 * 2**30
+"""Maximum number of parts of an object, and bytes of a part (AWS, S3 multipart upload limits, 2026-11)."""
 
 
 class Conflict(Exception):
@@ -168,9 +170,13 @@ class Store:
             for entry in page.get("CommonPrefixes", ()):
                 yield entry["Prefix"][len(prefix) :].rstrip("/")
 
-    def open_writer(self, key: str) -> Writer:
-        """Open an object to write piece by piece."""
-        return Writer(self, key)
+    def open_writer(self, key: str, objects: int = 1) -> Writer:
+        """Open an object to write piece by piece.
+
+        Args:
+            objects: number of objects that are appended to it, at most.
+        """
+        return Writer(self, key, objects)
 
 
 class Writer:
@@ -179,9 +185,12 @@ class Writer:
     A `with` block closes it at its end, and discards it after an error.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, objects: int) -> None:
         self._store = store
         self._key = key
+        self._copies_each = max(1, MAX_PARTS // max(1, objects))
+        """Parts of each appended object, at most: all of them together must not be too many."""
+
         self._buffer = bytearray()
         self._upload = ""
         self._etags: list[str | Future[str]] = []
@@ -271,8 +280,9 @@ class Writer:
 
     def _copy(self, key: str, start: int, end: int) -> None:
         """Copy bytes [start, end) of an object, in parts of about the same size."""
-        count = -(-(end - start) // _MAX_COPY_BYTES)
-        bounds = [start + (end - start) * index // count for index in range(count + 1)]
+        size = end - start
+        count = max(-(-size // _MAX_PART_BYTES), min(-(-size // _MAX_COPY_BYTES), self._copies_each))
+        bounds = [start + size * index // count for index in range(count + 1)]
         for first, last in itertools.pairwise(bounds):
             self._copy_part(key, first, last)
 

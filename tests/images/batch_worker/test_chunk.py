@@ -122,6 +122,29 @@ def test_parts_that_are_copied_late_keep_their_place(store: Store, monkeypatch: 
     assert store.read("joined") == body + b"tail"
 
 
+def test_as_many_large_objects_as_a_job_has_chunks_are_no_more_parts_than_s3_joins(
+    store: Store, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(store_module, "_MAX_COPY_BYTES", MIN_PART_BYTES)
+    monkeypatch.setattr(store_module, "MAX_PARTS", 5)
+    monkeypatch.setattr(store_module, "_MAX_PART_BYTES", 2 * MIN_PART_BYTES)
+    bodies = [bytes([65 + number]) * (2 * MIN_PART_BYTES) for number in range(5)]
+    join, joined = store.client.complete_multipart_upload, list[int]()
+
+    def count_parts(**arguments: Any) -> Any:
+        joined.append(len(arguments["MultipartUpload"]["Parts"]))
+        return join(**arguments)
+
+    monkeypatch.setattr(store.client, "complete_multipart_upload", count_parts)
+    for objects in (5, 2):
+        with store.open_writer("joined", objects) as writer:
+            for number, body in enumerate(bodies[:objects]):
+                store.write(f"piece-{number}", body)
+                writer.append_object(f"piece-{number}", len(body))
+        assert store.read("joined") == b"".join(bodies[:objects])
+    assert joined == [5, 4], "of a few, parts are as small as S3 copies fast"
+
+
 @pytest.mark.parametrize("moment", ["copy", "block"])
 def test_an_object_that_cannot_be_joined_leaves_nothing(store: Store, moment: str) -> None:
     key = f"unjoined-{moment}"
