@@ -15,10 +15,12 @@ _ALERTS = (("ACTUAL", 80), ("FORECASTED", 100))
 def add_budget(stack: FleetStack, spend_limit_usd_h: float) -> None:
     """Add the budget, whose alerts go to the fleet's addresses.
 
-    It counts costs by the tag `fleet` only once the payer has activated that as a cost allocation tag. Source: AWS
-    Billing user guide, "Activating user-defined cost allocation tags", 2026-11.
+    It counts costs by the tag `fleet` only once the payer has activated that as a cost allocation tag, and by region:
+    a fleet of this name in another one has the same tag, and a budget of its own. Sources: AWS Billing user guide,
+    "Activating user-defined cost allocation tags"; AWS Cost Management user guide, "Budget filters"; 2026-11.
     """
     budget = aws.budgets_budget
+    filters = {"TagKeyValue": f"user:fleet${stack.fleet.name}", "Region": stack.fleet.region}
     budget.BudgetsBudget(
         stack,
         "budget",
@@ -27,7 +29,7 @@ def add_budget(stack: FleetStack, spend_limit_usd_h: float) -> None:
         time_unit="MONTHLY",
         limit_amount=f"{spend_limit_usd_h * HOURS_PER_MONTH:.2f}",
         limit_unit="USD",
-        cost_filter=[budget.BudgetsBudgetCostFilter(name="TagKeyValue", values=[f"user:fleet${stack.fleet.name}"])],
+        cost_filter=[budget.BudgetsBudgetCostFilter(name=name, values=[value]) for name, value in filters.items()],
         notification=[
             budget.BudgetsBudgetNotification(
                 notification_type=kind,

@@ -118,14 +118,15 @@ def test_the_provider_takes_no_other_account_than_the_fleets(tmp_path: Path, lin
     assert provider.get("allowed_account_ids") == allowed
 
 
-def test_a_budget_is_the_month_of_the_spend_limit_by_the_fleets_tag(tmp_path: Path) -> None:
+def test_a_budget_is_the_month_of_the_spend_limit_by_the_fleets_tag_in_its_region(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("budget_to: platform@example.com\n" + (ROOT / "fleet.yaml").read_text())
     folders = main.synthesize(load_fleet(file), tmp_path / "out", stack_names=("storage",))
     resources = json.loads((folders["storage"] / "cdk.tf.json").read_text())["resource"]
     budget = resources["aws_budgets_budget"]["budget"]
     assert (budget["limit_amount"], budget["limit_unit"], budget["time_unit"]) == ("73000.00", "USD", "MONTHLY")
-    assert budget["cost_filter"] == [{"name": "TagKeyValue", "values": ["user:fleet$demo"]}]
+    filters = {entry["name"]: entry["values"] for entry in budget["cost_filter"]}
+    assert filters == {"TagKeyValue": ["user:fleet$demo"], "Region": ["us-west-2"]}
     alerts = {(alert["notification_type"], alert["threshold"]) for alert in budget["notification"]}
     assert alerts == {("ACTUAL", 80), ("FORECASTED", 100)}
     assert {tuple(alert["subscriber_email_addresses"]) for alert in budget["notification"]} == {

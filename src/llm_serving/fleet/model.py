@@ -382,8 +382,8 @@ class Fleet(Settings):
 
     budget_to: Annotated[tuple[Email, ...], Field(max_length=10), AllowSingleItem()] = ()
     """E-mail addresses that AWS Budgets notifies when 80% of the spend limit, times 730 hours, is spent in a month, or
-    when all of it is forecast. It counts by the tag `fleet`: nothing until the paying account activates this as a cost
-    allocation tag, and then some hours late."""
+    when all of it is forecast. It counts by the tag `fleet` in the fleet's region: nothing until the paying account
+    activates this as a cost allocation tag, and then some hours late."""
 
     alarms_to: TopicArn | None = None
     """ARN of the SNS topic for CloudWatch's alarms on quotas and on ECS and, with `add_ons.observability`, Prometheus'
