@@ -227,14 +227,13 @@ def _pluralize(kind: str) -> str:
 
 
 @contextlib.contextmanager
-def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False) -> Iterator[ControlPlane]:
+def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
     """Run a control plane with the chart's custom resources for the time of the block.
 
     Args:
         folder: empty; holds what it writes.
         helm: the program's path, for those who use it.
         backend_port: the loopback port that a connection to any port of any pod ends at.
-        only_places: run no controllers and no kwok: pods are placed and preempted, and none runs.
 
     Raises:
         Unavailable: it cannot be built or does not come up.
@@ -281,9 +280,6 @@ def run(folder: Path, helm: str, backend_port: int, *, only_places: bool = False
         single_instance = ("--leader-elect=false", "--secure-port=0")
         keys = ("--service-account-private-key-file=accounts.key", f"--root-ca-file={authority}")
         start(programs.SCHEDULER, *admin_flags, *single_instance, *_SCHEDULER_RATE)
-        if only_places:
-            yield control_plane
-            return
         start(programs.CONTROLLERS, *admin_flags, *single_instance, *keys, f"--controllers={','.join(_CONTROLLERS)}")
         start(programs.KWOK, *admin_flags, *_build_kwok_command(control_plane, kubelet, backend_port))
         add_kinds(control_plane, objects.CRDS)
