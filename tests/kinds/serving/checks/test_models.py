@@ -10,7 +10,7 @@ import pytest
 from llm_serving.catalog import engines, models
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
-from tests.kinds.serving.texts import SMALL, format_aggregated, get_error, get_flag, resolve_blueprint
+from tests.kinds.serving.texts import format_aggregated, get_error, get_flag, resolve_blueprint
 
 
 @pytest.mark.parametrize(("target", "pool"), [("eks", "general"), ("ecs", "on-ecs"), ("local", "general")])
@@ -47,7 +47,7 @@ def test_a_draft_takes_of_the_accelerators_what_the_check_counts(tmp_path: Path)
 
 
 def test_here_a_draft_has_its_part_of_the_cache_and_its_weights(tmp_path: Path) -> None:
-    draft, cpu = models.find(SMALL), engines.load_engines()["vllm"].platforms["cpu"]
+    draft, cpu = models.find("mid"), engines.load_engines()["vllm"].platforms["cpu"]
 
     def resolve(extra: str = "") -> tuple[int, int]:
         [worker] = resolve_blueprint(tmp_path, format_aggregated("mid", pool="general", extra=extra), "local").workers
@@ -55,7 +55,7 @@ def test_here_a_draft_has_its_part_of_the_cache_and_its_weights(tmp_path: Path) 
 
     (cache, memory), (cache_with, memory_with) = (
         resolve(),
-        resolve(f"tuning: {{speculative: {{method: draft_model, model: {SMALL}}}}}\n"),
+        resolve("tuning: {speculative: {method: draft_model, model: mid}}\n"),
     )
     assert cache_with == 2 * cache, "both have as many layers and heads"
     assert memory_with - memory == pytest.approx(cache + cpu.weight_copies * draft.weight_bytes, abs=1)
@@ -86,6 +86,20 @@ def test_a_draft_that_generates_nothing_is_refused_at_its_line(tmp_path: Path) -
         'blueprint.yaml:5:52: tuning.speculative.model: "BAAI/bge-reranker-v2-m3": it is made to rerank, and a draft '
         "generates tokens. Fix: use a small model that generates."
     )
+
+
+def test_a_draft_of_another_vocabulary_is_refused_at_its_line(tmp_path: Path) -> None:
+    """Otherwise the engine ends as it starts, once its accelerators are rented."""
+    extra = "tuning: {speculative: {method: draft_model, model: Qwen/Qwen3-0.6B}}\n"
+    text = format_aggregated("meta-llama/Llama-3.1-8B-Instruct\ncontext: 8k", pool="general", extra=extra)
+    assert get_error(tmp_path, text) == (
+        'blueprint.yaml:6:52: tuning.speculative.model: "Qwen/Qwen3-0.6B": its vocabulary has 151936 tokens and that of '
+        "meta-llama/Llama-3.1-8B-Instruct 128256, and the engine starts with equal ones only. Fix: use a smaller model whose "
+        "config.json has the same vocab_size, or set method: ngram."
+    )
+    # EAGLE's own models have a smaller vocabulary, and a table from it to the model's.
+    eagle = text.replace("draft_model", "eagle3")
+    assert resolve_blueprint(tmp_path, eagle).workers
 
 
 def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:

@@ -63,6 +63,26 @@ def _check_model(
         yield Conflict(
             ("tuning", "speculative", "method"), reason, "set method: ngram, or draft_model and a model", "mtp"
         )
+    else:
+        yield from _check_vocabulary(settings, model)
+
+
+def _check_vocabulary(settings: Blueprint, model: Model) -> Iterator[Conflict]:
+    """Yield a draft model that counts other tokens than the model.
+
+    Source: vLLM 0.32.0, config/speculative.py, verify_equal_vocab_size_if_draft_model.
+    """
+    speculative = settings.tuning.speculative
+    if speculative is None or speculative.method != "draft_model":
+        return
+    draft = find_draft(settings.tuning)
+    if draft and draft.is_known and model.is_known and draft.vocabulary != model.vocabulary:
+        reason = (
+            f"its vocabulary has {draft.vocabulary} tokens and that of {model.name} {model.vocabulary}, and the engine "
+            "starts with equal ones only"
+        )
+        fix = "use a smaller model whose config.json has the same vocab_size, or set method: ngram"
+        yield Conflict(("tuning", "speculative", "model"), reason, fix, draft.name)
 
 
 def _check_adapters(
