@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from llm_serving.catalog import cache_keepers, command_parts, engines, frameworks
+from llm_serving.catalog import cache_keepers, engines, frameworks
 from llm_serving.catalog.engines import Platform
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
@@ -105,14 +105,29 @@ class Option(NamedTuple):
     """An option, and where a blueprint asks for it."""
 
     name: str
-    is_needed: Callable[[Node], Any]
     key: str = ""
     """Key that asks for it, below the role if it begins with `role.`; empty if an engine may go without."""
 
     fix: str | Callable[[Node], str] = ""
-    """What to write for an engine without it."""
+    """What to write for an engine without it; empty where it is to remove the key."""
 
-    values: Callable[[Node], command_parts.Values] = lambda _: {}
+    when: Callable[[Node], Any] | None = None
+    """Whether a node needs it; None where it does if the key has a value."""
+
+    def is_needed(self, node: Node) -> bool:
+        return bool(self.when(node) if self.when else self.find_request(node)[1])
+
+    def find_request(self, node: Node) -> tuple[tuple[str, ...], Any]:
+        """Return the key path that asks for the option, and its value."""
+        keys = tuple(self.key.split("."))
+        is_of_role = keys[0] == "role"
+        value: Any = node.role if is_of_role else node.settings
+        for key in keys[1:] if is_of_role else keys:
+            value = getattr(value, key)
+        return ((*node.placed.key_path, *keys[1:]) if is_of_role else keys), value
+
+    def describe_fix(self, node: Node) -> str:
+        return self.fix(node) if callable(self.fix) else self.fix or f"remove {self.key.rpartition('.')[2]}"
 
 
 def list_names(node: Node) -> list[str]:
@@ -121,10 +136,29 @@ def list_names(node: Node) -> list[str]:
 
 
 def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
-    values: dict[str, str | int | tuple[str, ...]] = {}
-    for option in OPTIONS:
-        values |= option.values(node)
-    return values
+    """Return what the options' arguments are filled with, needed or not."""
+    offload_bytes, speculative, parsers = _compute_offload_bytes(node), node.speculative, node.parsers
+    offload_rank_bytes = _compute_offload_rank_bytes(node)
+    return {
+        "offload_bytes": offload_bytes,
+        "offload_gib": f"{offload_bytes / 2**30:g}",
+        "offload_rank_bytes": offload_rank_bytes,
+        "offload_rank_gb": max(1, int(offload_rank_bytes / 1e9)),
+        # One server for all ranks of a node.
+        "cache_gib": f"{node.tuning.ram_bytes / 2**30:g}",
+        "cache_workers": max(1, node.role.accelerators // node.placed.nodes),
+        "speculative_tokens": speculative.tokens if speculative else 0,
+        "speculative_method": speculative.method if speculative else "",
+        "model_config": parsers.model_config_json,
+        "tools": parsers.tools,
+        "reasoning": parsers.reasoning,
+        "replica_requests": node.max_requests or 0,
+        "awake_share": f"{node.placed.awake_share or 0:g}",
+        "media_hosts": node.settings.media_hosts,
+        "max_adapters": len(node.role.adapters),
+        "traces": node.settings.traces or "",
+        "cache_limit": node.placed.cache_limit or 0,
+    }
 
 
 def check(node: Node) -> Iterator[Conflict]:
@@ -139,26 +173,21 @@ def check(node: Node) -> Iterator[Conflict]:
         if option.name not in present:
             reason = reason or f"the engine {node.settings.engine} has no option for it in the catalog"
         if reason and option.key and option.is_needed(node):
-            key_path, value = _find_request(node, option)
-            fix = option.fix if isinstance(option.fix, str) else option.fix(node)
-            yield Conflict(key_path, reason, f"{fix}{suffix}", value)
+            key_path, value = option.find_request(node)
+            yield Conflict(key_path, reason, f"{option.describe_fix(node)}{suffix}", _format_request(key_path, value))
 
 
-def _find_request(node: Node, option: Option) -> tuple[tuple[str, ...], Any]:
-    """Return the key path that asks for an option, and its value as the blueprint says it."""
-    keys = tuple(option.key.split("."))
-    is_of_role = keys[0] == "role"
-    value: Any = node.role if is_of_role else node.settings
-    for key in keys[1:] if is_of_role else keys:
-        value = getattr(value, key)
-    key_path = (*node.placed.key_path, *keys[1:]) if is_of_role else keys
-    if isinstance(value, Speculative):
-        value = value.method
-    if isinstance(value, Mapping):
-        value = ", ".join(value)
-    if isinstance(value, KvTiers):
-        value = ", ".join(value.names)
-    return key_path, f"{value / 2**30:g}Gi" if keys[-1] == "kv_offload" else value
+def _format_request(key_path: tuple[str, ...], value: Any) -> Any:
+    """Return the value of a key that asks for an option as the blueprint says it."""
+    match value:
+        case Speculative():
+            return value.method
+        case Mapping():
+            return ", ".join(value)
+        case KvTiers():
+            return ", ".join(value.names)
+        case _:
+            return f"{value / 2**30:g}Gi" if key_path[-1] == "kv_offload" else value
 
 
 def _describe_other_engines(node: Node, option: str) -> str:
@@ -203,19 +232,6 @@ def _compute_offload_rank_bytes(node: Node) -> int:
     return node.tuning.ram_bytes // (node.role.accelerators // node.placed.nodes)
 
 
-def _build_tier_values(node: Node) -> command_parts.Values:
-    offload_bytes = _compute_offload_bytes(node)
-    return {
-        "offload_bytes": offload_bytes,
-        "offload_gib": f"{offload_bytes / 2**30:g}",
-        "offload_rank_bytes": _compute_offload_rank_bytes(node),
-        "offload_rank_gb": max(1, int(_compute_offload_rank_bytes(node) / 1e9)),
-        # One server for all ranks of a node.
-        "cache_gib": f"{node.tuning.ram_bytes / 2**30:g}",
-        "cache_workers": max(1, node.role.accelerators // node.placed.nodes),
-    }
-
-
 def _has_folders(node: Node, *names: str) -> bool:
     """Return whether the engine itself keeps these folders and no other."""
     return node.tuning.keeper is None and tuple(node.tuning.folder_bytes) == names
@@ -233,198 +249,141 @@ def _has_mixture_ranks(node: Node) -> bool:
 
 
 OPTIONS = (
-    Option("shared-machine", lambda node: node.conventions.is_local),
-    Option("own-node", lambda node: not node.conventions.is_local),
-    Option("one-rank", lambda node: node.role.accelerators == 1 and node.conventions.is_local),
-    Option("shared-weights", lambda node: node.tuning.stream_weights and node.shares_weights),
-    Option("own-weights", lambda node: node.tuning.stream_weights and not node.shares_weights),
-    Option("tensor", lambda node: node.role.tensor > 1, "role.accelerators", "set accelerators: 1"),
-    Option("pipeline", lambda node: node.role.pipeline > 1, "role.pipeline", "set pipeline: 1"),
-    Option("data", lambda node: node.role.data > 1, "role.data", "set data: 1"),
-    Option("data-adapters", lambda node: node.role.data > 1 and node.role.adapters and node.rank == 0),
-    Option("expert", lambda node: node.role.expert, "role.expert", "set expert: off"),
-    Option("expert-data", lambda node: node.role.expert and node.role.data > 1, "role.data", "set data: 1"),
-    Option("mixture-data", _has_mixture_ranks, "role.data", "set data: 1"),
+    Option("shared-machine", when=lambda node: node.conventions.is_local),
+    Option("own-node", when=lambda node: not node.conventions.is_local),
+    Option("one-rank", when=lambda node: node.role.accelerators == 1 and node.conventions.is_local),
+    Option("shared-weights", when=lambda node: node.tuning.stream_weights and node.shares_weights),
+    Option("own-weights", when=lambda node: node.tuning.stream_weights and not node.shares_weights),
+    Option("tensor", "role.accelerators", "set accelerators: 1", lambda node: node.role.tensor > 1),
+    Option("pipeline", "role.pipeline", "set pipeline: 1", lambda node: node.role.pipeline > 1),
+    Option("data", "role.data", "set data: 1", lambda node: node.role.data > 1),
+    Option("data-adapters", when=lambda node: node.role.data > 1 and node.role.adapters and node.rank == 0),
+    Option("expert", "role.expert", "set expert: off"),
+    Option("expert-data", "role.data", "set data: 1", lambda node: node.role.expert and node.role.data > 1),
+    Option("mixture-data", "role.data", "set data: 1", _has_mixture_ranks),
     Option(
         "nodes",
-        lambda node: node.placed.nodes > 1,
         "role.accelerators",
         lambda node: f"set accelerators: {count_accelerators(node.placed.instance)}",
+        lambda node: node.placed.nodes > 1,
     ),
-    Option("data-nodes", lambda node: node.placed.nodes > 1 and node.role.data > 1),
-    Option("fp8-weights", lambda node: node.tuning.quantization == "fp8", "tuning.quantization", "remove quantization"),
-    Option("deprecated-weights", _has_deprecated_weights),
-    Option("fp8-cache", lambda node: node.tuning.kv_cache == "fp8", "tuning.kv_cache", "set kv_cache: auto"),
-    Option("no-prefix-cache", lambda node: not node.tuning.prefix_cache, "tuning.prefix_cache", "set prefix_cache: on"),
+    Option("data-nodes", when=lambda node: node.placed.nodes > 1 and node.role.data > 1),
+    Option("fp8-weights", "tuning.quantization", when=lambda node: node.tuning.quantization == "fp8"),
+    Option("deprecated-weights", when=_has_deprecated_weights),
+    Option("fp8-cache", "tuning.kv_cache", "set kv_cache: auto", lambda node: node.tuning.kv_cache == "fp8"),
+    Option("no-prefix-cache", "tuning.prefix_cache", "set prefix_cache: on", lambda node: not node.tuning.prefix_cache),
     Option(
         "no-chunked-prefill",
-        lambda node: not node.tuning.chunked_prefill,
         "tuning.chunked_prefill",
         "set chunked_prefill: on",
+        lambda node: not node.tuning.chunked_prefill,
     ),
-    Option(
-        "batch-tokens",
-        lambda node: node.tuning.batch_tokens or node.is_compiled,
-        "tuning.batch_tokens",
-        "remove batch_tokens",
-    ),
-    Option("sequences", lambda node: node.tuning.sequences or node.is_compiled, "tuning.sequences", "remove sequences"),
-    Option(
-        "kv-offload",
-        lambda node: node.tuning.kv_offload,
-        "tuning.kv_offload",
-        "remove kv_offload",
-        _build_tier_values,
-    ),
-    Option(
-        "kv-offload",
-        lambda node: node.tuning.kv_tiers and _has_folders(node),
-        "tuning.kv_tiers",
-        "remove kv_tiers",
-    ),
+    Option("batch-tokens", "tuning.batch_tokens", when=lambda node: node.tuning.batch_tokens or node.is_compiled),
+    Option("sequences", "tuning.sequences", when=lambda node: node.tuning.sequences or node.is_compiled),
+    Option("kv-offload", "tuning.kv_offload"),
+    Option("kv-offload", "tuning.kv_tiers", when=lambda node: node.tuning.kv_tiers and _has_folders(node)),
     *(
         Option(
             "-".join(("kv", *names)),
-            functools.partial(lambda names, node: _has_folders(node, *names), names),
             "tuning.kv_tiers",
-            "remove kv_tiers",
+            when=functools.partial(lambda names, node: _has_folders(node, *names), names),
         )
         for names in (("disk",), ("shared",), ("disk", "shared"))
     ),
     *(
         Option(
             f"kv-{name}",
-            functools.partial(lambda keeper, node: node.tuning.keeper is keeper, keeper),
             "tuning.kv_tiers",
             lambda node: "remove kv_tiers" if node.platform.unsupported_options.get("kv-offload") else "remove by",
+            functools.partial(lambda keeper, node: node.tuning.keeper is keeper, keeper),
         )
         for name, keeper in cache_keepers.load_cache_keepers().items()
     ),
     Option(
         "kv-s3",
-        lambda node: node.tuning.keeper is None and "s3" in node.tuning.tier_bytes,
         "tuning.kv_tiers",
         f"{cache_keepers.suggest_cache_keepers(lambda row: 's3' in row.tiers)}, or remove s3",
+        lambda node: node.tuning.keeper is None and "s3" in node.tuning.tier_bytes,
     ),
-    Option(
-        "speculative-prompt",
-        lambda node: _uses_method(node, "ngram"),
-        "tuning.speculative",
-        "remove speculative",
-        lambda node: {"speculative_tokens": node.speculative.tokens if node.speculative else 0},
-    ),
+    Option("speculative-prompt", "tuning.speculative", when=lambda node: _uses_method(node, "ngram")),
     Option(
         "speculative-prompt-files",
-        lambda node: _uses_method(node, "ngram") and node.tuning.keeper is None and node.tuning.folder_bytes,
         "tuning.speculative",
-        "remove speculative",
+        when=lambda node: _uses_method(node, "ngram") and node.tuning.keeper is None and node.tuning.folder_bytes,
     ),
     Option(
         "speculative-draft",
-        lambda node: _uses_method(node, "eagle", "eagle3", "draft_model"),
         "tuning.speculative",
-        "remove speculative",
-        lambda node: {"speculative_method": node.speculative.method if node.speculative else ""},
+        when=lambda node: _uses_method(node, "eagle", "eagle3", "draft_model"),
     ),
-    Option("speculative-layers", lambda node: _uses_method(node, "mtp"), "tuning.speculative", "remove speculative"),
-    Option("priority", lambda node: node.tuning.priority, "tuning.priority", "set priority: off"),
+    Option("speculative-layers", "tuning.speculative", when=lambda node: _uses_method(node, "mtp")),
+    Option("priority", "tuning.priority", "set priority: off"),
     Option(
         "pooled",
-        lambda node: node.settings.task in tasks.NUMBERS,
         "task",
         lambda node: f"set task: generate{_describe_other_engines(node, 'pooled')}",
+        lambda node: node.settings.task in tasks.NUMBERS,
     ),
     Option(
         "draws",
-        lambda node: node.settings.task == tasks.DRAW,
         "task",
         lambda node: f"set task: generate{_describe_other_engines(node, 'draws')}",
+        lambda node: node.settings.task == tasks.DRAW,
     ),
     Option(
         "ranked",
-        lambda node: node.settings.task in tasks.RANKED,
         "task",
         lambda node: f"set task: embed{_describe_other_engines(node, 'ranked')}",
+        lambda node: node.settings.task in tasks.RANKED,
     ),
-    Option(
-        "model-config",
-        lambda node: node.parsers.model_config_json,
-        values=lambda node: {"model_config": node.parsers.model_config_json},
-    ),
+    Option("model-config", when=lambda node: node.parsers.model_config_json),
     Option(
         "bounded-queue",
-        lambda node: node.max_requests,
         "role.max_requests",
         "remove max_requests, or set roles.router.max_requests",
-        lambda node: {"replica_requests": node.max_requests or 0},
+        lambda node: node.max_requests,
     ),
     Option(
         "shares",
-        lambda node: get_shared(node.role),
         "role.shares",
         lambda node: f"set pool: {node.role.pool} in its place{_describe_other_engines(node, 'shares')}",
+        lambda node: get_shared(node.role),
     ),
-    Option(
-        "takes-turns",
-        lambda node: node.placed.awake_share,
-        values=lambda node: {"awake_share": f"{node.placed.awake_share or 0:g}"},
-    ),
-    Option("tools", lambda node: node.parsers.tools, values=lambda node: {"tools": node.parsers.tools}),
-    Option("reasoning", lambda node: node.parsers.reasoning, values=lambda node: {"reasoning": node.parsers.reasoning}),
-    Option("chat-template", lambda node: node.written_template or node.catalog_template),
-    Option(
-        "media-hosts",
-        lambda node: node.settings.media_hosts,
-        "media_hosts",
-        "remove media_hosts",
-        lambda node: {"media_hosts": node.settings.media_hosts},
-    ),
-    Option("pictures", lambda node: node.placed.model.vision, "model", "use a model that reads text only"),
-    Option("no-media-hosts", lambda node: not node.settings.media_hosts),
-    Option(
-        "adapters",
-        lambda node: node.role.adapters,
-        "role.adapters",
-        "remove adapters",
-    ),
+    Option("takes-turns", when=lambda node: node.placed.awake_share),
+    Option("tools", when=lambda node: node.parsers.tools),
+    Option("reasoning", when=lambda node: node.parsers.reasoning),
+    Option("chat-template", when=lambda node: node.written_template or node.catalog_template),
+    Option("media-hosts", "media_hosts"),
+    Option("pictures", "model", "use a model that reads text only", lambda node: node.placed.model.vision),
+    Option("no-media-hosts", when=lambda node: not node.settings.media_hosts),
+    Option("adapters", "role.adapters"),
     Option(
         "adapter-slots",
-        lambda node: node.role.adapters and node.settings.find_reckoned_argument(node.role, "adapters") is None,
-        values=lambda node: {"max_adapters": len(node.role.adapters)},
+        when=lambda node: node.role.adapters and node.settings.find_reckoned_argument(node.role, "adapters") is None,
     ),
     Option(
         "kv-events",
-        lambda node: node.settings.roles.router.policy == "kv-aware",
         "roles.router.policy",
         "set policy: cache-aware",
+        lambda node: node.settings.roles.router.policy == "kv-aware",
     ),
-    Option(
-        "traces",
-        lambda node: node.settings.traces,
-        "traces",
-        "remove traces",
-        lambda node: {"traces": node.settings.traces or ""},
-    ),
-    Option("json-logs", lambda node: node.settings.logs == "json", "logs", "set logs: text"),
-    Option("drain", lambda node: not node.conventions.is_local),
-    Option("compile-cache", lambda node: node.tuning.compile_cache and not node.conventions.is_local),
+    Option("traces", "traces"),
+    Option("json-logs", "logs", "set logs: text", lambda node: node.settings.logs == "json"),
+    Option("drain", when=lambda node: not node.conventions.is_local),
+    Option("compile-cache", when=lambda node: node.tuning.compile_cache and not node.conventions.is_local),
     *(
         Option(
             f"kv-{name}-s3",
+            "tuning.kv_tiers",
+            "remove s3",
             functools.partial(
                 lambda keeper, node: node.tuning.keeper is keeper and "s3" in node.tuning.tier_bytes, keeper
             ),
-            "tuning.kv_tiers",
-            "remove s3",
         )
         for name, keeper in cache_keepers.load_cache_keepers().items()
         if "s3" in keeper.tiers
     ),
-    Option(
-        "cache-limit",
-        lambda node: node.placed.cache_limit,
-        values=lambda node: {"cache_limit": node.placed.cache_limit or 0},
-    ),
-    Option("transfer", lambda node: node.settings.is_disaggregated, "pattern", _describe_unsplit),
+    Option("cache-limit", when=lambda node: node.placed.cache_limit),
+    Option("transfer", "pattern", _describe_unsplit, lambda node: node.settings.is_disaggregated),
 )
 """In the order of the command line."""
