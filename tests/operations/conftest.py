@@ -35,8 +35,10 @@ with open({log!r}, "a") as log:
     log.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
     log.flush()
 if any(word in " ".join(sys.argv) for word in {failing!r}):
-    sys.exit("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
+    sys.exit({message!r})
 """
+
+_UNREACHABLE = "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout"
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ class Recorder:
         log = self.folder / "calls"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
-    def install(self, *names: str, failing: tuple[str, ...] = ()) -> None:
-        """Puts programs of these names on PATH; calls with one of the words `failing` fail."""
+    def install(self, *names: str, failing: tuple[str, ...] = (), message: str = _UNREACHABLE) -> None:
+        """Puts programs of these names on PATH; calls with one of the words `failing` fail with `message`."""
         for name in names:
             file = self.folder / name
             file.write_text(
-                _RECORDER.format(python=sys.executable, log=str(self.folder / "calls"), failing=list(failing))
+                _RECORDER.format(
+                    python=sys.executable, log=str(self.folder / "calls"), failing=list(failing), message=message
+                )
             )
             file.chmod(0o755)
 

@@ -77,6 +77,14 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     assert "✓ chart nvidia-device-plugin: skipped, installed before" in capsys.readouterr().err
 
 
+def test_a_chart_whose_helm_was_killed_is_named_with_the_way_out(recorder: Recorder, context: FleetContext) -> None:
+    recorder.install("aws")
+    message = "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress"
+    recorder.install("helm", failing=("karpenter",), message=message)
+    with pytest.raises(CheckFailed, match="run helm rollback karpenter --namespace kube-system, or helm uninstall"):
+        install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), WorkflowResult([]))
+
+
 def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the_fleets_own_cluster(
     recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

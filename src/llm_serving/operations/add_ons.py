@@ -17,13 +17,13 @@ import yaml
 
 from llm_serving import console
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
-from llm_serving.fleet.add_ons import SelectedAddOn
+from llm_serving.fleet.add_ons import AddOn, SelectedAddOn
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api, old_pools
 from llm_serving.operations.chart_archives import ChartArchive
 from llm_serving.operations.kube_api import KubeApi, Manifest
 from llm_serving.settings import own_yaml
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import CheckFailed, Unavailable
 
 LIMIT_S = 900
 """Time in which a chart's images are pulled and its pods become ready."""
@@ -49,6 +49,9 @@ TOOLS: Mapping[str, str] = {"helm": "https://helm.sh/docs/intro/install"}
 
 HELM_MAJORS = (3, 4)
 """Versions of Helm that the charts were rendered with in the tests."""
+
+BUSY_MESSAGE = "another operation (install/upgrade/rollback) is in progress"
+"""Helm's message when the last revision of a release is neither deployed nor failed."""
 
 _VERSION_TIMEOUT_S = 60
 
@@ -195,6 +198,7 @@ def run_commands(
 
     Raises:
         Unavailable: helm is missing.
+        CheckFailed: another helm changes a chart's release, or was killed there.
         CommandFailed: one failed; the same command line resumes there.
     """
     require_tools()
@@ -210,8 +214,22 @@ def run_commands(
                 program = console.Command(
                     command.arguments, log, environment=environment, hidden_environment=command.environment
                 )
-                console.run_together([program], timeout_s=LIMIT_S + 60)
+                try:
+                    console.run_together([program], timeout_s=LIMIT_S + 60)
+                except console.CommandFailed as error:
+                    if BUSY_MESSAGE not in error.output:
+                        raise
+                    raise CheckFailed(_describe_remedy(add_on)) from None
         on_done(command)
+
+
+def _describe_remedy(add_on: AddOn) -> str:
+    place = f"{add_on.name} --namespace {add_on.namespace}"
+    return (
+        f"{add_on.name}: another helm operation is in progress. Nothing was changed. Fix: wait for it; if it was "
+        f"interrupted, run helm rollback {place}, or helm uninstall {place} where it was the first, and then the same "
+        "command again"
+    )
 
 
 def _update_crds(command: Command, kubeconfig: Path | None) -> None:

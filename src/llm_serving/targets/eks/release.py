@@ -28,9 +28,6 @@ _TEST_TIMEOUT_S = 180
 _WAKE_INTERVAL_S = 30.0
 """Interval of test requests that wake a role without replicas: each keeps it awake for two minutes at least."""
 
-_BUSY_MESSAGE = "another operation (install/upgrade/rollback) is in progress"
-"""Helm's message when the last revision is neither deployed nor failed."""
-
 
 def diff(plan: DeploymentPlan) -> str:
     """Return what a deploy would change: a unified diff, or the objects' names for a first deploy.
@@ -77,7 +74,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         readiness.wait_until_ready(plan)
         _run_chart_test(plan)
     except (CheckFailed, CommandFailed) as error:
-        if _BUSY_MESSAGE in str(error):
+        if addons.BUSY_MESSAGE in str(error):
             raise CheckFailed(_describe_remedy(plan, release)) from None
         raise CheckFailed(f"{error}\n{_roll_back(plan, release)}") from None
     return True
