@@ -22,8 +22,6 @@ from llm_serving.settings.plain import PlainData
 GENERATED = Path(__file__).with_name("instances.json")
 OVERLAY = Path(__file__).with_name("overlay.yaml")
 
-# The YAML parser written in C is ten times as fast; not every build of PyYAML carries it.
-
 Kind = Literal["gpu", "neuron"]
 PurchaseClass = Literal["on-demand", "spot", "capacity-block"]
 

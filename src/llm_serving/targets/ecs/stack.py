@@ -43,10 +43,8 @@ def diff(plan: DeploymentPlan) -> str:
         CommandFailed: Terraform failed.
     """
     file = planning.write_rendered(plan)
-    with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, file, data)
-        with apply.use_plans(stack_context):
-            return deployment_stack.describe_changes(_plan(stack_context))
+    with deployment_stack.open_context(plan, file) as stack_context:
+        return deployment_stack.describe_changes(_plan(stack_context))
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
@@ -65,21 +63,19 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         CommandFailed: Terraform failed; run the command again to resume.
     """
     file = planning.write_rendered(plan, force=force)
-    with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, file, data)
-        with apply.use_plans(stack_context):
-            stack = _plan(stack_context)
-            changes = deployment_stack.describe_changes(stack)
-            rollouts = {} if stack_context.endpoint else _read_rollouts(plan)
-            if not changes and all(rollout.get("rolloutState") == "COMPLETED" for rollout in rollouts.values()):
-                return False
-            given_up = {name: rollout for name, rollout in rollouts.items() if rollout.get("rolloutState") == "FAILED"}
-            if not stack_context.endpoint:
-                _require_parts(plan, stack.name)
-            if changes or given_up:
-                confirm(changes or _describe_restart(given_up))
-            if changes:
-                apply.apply(stack_context, [stack])
+    with deployment_stack.open_context(plan, file) as stack_context:
+        stack = _plan(stack_context)
+        changes = deployment_stack.describe_changes(stack)
+        rollouts = {} if stack_context.endpoint else _read_rollouts(plan)
+        if not changes and all(rollout.get("rolloutState") == "COMPLETED" for rollout in rollouts.values()):
+            return False
+        given_up = {name: rollout for name, rollout in rollouts.items() if rollout.get("rolloutState") == "FAILED"}
+        if not stack_context.endpoint:
+            _require_parts(plan, stack.name)
+        if changes or given_up:
+            confirm(changes or _describe_restart(given_up))
+        if changes:
+            apply.apply(stack_context, [stack])
         if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
         elif plan.deployment.services:  # Terraform waits for what AWS runs
@@ -156,8 +152,7 @@ def destroy(plan: DeploymentPlan) -> bool:
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed; run the command again to resume.
     """
-    with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, planning.ensure_rendered(plan, tasks.FILE), data)
+    with deployment_stack.open_context(plan, planning.ensure_rendered(plan, tasks.FILE)) as stack_context:
         return deployment_stack.destroy(plan, stack_context)
 
 

@@ -48,11 +48,9 @@ def diff(plan: DeploymentPlan) -> str:
         CommandFailed: Terraform failed, or the chart refuses the values.
     """
     file = _find_stack_file(plan, planning.write_rendered(plan))
-    with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, file, data)
-        with apply.use_plans(stack_context):
-            [stack] = fleet_plans.create(stack_context)
-            return _join(deployment_stack.describe_changes(stack), release.diff(plan))
+    with deployment_stack.open_context(plan, file) as stack_context:
+        [stack] = fleet_plans.create(stack_context)
+        return _join(deployment_stack.describe_changes(stack), release.diff(plan))
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
@@ -69,16 +67,14 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     """
     addons.require_tools()
     file = _find_stack_file(plan, planning.write_rendered(plan, force=force))
-    with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, file, data)
-        with apply.use_plans(stack_context):
-            [stack] = fleet_plans.create(stack_context)
-            if changes := _join(deployment_stack.describe_changes(stack), release.diff(plan)):
-                release.require_images(plan)
-                release.require_objects(plan)
-                confirm(changes)
-            if not stack.is_empty:
-                apply.apply(stack_context, [stack])
+    with deployment_stack.open_context(plan, file) as stack_context:
+        [stack] = fleet_plans.create(stack_context)
+        if changes := _join(deployment_stack.describe_changes(stack), release.diff(plan)):
+            release.require_images(plan)
+            release.require_objects(plan)
+            confirm(changes)
+        if not stack.is_empty:
+            apply.apply(stack_context, [stack])
         try:
             is_upgraded = release.deploy(plan, _accept, force=force)
         except CheckFailed as error:
@@ -94,10 +90,9 @@ def destroy(plan: DeploymentPlan) -> bool:
         Unavailable: a program is missing, or AWS or the cluster does not answer.
         CommandFailed: helm or Terraform failed; run the command again to resume.
     """
-    with deployment_stack.lock(plan) as data:
+    file = _find_stack_file(plan, planning.ensure_rendered(plan, FILE))
+    with deployment_stack.open_context(plan, file) as stack_context:
         was_released = release.destroy(plan)
-        file = _find_stack_file(plan, planning.ensure_rendered(plan, FILE))
-        stack_context = deployment_stack.build_context(plan, file, data)
         return deployment_stack.destroy(plan, stack_context) or was_released
 
 

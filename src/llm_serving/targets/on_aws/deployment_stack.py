@@ -17,8 +17,8 @@ from llm_serving.terraform import stack_folder, synthesis
 
 
 @contextmanager
-def lock(plan: DeploymentPlan) -> Iterator[Path]:
-    """Lock the deployment for this command and return its data directory.
+def open_context(plan: DeploymentPlan, file: Path) -> Iterator[FleetContext]:
+    """Lock the deployment for this command, and yield the context of its stack; plans that are saved meanwhile go.
 
     Raises:
         Unavailable: another command is running on it.
@@ -26,7 +26,9 @@ def lock(plan: DeploymentPlan) -> Iterator[Path]:
     data = context.build_data_path(plan.fleet.value) / _format_name(plan)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
-        yield data
+        stack_context = build_context(plan, file, data)
+        with apply.use_plans(stack_context):
+            yield stack_context
 
 
 def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
