@@ -139,6 +139,19 @@ def check_broad_statements(stack: Stack) -> Violations:
                 yield f"{address}: Resource * for {broad_actions}: each takes a resource. Fix: name its ARN."
 
 
+def check_queue_senders(stack: Stack) -> Violations:
+    """Queues that a service of AWS fills for whoever asks it, in any account.
+
+    Source: IAM user guide, "The confused deputy problem", 2026-11.
+    """
+    for address, statement in _list_allow_statements(stack):
+        is_sent_to = "sqs:SendMessage" in _ensure_list(statement["Action"])
+        is_limited = "aws:SourceArn" in json.dumps(statement.get("Condition", {}))
+        if is_sent_to and "Service" in statement.get("Principal", {}) and not is_limited:
+            reason = "other accounts' rules fill it too. Fix: a condition on aws:SourceArn"
+            yield f"{address}: Principal {statement['Principal']['Service']}: {reason}."
+
+
 def check_open_ingress(stack: Stack) -> Violations:
     """Security group rules that let the internet in."""
     for address, settings in list_resources(stack):
@@ -307,6 +320,7 @@ RULES: tuple[Callable[[Stack], Violations], ...] = (
     check_quoted_references,
     check_wildcards,
     check_broad_statements,
+    check_queue_senders,
     check_open_ingress,
     check_launch_templates,
     check_efa_zones,

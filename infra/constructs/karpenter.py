@@ -61,23 +61,28 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
         message_retention_seconds=_MESSAGE_RETENTION_S,
         kms_master_key_id=kms_key.arn,
     )
-    aws.sqs_queue_policy.SqsQueuePolicy(
-        stack,
-        "interruptions-policy",
-        queue_url=queue.url,
-        policy=policy.build_document(
-            policy.allow_service("FromEvents", policy.EVENTS, "sqs:SendMessage", queue.arn),
-            policy.require_tls("sqs:*", queue.arn),
-        ),
-    )
-    for name, (source, detail_type) in EVENTS.items():
-        rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+    rules = {
+        name: aws.cloudwatch_event_rule.CloudwatchEventRule(
             stack,
             f"interruption-{name}",
             name=f"{stack.fleet.name}-interruption-{name}",
             description=f"{detail_type}, for Karpenter",
             event_pattern=json.dumps({"source": [source], "detail-type": [detail_type]}),
         )
+        for name, (source, detail_type) in EVENTS.items()
+    }
+    # Karpenter drains the node of any message: only the fleet's own rules may send one.
+    own_rules = {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}}
+    aws.sqs_queue_policy.SqsQueuePolicy(
+        stack,
+        "interruptions-policy",
+        queue_url=queue.url,
+        policy=policy.build_document(
+            policy.allow_service("FromEvents", policy.EVENTS, "sqs:SendMessage", queue.arn, condition=own_rules),
+            policy.require_tls("sqs:*", queue.arn),
+        ),
+    )
+    for name, rule in rules.items():
         aws.cloudwatch_event_target.CloudwatchEventTarget(
             stack, f"interruption-{name}-queue", rule=rule.name, arn=queue.arn, target_id="interruptions"
         )

@@ -111,6 +111,14 @@ def allow_anybody(stack: Stack) -> None:
     filter_by_type(stack, "aws_iam_role")["instance-role"]["assume_role_policy"] = text
 
 
+def fill_queue_for_anybody(stack: Stack) -> None:
+    queue = filter_by_type(stack, "aws_sqs_queue")["gpu-repair-queue"]
+    policy = json.loads(queue["policy"])
+    for statement in policy["Statement"]:
+        statement.pop("Condition" if statement["Effect"] == "Allow" else "", None)
+    queue["policy"] = json.dumps(policy)
+
+
 def add_seventh_provider(stack: Stack) -> None:
     default = filter_by_type(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"][
         "default_capacity_provider_strategy"
@@ -170,6 +178,7 @@ BROKEN: dict[Callable[[Stack], None], str] = {
     allow_neighbors: "aws_iam_role_policy.instance-role-policy: Resource arn:aws:ecs:us-east-1:123456789012:task/ads-",
     hear_neighbors: "aws_cloudwatch_event_rule.ecs-fallback-failed: it matches events of a fleet ads-scale-dev. ",
     allow_anybody: "aws_iam_role.instance-role: Principal {'AWS': '*'}: it allows every AWS account. ",
+    fill_queue_for_anybody: "aws_sqs_queue.gpu-repair-queue: Principal events.amazonaws.com: other accounts' rules fill ",
     add_seventh_provider: "aws_ecs_cluster_capacity_providers.capacity-providers: 7 capacity providers: ECS takes at ",
     add_seventh_to_service: "output.strategies.ranking: 7 capacity providers: ECS takes at most 6. ",
     quote_reference: "resource.aws_ecs_cluster.cluster.name: data.aws_caller_identity.account.account_id: Terraform ",
