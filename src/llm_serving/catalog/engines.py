@@ -379,6 +379,9 @@ class Engine(NamedChoice):
     media_limits: str = ""
     """Option in `engine_arguments` with the most pictures and videos of a request, by kind; empty where it has none."""
 
+    text_only: str = ""
+    """Switch in `engine_arguments` by which a model that sees reads text alone; empty where it has none."""
+
     argument_keys: Mapping[str, str] = {}
     """Keys of blueprint.yaml that stand for an option of the engine."""
 

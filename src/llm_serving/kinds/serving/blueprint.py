@@ -223,6 +223,10 @@ class Blueprint(BaseBlueprint, ModelSettings):
         limit = limits.get(medium) if isinstance(limits, dict) else None
         return limit if isinstance(limit, int) else None
 
+    def reads_text_only(self, role: EngineRole) -> bool:
+        """Return whether the engine is told to leave out what turns pictures into tokens."""
+        return self.merge_arguments(role).get(self.engine_row.text_only) is True
+
     def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
         """Return what holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
         return role if isinstance(role, ModelRole) else self

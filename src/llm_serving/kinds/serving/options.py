@@ -218,6 +218,12 @@ def _describe_unsplit(node: Node) -> str:
     return ", or ".join((*choices, "choose pools of GPUs"))
 
 
+def _describe_text_only(node: Node) -> str:
+    switch = node.settings.engine_row.text_only
+    own = f"set engine_arguments: {{{switch}: true}} where requests have no pictures, or " if switch else ""
+    return f"{own}use a model that reads text only"
+
+
 def _uses_method(node: Node, *methods: str) -> bool:
     return node.speculative is not None and node.speculative.method in methods
 
@@ -354,7 +360,7 @@ OPTIONS = (
     Option("reasoning", when=lambda node: node.parsers.reasoning),
     Option("chat-template", when=lambda node: node.written_template or node.catalog_template),
     Option("media-hosts", "media_hosts"),
-    Option("pictures", "model", "use a model that reads text only", lambda node: node.placed.model.vision),
+    Option("pictures", "model", _describe_text_only, lambda node: node.placed.model.vision),
     Option("no-media-hosts", when=lambda node: not node.settings.media_hosts),
     Option("adapters", "role.adapters"),
     Option(

@@ -53,6 +53,11 @@ REFUSALS = {
         'traffic.images.count: "1": a request of this traffic has up to 2 pictures, and limit_mm_per_prompt allows 1. '
         "Fix: set limit_mm_per_prompt: {image: 2} in engine_arguments, or use fewer pictures.",
     ),
+    "an engine that is told to leave out what reads them": (
+        {"extra": "engine_arguments: {language_model_only: true}\n"},
+        'traffic.images: "640 x 480": Qwen/Qwen2.5-VL-7B-Instruct reads only text as vllm runs it. Fix: remove images, or '
+        "language_model_only.",
+    ),
     "completions": (
         {"traffic": ", api: completions"},
         "traffic.images: completions have text alone. Fix: write api: chat, or leave images out.",
@@ -107,6 +112,22 @@ def test_videos_take_memory_until_the_engine_is_told_to_refuse_them(tmp_path: Pa
         _resolve(tmp_path, images, context="32900", types="g6.2xlarge")
     fitting = _resolve(tmp_path, images, refused, context="32900", types="g6.2xlarge")
     assert not [note for note in fitting.notes if "video" in note]
+
+
+@pytest.mark.parametrize("framework", ["plain", "dynamo"])
+def test_what_reads_pictures_takes_no_memory_where_the_engine_leaves_it_out(tmp_path: Path, framework: str) -> None:
+    """Neither its weights nor the memory of a video: a model of 2026 that sees may serve text alone, under Dynamo too."""
+    fleet = FLEET.replace("g6e.2xlarge", "g6.2xlarge")
+    text = (
+        f"name: mine\npattern: aggregated\nmodel: {VISION}\ncontext: 32900\nframework: {framework}\n"
+        "roles: {worker: {pool: small}}\ntraffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    with pytest.raises(InputError, match=r"it does not fit into 1 accelerator of the pool small"):
+        resolving.resolve_files(tmp_path, text, fleet, "eks")
+    extra = "engine_arguments: {language_model_only: true, limit_mm_per_prompt: {video: 0}}\n"
+    deployment = resolving.resolve_files(tmp_path, text + extra, fleet, "eks")
+    assert "--language-model-only" in deployment.workers[0].command
+    assert not [note for note in deployment.notes if "picture" in note or "video" in note]
 
 
 def test_the_tokens_of_a_picture_follow_from_its_size_where_the_model_says_so() -> None:

@@ -246,7 +246,8 @@ REFUSALS = [
     (
         format_blueprint().replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct"),
         "eks",
-        "Triton's endpoint takes text only. Fix: use a model that reads text only.",
+        "Triton's endpoint takes text only. Fix: set engine_arguments: {language_model_only: true} where requests have no "
+        "pictures, or use a model that reads text only.",
     ),
     (
         format_blueprint(worker="{pool: p5, accelerators: 8}").replace("Qwen/Qwen3-0.6B", "Qwen/Qwen3-235B-A22B-FP8"),

@@ -30,6 +30,8 @@ def find_model(
         return None, [Conflict(key_path, *problem, name)]
     except ModelError as error:
         return None, [Conflict(key_path, error.reason, error.fix, name)]
+    if settings.reads_text_only(role):
+        model = model.model_copy(update={"vision": None})
     return model, [
         *_check_model(settings, key_path, name, model, model_settings.context),
         *_check_adapters(settings, role_path, role, model),

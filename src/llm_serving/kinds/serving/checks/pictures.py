@@ -27,7 +27,8 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
     by_model = {placed.model.name: placed for placed in placed_roles if placed.model.is_known}
     for name, placed in by_model.items():
         for path, limits in settings.list_arguments(placed.key_path, placed.role):
-            if path[-1] == limits_name and placed.model.vision is None and limits is not None:
+            is_text = placed.model.vision is None and not settings.reads_text_only(placed.role)
+            if path[-1] == limits_name and is_text and limits is not None:
                 reason = f"{name} reads text only"
                 yield Conflict(path, reason, f"remove {limits_name}, or use a model that sees", limits)
     for name, placed in by_model.items() if images else ():
@@ -36,6 +37,8 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
         if placed.model.vision is None:
             reason = f"{name} reads only text as {settings.engine} runs it"
             fix = "remove images, or use a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
+            if settings.reads_text_only(placed.role):
+                fix = f"remove images, or {settings.engine_row.text_only}"
             yield Conflict(_KEY_PATH, reason, fix, shown)
             continue
         yield from _check_context(settings, placed, images)
