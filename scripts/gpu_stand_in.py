@@ -17,20 +17,19 @@ shape of each tensor. What it makes of weights after it has loaded them is not b
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import resource
 import sys
 import types
-import unittest.mock
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from scripts.stand_ins import StandIns
 
 CAPABILITY, MEMORY = tuple(map(int, sys.argv[1].split("."))), int(sys.argv[2]) << 30
 COUNT, PROCESSORS = 8, 132
@@ -41,34 +40,6 @@ MAX_BYTES = 8 << 30
 """Of a question: a model that puts its tensors elsewhere than on the meta device ends with an error."""
 
 Answer = dict[str, Any]
-
-
-class StandIn(types.ModuleType):
-    """A module that has every name."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return unittest.mock.MagicMock(name=f"{self.__name__}.{name}")
-
-
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the libraries that an engine's GPU build brings along."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        is_missing = any(name == own or name.startswith(f"{own}.") for own in self._names)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_missing else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = StandIn(spec.name)
-        vars(module).update(__version__="9.9", __path__=[])
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
 
 
 class OnMeta(TorchFunctionMode):  # type: ignore[misc]

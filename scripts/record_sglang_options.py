@@ -4,7 +4,7 @@ Needs SGLang's wheel only, unpacked, and the engine's Python, whose torch the pa
 stand-ins that the parser never calls:
 
     pip download --no-deps sglang==0.5.23 && unzip -q sglang-*.whl -d /tmp/sglang
-    PYTHONPATH=/tmp/sglang .venv-engine/bin/python scripts/record_sglang_options.py \
+    PYTHONPATH=/tmp/sglang .venv-engine/bin/python -m scripts.record_sglang_options \
         src/llm_serving/catalog/engines/sglang.options.json tests/catalog/sglang.json
 
 The second file has names of metrics and paths of its server, read from its source; tests compare the row with them. Of
@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.abc
-import importlib.machinery
 import json
 import re
-import runpy
 import sys
-import types
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from unittest import mock
+
+from scripts.stand_ins import StandIns
 
 ABSENT = ("triton", "IPython")
 """Modules that SGLang imports beside its parser and that the engine's environment does not have."""
@@ -34,29 +31,6 @@ ABSENT = ("triton", "IPython")
 METRIC = re.compile(r'(Counter|Gauge|Histogram)\(\s*(?:#.*\s*)*name="(sglang:\w+)"')
 ROUTE = re.compile(r'^@app\.(?:get|post|api_route)\(\s*"(/[\w/-]*)"', re.MULTILINE)
 FINISH_TYPE = re.compile(r'"type": "(\w+)"')
-
-
-class _AbsentModule(types.ModuleType):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []  # it has submodules
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return mock.MagicMock(name=f"{self.__name__}.{name}")
-
-
-class _AbsentModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
-        is_absent = name.partition(".")[0] in ABSENT
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_absent else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _AbsentModule(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
 
 
 def record_options(describe: Callable[[argparse.Action], dict[str, Any]]) -> dict[str, Any]:
@@ -110,12 +84,12 @@ def write(file: str, content: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # vLLM has its own stand-ins, so it is imported before these.
-    describe_option = runpy.run_path(str(Path(__file__).with_name("record_vllm_options.py")))["describe"]
-    sys.meta_path.append(_AbsentModules())
+    from scripts import record_vllm_options  # vLLM has its own stand-ins, so it is imported before these
+
+    sys.meta_path.append(StandIns(ABSENT))
     import sglang
 
-    recorded = record_options(describe_option)
+    recorded = record_options(record_vllm_options.describe)
     if sys.argv[2:]:
         write(sys.argv[1], recorded)
         write(sys.argv[2], record_server(Path(sglang.__file__).parent))
