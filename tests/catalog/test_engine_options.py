@@ -63,6 +63,7 @@ def test_every_option_that_the_row_names_is_recorded(engine: str) -> None:
     row, recorded = engines.load_engines()[engine], _load(engine)
     named = {*row.written_arguments, *row.reckoned_arguments, *row.argument_keys, *row.code_arguments}
     named |= {name for refused in row.refused_arguments for name in refused.names}
+    named |= {*row.whole_encoder, *filter(None, (row.adapter_modules, row.media_limits, row.text_only))}
     assert named - recorded.options.keys() == set()
 
 

@@ -108,6 +108,12 @@ class Vision(PlainData):
         rows, columns = (math.ceil(pixels * scale / self.token_side) for pixels in (height, width))
         return min(self.image_tokens, rows * (columns + self.row_ends))
 
+    def copy_whole(self) -> Vision:
+        """Return the same where no accelerators split it."""
+        tensors = tuple(shape.model_copy(update={"split": "none"}) for shape in self.tensors)
+        width = self.split_width + self.whole_width
+        return self.model_copy(update={"tensors": tensors, "split_width": 0, "whole_width": width})
+
     def count_video_tokens(self, context: int) -> int:
         """Return tokens of the largest video of a context; 0 where no video has more than a picture."""
         pictures = max(1, context // self.video_picture_tokens)

@@ -382,6 +382,9 @@ class Engine(NamedChoice):
     text_only: str = ""
     """Switch in `engine_arguments` by which a model that sees reads text alone; empty where it has none."""
 
+    whole_encoder: Mapping[str, str | bool] = {}
+    """Option in `engine_arguments`, and its value, by which each accelerator has all of what reads pictures."""
+
     argument_keys: Mapping[str, str] = {}
     """Keys of blueprint.yaml that stand for an option of the engine."""
 

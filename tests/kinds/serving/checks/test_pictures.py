@@ -130,6 +130,27 @@ def test_what_reads_pictures_takes_no_memory_where_the_engine_leaves_it_out(tmp_
     assert not [note for note in deployment.notes if "picture" in note or "video" in note]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_each_accelerator_may_have_all_of_what_reads_pictures(tmp_path: Path, engine: str) -> None:
+    """By default they split it. Qwen3-VL-32B's tower is 1.15 GB, of which two accelerators then have the other half too."""
+    option = {"vllm": "mm_encoder_tp_mode: data", "sglang": "mm_enable_dp_encoder: true"}[engine]
+    fleet = FLEET.replace("g6e.2xlarge", "g6e.12xlarge")
+    text = (
+        f"name: mine\npattern: aggregated\nmodel: Qwen/Qwen3-VL-32B-Instruct\ncontext: 250k\nengine: {engine}\n"
+        "roles: {worker: {pool: small, accelerators: 2}}\n"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+
+    def count_tokens(extra: str = "") -> int:
+        with pytest.raises(InputError) as refusal:
+            resolving.resolve_files(tmp_path, text + extra, fleet, "eks")
+        found = re.search(r"the cache holds (\d+) tokens", str(refusal.value))
+        assert found
+        return int(found[1])
+
+    assert count_tokens(f"engine_arguments: {{{option}}}\n") < count_tokens() - 4000
+
+
 def test_the_tokens_of_a_picture_follow_from_its_size_where_the_model_says_so() -> None:
     def count(model: str, width: int, height: int) -> int:
         vision = models.find(model).vision

@@ -30,13 +30,21 @@ def find_model(
         return None, [Conflict(key_path, *problem, name)]
     except ModelError as error:
         return None, [Conflict(key_path, error.reason, error.fix, name)]
-    if settings.reads_text_only(role):
-        model = model.model_copy(update={"vision": None})
+    model = _adapt_vision(settings, role, model)
     return model, [
         *_check_model(settings, key_path, name, model, model_settings.context),
         *_check_adapters(settings, role_path, role, model),
         *_check_revision(settings, role_path, role, model),
     ]
+
+
+def _adapt_vision(settings: Blueprint, role: EngineRole, model: Model) -> Model:
+    """Return the model with what reads pictures as the engine's own options have it."""
+    if settings.reads_text_only(role):
+        return model.model_copy(update={"vision": None})
+    arguments = settings.merge_arguments(role)
+    is_whole = any(arguments.get(option) == value for option, value in settings.engine_row.whole_encoder.items())
+    return model.model_copy(update={"vision": model.vision.copy_whole()}) if model.vision and is_whole else model
 
 
 def check_draft(settings: Blueprint) -> Iterator[Conflict]:
