@@ -36,6 +36,9 @@ from llm_serving.prediction.step_time import StepTime
 DATA = Path(__file__).parents[1] / "tests/prediction/data"
 POINTS, MODELS = DATA / "serving-points.csv", DATA / "models.yaml"
 
+Known = Mapping[str, Mapping[str, str]]
+"""What MODELS says."""
+
 DEVICES = {
     "A10G": "g5.xlarge",
     "A100-40": "p4d.24xlarge",
@@ -113,13 +116,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def read_points() -> list[Point]:
     """Return the closed loops of vLLM and of Neuron with known lengths."""
+    return [point for row, known in _read_rows() if (point := read_point(row, known))]
+
+
+def _read_rows() -> list[tuple[Mapping[str, str], Known]]:
+    """Return the published measurements, each with what is known of the models."""
     known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
     with POINTS.open(encoding="utf-8", newline="") as rows:
-        points = (read_point(row, known) for row in csv.DictReader(rows))
-        return [point for point in points if point]
+        return [(row, known) for row in csv.DictReader(rows)]
 
 
-def read_point(row: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> Point | None:
+def read_point(row: Mapping[str, str], known: Known) -> Point | None:
     """Return a row as a point; None for other loads, engines of 2023, and lengths or splits that are not stated."""
     lengths = [_read_length(row[name]) for name in ("input_tokens", "output_tokens")]
     loop, _, users = row["load"].partition(" ")
@@ -146,7 +153,7 @@ def _read_length(text: str) -> int | None:
     return int(words[words.index("p50") + 1]) if "p50" in words else None
 
 
-def build_model(shape: Shape, known: Mapping[str, Mapping[str, str]]) -> Architecture:
+def build_model(shape: Shape, known: Known) -> Architecture:
     """Return a model in the precision that was measured."""
     config = known["configs"].get(shape.model)
     if config:
@@ -198,25 +205,6 @@ HUBER = 0.25
 """Residual, in logarithms, beyond which a measurement counts less."""
 
 
-@dataclass(frozen=True)
-class Maximum:
-    """The most output tokens a second that TensorRT-LLM was published with: vLLM gets no further."""
-
-    number: int
-    shape: Shape
-    input_tokens: int
-    output_tokens: int
-    tokens_per_s: float
-    users: int
-    """Requests that fit at once."""
-    step: StepTime
-
-    def predict_tokens_per_s(self) -> float:
-        """Return what a full batch would generate, prompts between the steps."""
-        point = Point(self.number, self.shape, self.input_tokens, self.output_tokens, self.users, 1.0, self.step)
-        return self.users / point.predict_tpot_s()
-
-
 LARGE_TYPES = {"L40S": "g6e.48xlarge", "RTX PRO 6000": "g7e.48xlarge"}
 """Instance type with as many accelerators as were measured together, where that of DEVICES has one."""
 
@@ -227,22 +215,23 @@ UNUSUAL_MAXIMA = {547, 550, 554}
 """gpt-oss, published with less than half of what vLLM's own points of it come to."""
 
 
-def read_maxima() -> list[Maximum]:
-    """Return TensorRT-LLM's published maxima, each with the KV cache type that holds more requests."""
-    known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
-    with POINTS.open(encoding="utf-8", newline="") as rows:
-        return [read_maximum(row, known) for row in csv.DictReader(rows) if row["load"] == "offline maximum"]
+def read_maxima() -> list[Point]:
+    """Return the most that TensorRT-LLM was published with, which vLLM does not exceed: each as a full batch's loop.
+
+    Its KV cache type is the one that holds more requests.
+    """
+    return [read_maximum(row, known) for row, known in _read_rows() if row["load"] == "offline maximum"]
 
 
-def read_maximum(row: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> Maximum:
-    """Return a row as a maximum; `tensor` is a number behind letters."""
+def read_maximum(row: Mapping[str, str], known: Known) -> Point:
+    """Return a row as a point; `tensor` is a number behind letters."""
     shape = Shape(row["model"], row["gpu"], int(row["tensor"].lstrip("DEPT")), row["precision"].lower(), row["engine"])
     lengths = int(row["input_tokens"]), int(row["output_tokens"])
     model, instance = build_model(shape, known), instances.find(LARGE_TYPES.get(shape.gpu, DEVICES[shape.gpu]))
     cache_tokens = _count_cache_tokens(model, instance, shape.tensor, sum(lengths))
     step = StepTime(model, find_device(shape.gpu), Split(shape.tensor), "fp8")
     users = min(MAX_SEQUENCES, int(cache_tokens / (lengths[0] + lengths[1] / 2)))
-    return Maximum(int(row["id"]), shape, *lengths, float(row["output_tok_s"]), users, step)
+    return Point(int(row["id"]), shape, *lengths, users, users / float(row["output_tok_s"]), step)
 
 
 def _count_cache_tokens(model: Architecture, instance: Instance, tensor: int, context: int) -> int:
@@ -285,12 +274,10 @@ class OpenLoop:
 
 def read_open_loops() -> list[OpenLoop]:
     """Return the open loops with their percentiles, vLLM 0.15.1 on H100."""
-    known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
-    with POINTS.open(encoding="utf-8", newline="") as rows:
-        return [read_open_loop(row, known) for row in csv.DictReader(rows) if row["load"].startswith("open constant")]
+    return [read_open_loop(row, known) for row, known in _read_rows() if row["load"].startswith("open constant")]
 
 
-def read_open_loop(row: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> OpenLoop:
+def read_open_loop(row: Mapping[str, str], known: Known) -> OpenLoop:
     """Return a row as an open loop: `open constant 5/s`, `p50; p95 30.8; p99 46.0`."""
     shape = Shape(row["model"], row["gpu"], int(row["tensor"]), row["precision"], row["engine"])
     return OpenLoop(
@@ -396,15 +383,8 @@ def fit(points: Sequence[Point]) -> StepTimes:
 
     def compute_residuals(values: np.ndarray) -> np.ndarray:
         times = _decode(values, keys, points)
-        measured = []
-        for point in points:
-            point.step.use(times)
-            measured.append(math.log(point.predict_tpot_s() / point.tpot_s))
-        exceeded = []
-        for maximum in maxima:
-            maximum.step.use(times)
-            exceeded.append(max(0.0, math.log(maximum.predict_tokens_per_s() / maximum.tokens_per_s)))
-        residuals = np.array(measured)
+        residuals = -np.array(list_errors(points, times))
+        exceeded = [max(0.0, error) for error in list_errors(maxima, times)]
         weights = np.sqrt(np.minimum(1, HUBER / np.maximum(np.abs(residuals), 1e-9)))
         return np.concatenate([residuals * weights / 0.1, np.array(exceeded) / 0.03, (values - start) / deviations])
 
