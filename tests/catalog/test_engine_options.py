@@ -65,6 +65,7 @@ def test_every_option_that_the_row_names_is_recorded(engine: str) -> None:
     named |= {name for refused in row.refused_arguments for name in refused.names}
     named |= {*row.whole_encoder, *filter(None, (row.adapter_modules, row.media_limits, row.text_only))}
     assert named - recorded.options.keys() == set()
+    assert {name for refused in row.refused_variables for name in refused.names} <= {*recorded.variables}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

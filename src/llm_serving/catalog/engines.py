@@ -293,7 +293,7 @@ class AdapterApi(Row):
 
 
 class RefusedArguments(Row):
-    """Options of the engine that `engine_arguments` cannot set, and why."""
+    """Options or variables of the engine that a blueprint cannot set, and why."""
 
     names: tuple[str, ...]
     reason: str
@@ -393,6 +393,9 @@ class Engine(NamedChoice):
 
     refused_arguments: tuple[RefusedArguments, ...] = ()
     """Options that `engine_arguments` cannot set although no key stands for them."""
+
+    refused_variables: tuple[RefusedArguments, ...] = ()
+    """Variables that `environment` cannot set."""
 
     code_arguments: tuple[str, ...] = ()
     """Options in `engine_arguments` by which the engine loads code: of the model's folder, or of a module."""

@@ -151,6 +151,43 @@ def test_a_variable_that_the_deployment_writes_is_refused(tmp_path: Path) -> Non
         _resolve(tmp_path, 'environment: {HF_HUB_OFFLINE: "0"}\n')
 
 
+VARIABLES = {
+    "VLLM_MLA_DISABLE": "it changes how the engine divides memory, and this program's arithmetic would not know",
+    "VLLM_SERVER_DEV_MODE": "it brings /collective_rpc, by which whoever reaches an engine calls any of its methods",
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_undoes_what_was_decided_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        _resolve(tmp_path, f'environment: {{{name}: "1"}}\n')
+    assert f'environment.{name}: "1": {VARIABLES[name]}. Fix: remove {name}.' in str(refusal.value)
+
+
+MEMORY = "it changes how the engine divides memory, and this program's arithmetic would not know"
+SGLANG_REFUSALS = {
+    # SGLang would make two groups within the four accelerators of a copy, and leave the four of the other without work.
+    "enable_dp_attention: true": "it decides which processes run where, which follows from the roles",
+    "enable_hicache: true": "the deployment writes it from tuning.kv_tiers",
+    "cuda_graph_max_bs_decode: 1024": MEMORY,
+    "disable_hybrid_swa_memory: true": MEMORY,
+}
+
+
+@pytest.mark.parametrize("argument", SGLANG_REFUSALS)
+def test_options_of_sglang_that_undo_what_was_decided_are_refused(tmp_path: Path, argument: str) -> None:
+    blueprint = (
+        "name: mine\npattern: aggregated\nengine: sglang\nmodel: Qwen/Qwen3-32B\ncontext: 2k\n"
+        "roles: {worker: {pool: large, accelerators: 8, data: 2}}\n"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    fleet = f"{FLEET}  large: {{types: g6e.48xlarge, size: 0..8}}\n"
+    assert "--dp-size" in resolving.resolve_files(tmp_path, blueprint, fleet, "eks").workers[0].command
+    with pytest.raises(InputError) as refusal:
+        resolving.resolve_files(tmp_path, f"{blueprint}engine_arguments: {{{argument}}}\n", fleet, "eks")
+    assert f": {SGLANG_REFUSALS[argument]}. Fix: " in str(refusal.value)
+
+
 @pytest.mark.parametrize(("value", "noted"), [("true", 1), ("false", 0)])
 def test_an_option_that_makes_the_engine_run_code_is_noted(tmp_path: Path, value: str, noted: int) -> None:
     deployment = _resolve(tmp_path, f"engine_arguments: {{trust_remote_code: {value}}}\n")

@@ -92,10 +92,13 @@ def _format_value(value: JsonValue) -> str:
 
 def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[str, JsonValue]) -> Iterator[Conflict]:
     recorded = engine_options.load(settings.engine)
+    refusals = {name: row.reason for row in settings.engine_row.refused_variables for name in row.names}
     for name in variables:
         if _SECRET.search(name):
             reason = "a secret here could be read by whoever reads this file, the state or the command line"
             yield Conflict((*key_path, name), reason, f"remove {name}", HIDDEN)
+        elif name in refusals:
+            yield Conflict((*key_path, name), refusals[name], f"remove {name}", variables[name])
         elif recorded and _has_prefix(recorded, name) and name not in recorded.variables:
             nearest = recorded.suggest_variable(name)
             reason = f"{recorded.source.partition(',')[0]} reads no such variable"
