@@ -20,7 +20,7 @@ from llm_serving.catalog.architecture import (
     Vision,
     check_layers,
 )
-from llm_serving.catalog.families import Family, TensorShape
+from llm_serving.catalog.families import Family, TensorShape, VisionRow
 from llm_serving.catalog.quantizations import NamedModules, Scheme, UnknownSchemeError
 from llm_serving.settings.errors import quote_value
 
@@ -239,22 +239,13 @@ class _Reader:
             return None
         own = self.whole.get(row.config) or {}
         own_numbers = families.read_numbers(own)
-        numbers = {**row.defaults, **self._decoder_sizes, **families.read_numbers({**self.whole, **own})}
+        numbers = {**row.defaults, "hidden": self.numbers["hidden"], **families.read_numbers({**self.whole, **own})}
         numbers |= {name: families.compute(formula, numbers) for name, formula in row.sizes.items()}
         return Vision(
             tensors=families.build_shapes(row.tensors, numbers),
-            image_tokens=families.compute(row.image_tokens, numbers),
-            token_side=families.compute(row.token_side, numbers),
-            row_ends=families.compute(row.row_ends, numbers),
-            min_image_tokens=families.compute(row.min_image_tokens, numbers),
-            patches=families.compute(row.patches, numbers),
             layers=own_numbers.get("num_hidden_layers") or own_numbers.get("vt_num_hidden_layers", 0),
             hidden=numbers["hidden_size"],
-            split_width=families.compute(row.split_width, numbers),
-            whole_width=families.compute(row.whole_width, numbers),
-            outputs=families.compute(row.outputs, numbers),
-            video_pictures=families.compute(row.video_pictures, numbers),
-            video_picture_tokens=families.compute(row.video_picture_tokens, numbers),
+            **{name: families.compute(getattr(row, name), numbers) for name in _OF_VISION},
         )
 
     @property
@@ -271,10 +262,6 @@ class _Reader:
         return [
             "sliding_attention" if row else "full_attention" for row in self.config.get("hybrid_layer_pattern") or ()
         ]
-
-    @property
-    def _decoder_sizes(self) -> dict[str, int]:
-        return {"hidden": self.numbers["hidden"]}
 
     @property
     def _indexed_layers(self) -> Sequence[int]:
@@ -349,6 +336,9 @@ _COPIED = (
     "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
+
+_OF_VISION = sorted(Vision.model_fields.keys() & VisionRow.model_fields.keys() - {"tensors"})
+"""Fields of what turns pictures into tokens that are formulas in the row."""
 
 
 def _find(config: Mapping[str, Any], *keys: str) -> Any:
