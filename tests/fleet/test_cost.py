@@ -157,3 +157,12 @@ def test_extended_support_costs_six_times_as_much(monkeypatch: pytest.MonkeyPatc
     for day, usd_h in ((ended - datetime.timedelta(days=1), 0.10), (ended, 0.60)):
         monkeypatch.setattr(eks, "read_today", lambda day=day: day)
         assert standing_cost.list_items(fleet)[0].usd_h == usd_h
+
+
+def test_volumes_are_those_of_the_instances_at_full_size_and_in_no_total() -> None:
+    """500 GiB of gp3 with 16,000 operations and 1,000 MiB a second are 140 USD a month, beside 1.86 USD an hour."""
+    fleet = _build_fleet(aa={"types": ["g6e.xlarge"], "size": "0..10", "disk": "gp3"})
+    system_nodes = 2 * 100 * 0.08
+    pool = 10 * (500 * 0.08 + 13_000 * 0.005 + 875 * 0.04)
+    assert cost.estimate_volumes(fleet) == pytest.approx((system_nodes + pool) / 730, rel=1e-3)
+    assert _sum_max(cost.estimate(fleet)) == pytest.approx(18.61)

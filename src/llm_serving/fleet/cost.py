@@ -1,6 +1,7 @@
 """What a fleet costs an hour: at its least and at its greatest size, on demand, from the catalog's dated prices.
 
-Both hold what stands while no instance runs: control plane, system nodes, NAT gateways, endpoints, keys.
+Both hold what stands while no instance runs: control plane, system nodes, NAT gateways, endpoints, keys. Neither holds
+volumes, traffic, logs and metrics.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from llm_serving.catalog import instances
+from llm_serving.catalog import instances, services
 from llm_serving.catalog.instances import Price, Source
-from llm_serving.fleet import standing_cost
+from llm_serving.fleet import groups, standing_cost
+from llm_serving.fleet.groups import BASELINE_VOLUME, Volume
 from llm_serving.fleet.model import Fleet, Pool, Reservation
+from llm_serving.fleet.system_group import build_system_group
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,29 @@ def estimate(fleet: Fleet, deployed: Sequence[standing_cost.Units] = ()) -> Cost
         (*standing_cost.list_items(fleet), *standing_cost.price_units(fleet, deployed)),
         tuple(dict.fromkeys(price.source for price in prices)),
         standing_cost.list_unpriced(deployed),
+    )
+
+
+def estimate_volumes(fleet: Fleet) -> float:
+    """Return what the instances' root volumes cost an hour at full size, at us-east-1's prices: in no other sum.
+
+    Pools with a type that the catalog does not have are left out.
+    """
+    system = build_system_group(fleet) if "eks" in fleet.orchestrators else None
+    usd_h = system.min_size * _price(system.volume) if system else 0.0
+    for name, pool in fleet.pools.items():
+        if all(type_name in instances.load() for type_name in pool.types):
+            prices = [_price(group.volume) for group in groups.resolve_pool(fleet, name)]
+            usd_h += (pool.size.max + pool.warm) * max(prices, default=0.0)
+    return usd_h
+
+
+def _price(volume: Volume) -> float:
+    prices = services.load()
+    return (
+        volume.size_gib * prices["ebs-gp3-gib"].usd_h
+        + (volume.iops - BASELINE_VOLUME.iops) * prices["ebs-gp3-iops"].usd_h
+        + (volume.throughput_mib_s - BASELINE_VOLUME.throughput_mib_s) * prices["ebs-gp3-mib-s"].usd_h
     )
 
 

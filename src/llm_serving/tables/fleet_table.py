@@ -25,7 +25,10 @@ _LAYOUTS = (("━━━", False), ("━", False), ("━", True))
 
 
 def build_payload(fleet: Fleet, deployed: Sequence[Units] = ()) -> dict[str, Any]:
-    """Return the table as data; costs in USD per hour on demand, as far as prices are known."""
+    """Return the table as data; costs in USD per hour on demand, as far as prices are known.
+
+    `volumes_usd_h`, those of the instances at full size, is in no total.
+    """
     costs = cost.estimate(fleet, deployed)
     return {
         "name": fleet.name,
@@ -38,6 +41,7 @@ def build_payload(fleet: Fleet, deployed: Sequence[Units] = ()) -> dict[str, Any
         "standing_usd_h": costs.standing_usd_h,
         "least_usd_h": costs.min_usd_h,
         "most_usd_h": costs.max_usd_h,
+        "volumes_usd_h": cost.estimate_volumes(fleet),
         "price_unknown": list(costs.unknown),
         "end_of_standard_support": find_support_end(fleet),
         "price_sources": [source.model_dump() for source in costs.sources],
@@ -264,6 +268,8 @@ def _render_prices(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
         yield _render_note(
             "reservations: ", f"{_format_usd(reserved)} USD/h from the apply on, used or not; in both totals"
         )
+    volumes = f"root volumes, {_format_usd(cost.estimate_volumes(fleet))} USD/h at full size in us-east-1"
+    yield _render_note("in no total: ", f"{volumes}; traffic, logs and metrics")
     if any("spot" in pool.buy for pool in fleet.pools.values()):
         yield _render_note("spot: ", "costs less than shown; prices change hourly")
     if costs.unknown and fleet.spend_limit is not None:
