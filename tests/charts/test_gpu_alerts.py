@@ -17,6 +17,10 @@ from tests.kinds.serving.test_alerts import GPU_ALERTS, needs_promtool, run_prom
 RULES = {rule["alert"]: rule for rule in yaml.safe_load(GPU_ALERTS.read_text("utf-8"))["spec"]["groups"][0]["rules"]}
 GPU = {"Hostname": "ip-10-0-0-1", "gpu": "3", "UUID": "GPU-1"}
 BROKEN = {"node": "ip-10-0-0-1", "condition": "AcceleratedHardwareReady", "status": "false"}
+GPUS = {"node": "ip-10-0-0-1", "resource": "nvidia_com_gpu"}
+CAPACITY, ALLOCATABLE = "kube_node_status_capacity", "kube_node_status_allocatable"
+"""Of kube-state-metrics, docs/metrics/cluster/node-metrics.md."""
+
 FAULTS, THROTTLING, CONDITION = (
     signals.load()[name].name for name in ("gpu-faults", "gpu-throttling", "node-condition")
 )
@@ -34,7 +38,10 @@ def build_case(alert: str, metric: str, labels: dict[str, str], values: str, tim
     expected = [{"exp_labels": {**rule["labels"], **words}, "exp_annotations": annotations}] if fires else []
     return {
         "interval": "1m",
-        "input_series": [{"series": f"{metric}{{{series}}}", "values": values}],
+        "input_series": [
+            {"series": f"{metric}{{{series}}}", "values": values},
+            {"series": f"{CAPACITY}{{{series}}}", "values": "8x60"},
+        ],
         "alert_rule_test": [{"eval_time": time, "alertname": alert, "exp_alerts": expected}],
     }
 
@@ -47,6 +54,9 @@ CASES = [
     ("GpuRepairWaits", CONDITION, BROKEN, "1x60", "35m", True),
     ("GpuRepairWaits", CONDITION, BROKEN, "1x20 0x40", "35m", False),
     ("GpuRepairWaits", CONDITION, {**BROKEN, "condition": "Ready"}, "1x60", "35m", False),
+    ("GpuOutOfUse", ALLOCATABLE, GPUS, "8x5 7x50", "40m", True),
+    ("GpuOutOfUse", ALLOCATABLE, GPUS, "8x5 7x10 8x40", "40m", False),
+    ("GpuOutOfUse", ALLOCATABLE, {**GPUS, "resource": "memory"}, "7x60", "40m", False),
     ("GpuThrottles", THROTTLING, {**GPU, "clock_event": "hw_thermal"}, "2x30", "20m", True),
     ("GpuThrottles", THROTTLING, {**GPU, "clock_event": "hw_thermal"}, "2x10 0x30", "20m", False),
     ("GpuThrottles", THROTTLING, {**GPU, "clock_event": "power_cap"}, "10x30", "20m", False),
@@ -74,7 +84,7 @@ def test_they_read_what_the_exporter_is_asked_to_collect() -> None:
     collected = {row[0] for row in rows}
     assert collected == {signals.load()[name].name for name in signals.list_of_role("gpu")}
     names = {name for rule in RULES.values() for name in re.findall(r"(\w+)\{", rule["expr"])}
-    assert names - {CONDITION} == {FAULTS, THROTTLING} <= collected
+    assert names - {CONDITION, CAPACITY, ALLOCATABLE} == {FAULTS, THROTTLING} <= collected
 
 
 def test_the_operator_knows_every_field(schema_location: str) -> None:

@@ -75,4 +75,4 @@ def test_dcgm_has_half_an_hour_also_after_eks_updates_its_agent(control_plane: C
 def test_it_is_not_removed_with_the_charts() -> None:
     [row] = [row for row in add_ons.load_add_ons() if row.manifest == FILE.name]
     assert row.name in {selected.add_on.name for selected in add_ons.select_add_ons(platform_charts.FLEET)}
-    assert [other.name for other in add_ons.load_add_ons() if not other.removed] == [row.name]
+    assert [other.name for other in add_ons.load_add_ons() if not other.removed] == [row.name, "gpu-health"]

@@ -88,6 +88,7 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
         "node-monitoring",
         "kube-prometheus-stack",
         "nvidia-device-plugin",
+        "gpu-health",
         "dcgm-exporter",
         "gpu-alerts",
         "aws-efa-k8s-device-plugin",
@@ -243,8 +244,8 @@ def test_the_plan_is_shown_without_a_cluster(
     assert "helm upgrade --install nvidia-device-plugin rendered/p5-efa/platform/charts/nvidia-device-plugin-0" in out
     assert out.count("pinned by sha256:") == 8
     assert out.count("pinned by version alone: its first digest goes to ") == 2, "lws and kuberay-operator"
-    manifests = "the storage class, the agent's grace, the alerts on GPUs, the spare nodes and the queues"
-    assert out.count("kubectl apply") == 5, manifests
+    manifests = "the storage class, the agent's grace, the GPUs' health and alerts, the spare nodes and the queues"
+    assert out.count("kubectl apply") == 6, manifests
 
 
 def test_a_fleet_without_kubernetes_is_refused(

@@ -59,7 +59,8 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     with pytest.raises(console.CommandFailed, match="helm upgrade --install karpenter"):
         install_aws._install_add_ons(context, progress, WorkflowResult([]))
     first = list_installed(recorder)
-    assert first == ["StorageClass", "DaemonSet", "nvidia-device-plugin", "aws-load-balancer-controller", "karpenter"]
+    plugin = ["nvidia-device-plugin", "DaemonSet"]
+    assert first == ["StorageClass", "DaemonSet", *plugin, "aws-load-balancer-controller", "karpenter"]
 
     recorder.install("helm")
     steps = WorkflowResult([])
@@ -71,7 +72,8 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
         "keda",
         "kuberay-operator",
     ]
-    skipped = ["storage-class", "node-monitoring", "nvidia-device-plugin", "aws-load-balancer-controller"]
+    plugin = ["nvidia-device-plugin", "gpu-health"]
+    skipped = ["storage-class", "node-monitoring", *plugin, "aws-load-balancer-controller"]
     assert steps.skipped == [f"chart {name}" for name in skipped]
     assert image_pins.read_charts(context.document.path) == {"kuberay-operator:1.7.0": UNKNOWN_DIGEST}
     assert "✓ chart nvidia-device-plugin: skipped, installed before" in capsys.readouterr().err
@@ -101,7 +103,7 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     progress = Checkpoints(context.data / "journal.json", "account")
     install_aws._serve_blueprint(options, context, progress, WorkflowResult([]))
     kubeconfig = str(context.data / "kubeconfig")
-    assert calls == [("deploy", "eks", kubeconfig, 9), ("validate", "eks", kubeconfig, 9)]
+    assert calls == [("deploy", "eks", kubeconfig, 10), ("validate", "eks", kubeconfig, 10)]
     assert os.environ.get("KUBECONFIG") == before
     last_step = progress.find_latest("blueprint")
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"
