@@ -278,7 +278,8 @@ REFUSED = [
     ),
     (
         {"context": "100k"},
-        "blueprint.yaml:3:10: context: 100000: tiny takes up to 32768 tokens a request. Fix: set context: 32768 or less.",
+        "blueprint.yaml:3:10: context: 100000: tiny takes up to 32768 tokens a request. Fix: set context: 32768 or less, or "
+        "use a copy whose config.json says more (docs/models.md).",
     ),
     (
         {"worker": "{pool: small, accelerators: 2}"},

@@ -67,7 +67,8 @@ def _check_model(
         yield Conflict(key_path, *problem, name)
     elif context > model.max_context:
         reason = f"{name} takes up to {model.max_context} tokens a request"
-        yield Conflict((*key_path[:-1], "context"), reason, f"set context: {model.max_context} or less", context)
+        fix = f"set context: {model.max_context} or less, or use a copy whose config.json says more (docs/models.md)"
+        yield Conflict((*key_path[:-1], "context"), reason, fix, context)
     elif predicts_itself(settings.tuning) and model.is_known and not model.predicts:
         reason = f"{name} has no layers that predict tokens"
         yield Conflict(
