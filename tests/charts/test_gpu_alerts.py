@@ -18,11 +18,9 @@ RULES = {rule["alert"]: rule for rule in yaml.safe_load(GPU_ALERTS.read_text("ut
 GPU = {"Hostname": "ip-10-0-0-1", "gpu": "3", "UUID": "GPU-1"}
 BROKEN = {"node": "ip-10-0-0-1", "condition": "AcceleratedHardwareReady", "status": "false"}
 GPUS = {"node": "ip-10-0-0-1", "resource": "nvidia_com_gpu"}
-CAPACITY, ALLOCATABLE = "kube_node_status_capacity", "kube_node_status_allocatable"
-"""Of kube-state-metrics, docs/metrics/cluster/node-metrics.md."""
-
-FAULTS, THROTTLING, CONDITION = (
-    signals.load()[name].name for name in ("gpu-faults", "gpu-throttling", "node-condition")
+FAULTS, THROTTLING, CONDITION, CAPACITY, ALLOCATABLE = (
+    signals.load()[name].name
+    for name in ("gpu-faults", "gpu-throttling", "node-condition", "node-capacity", "node-allocatable")
 )
 
 

@@ -107,12 +107,29 @@ def build_restarts(values: str) -> Series:
     return {f"kube_pod_container_status_restarts_total{KUBE_POD}": values, f"up{POD}": "1x40"}
 
 
+def build_returns(times: int) -> Series:
+    """A pod that comes again by its name, five minutes after the last time, as of a LeaderWorkerSet."""
+    created = (f'kube_pod_created{KUBE_POD[:-1]},uid="{number}",instance="b"}}' for number in range(times + 1))
+    values = (f"_x{5 * number} 1x4 _x60" for number in range(times + 1))
+    return {**dict(zip(created, values, strict=True)), f"up{POD}": "1x40"}
+
+
 CASES: list[tuple[str, str, Series, int]] = [
     ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "0x20", f"up{{{ROUTER}}}": "1x20"}, 1),
     ("InferenceRoleGone", "10m", {f"up{{{WORKER}}}": "1x20", f"up{{{ROUTER}}}": "1x20"}, 0),
     ("InferenceReplicasRestart", "30m", build_restarts("0+1x5 5x40"), 1),
     ("InferenceReplicasRestart", "30m", build_restarts("0x9 1x40"), 0),
     ("InferenceReplicasRestart", "30m", name_leader(build_restarts("0+1x40")), 0),
+    ("InferenceReplicasRestart", "20m", build_returns(3), 1),
+    ("InferenceReplicasRestart", "20m", build_returns(1), 0),
+    ("InferenceReplicasRestart", "20m", name_leader(build_returns(3)), 0),
+    # kube-state-metrics has started again and again itself.
+    (
+        "InferenceReplicasRestart",
+        "20m",
+        {name.replace('uid="', 'uid="a",other="'): values for name, values in build_returns(3).items()},
+        0,
+    ),
     ("InferenceStartSlow", "60m", build_start(ready="0x80"), 1),
     ("InferenceStartSlow", "60m", build_start(ready="0x20 1x2 0x80"), 0),
     ("InferenceStartSlow", "20m", build_start(ready="0x80"), 0),
