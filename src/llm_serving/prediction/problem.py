@@ -102,7 +102,7 @@ class Candidate(NamedTuple):
     replicas: int
     """Those of prefill beside them are `prefill_replicas`."""
     usd_h: float
-    usd_per_million_tokens: float
+    usd_per_million_output_tokens: float
     predicted: Mapping[str, Latency]
     basis: str
     limited_by: str

@@ -211,7 +211,7 @@ class _Search:
                 own,
                 replicas,
                 usd_h,
-                self._compute_usd_per_million_tokens(usd_h),
+                self._compute_usd_per_million_output_tokens(usd_h),
                 {metric: _interpolate(below, above, metric, rate / replicas) for metric in METRICS},
                 "measured",
                 gap_metric.metric.removesuffix("_ms"),
@@ -228,7 +228,7 @@ class _Search:
         name = candidate.configuration.instance.name
         self._best_by_type[name] = min(candidate.usd_h, self._best_by_type.get(name, math.inf))
 
-    def _compute_usd_per_million_tokens(self, usd_h: float) -> float:
+    def _compute_usd_per_million_output_tokens(self, usd_h: float) -> float:
         workload = self._problem.workload
         return usd_h / (3600 * workload.rate * workload.mean_output) * 1e6
 
@@ -455,7 +455,7 @@ class _Search:
             configuration,
             replicas,
             usd_h,
-            self._compute_usd_per_million_tokens(usd_h),
+            self._compute_usd_per_million_output_tokens(usd_h),
             predicted,
             entry.step.basis,
             self._find_limit(pessimistic),

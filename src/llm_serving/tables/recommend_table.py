@@ -42,7 +42,7 @@ def _render_table(candidates: list[Candidate], limited: Sequence[str], *, is_met
     latencies = [f"{metric.removesuffix('_ms').upper()} p95" for metric in limited]
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("instance", no_wrap=True)
-    for heading in (*(["nodes"] if has_nodes else []), "replicas", "USD/h", "USD/1M", *latencies):
+    for heading in (*(["nodes"] if has_nodes else []), "replicas", "USD/h", "USD/1M out", *latencies):
         table.add_column(heading, justify="right", overflow="fold", min_width=max(map(len, heading.split())))
     table.add_column("basis", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -54,7 +54,7 @@ def _render_table(candidates: list[Candidate], limited: Sequence[str], *, is_met
             *([str(candidate.nodes)] if has_nodes else []),
             f"{' + '.join(map(str, recommend.count_replicas(candidate).values()))} x {own.split.ranks}",
             f"{candidate.usd_h:,.2f}",
-            f"{candidate.usd_per_million_tokens:,.2f}",
+            f"{candidate.usd_per_million_output_tokens:,.2f}",
             *(f"{row.p95:,.0f} ≤{row.high:,.0f}" for row in map(candidate.predicted.__getitem__, limited)),
             candidate.basis,
             word,

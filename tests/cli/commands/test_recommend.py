@@ -45,7 +45,7 @@ def test_the_answer_has_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixt
     assert payload["slo"] == {"ttft_ms": {"p95": 1000.0}, "itl_ms": {"p95": 60.0}}
     chosen = payload["chosen"]
     assert chosen == payload["candidates"][0]
-    assert {"instance", "pattern", "nodes", "roles", "usd_per_hour", "usd_per_million_tokens", "predicted", "basis",
+    assert {"instance", "pattern", "nodes", "roles", "usd_per_hour", "usd_per_million_output_tokens", "predicted", "basis",
             "limited_by", "why"} <= set(chosen)  # fmt: skip
     assert set(chosen["roles"][0]) == {"name", "tensor", "pipeline", "expert", "replicas"}
     for metric in ("ttft_ms", "itl_ms", "e2e_ms"):

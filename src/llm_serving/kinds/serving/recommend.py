@@ -348,7 +348,7 @@ def build_candidate(candidate: Candidate) -> dict[str, Any]:
         ],
         "tuning": build_tuning(candidate),
         "usd_per_hour": round(candidate.usd_h, 4),
-        "usd_per_million_tokens": round(candidate.usd_per_million_tokens, 4),
+        "usd_per_million_output_tokens": round(candidate.usd_per_million_output_tokens, 4),
         "predicted": {
             metric: {name: round(value, 1) for name, value in latency._asdict().items()}
             for metric, latency in candidate.predicted.items()
