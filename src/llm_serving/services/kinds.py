@@ -141,6 +141,15 @@ class Kind(ABC, Generic[B, D]):
         """
         return []
 
+    def stop_work(self, deployment: D, connect: Callable[[str], Any], remove_services: Callable[[], None]) -> None:
+        """Stop what keeps AWS from deleting the deployment's stack.
+
+        Args:
+            connect: returns a client of a service.
+            remove_services: removes the stack's ECS services, which would start again what is stopped.
+        """
+        return
+
     def build_load_program(self, deployment: D) -> LoadProgram | None:
         """Return what sends the load of a deployment on AWS that answers no requests; None where no load is sent."""
         return None

@@ -45,7 +45,10 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppliedFl
         yield document, aws
 
 
-def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp_path: Path) -> None:
+def test_a_batch_is_created_runs_a_job_and_is_destroyed(
+    fleet: AppliedFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The execution of a job that waits for a worker is stopped, once the Batch API is gone that would start it again."""
     document, aws = fleet
     endpoint = str(aws.emulator)
     plan = planning.plan(write_blueprint(tmp_path, "catalog"), document.path, target="ecs", aws=aws)
@@ -55,7 +58,15 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp
     _run_jobs(endpoint, plan.rendered / tasks.FILE, document, tmp_path)
     _check_table(endpoint)
     assert stack.deploy(plan, messages.append) is False, f"a plan after the apply is empty: {messages[-1]}"
+    stepfunctions = emulator.create_client("stepfunctions", endpoint, REGION)
+    [machine] = stepfunctions.list_state_machines()["stateMachines"]
+    job = {"job": "batch_unfinished", "team": "ads", "bucket": BUCKET, "chunks": "", "queue": ""}
+    stepfunctions.start_execution(stateMachineArn=machine["stateMachineArn"], input=json.dumps(job))
+    capsys.readouterr()
     assert stack.destroy(plan) is True
+    steps = capsys.readouterr().err
+    order = ["Remove the services of catalog: done", "Stop the executions of unfinished jobs:", "Remove catalog from"]
+    assert sorted(order, key=steps.index) == order
     for service, call, key in (
         ("sqs", "list_queues", "QueueUrls"),
         ("stepfunctions", "list_state_machines", "stateMachines"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
+from llm_serving.kinds.batch import executions, summary
 from llm_serving.kinds.batch import resolve as resolving
-from llm_serving.kinds.batch import summary
 from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.stack import BatchStack
@@ -32,6 +32,7 @@ class BatchKind(Kind[Blueprint, BatchDeployment]):
     list_port_names = staticmethod(resolving.list_port_names)
     describe = staticmethod(summary.describe)
     build_summary = staticmethod(summary.build_payload)
+    stop_work = staticmethod(executions.stop)
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[BatchStack]).value

@@ -7,13 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llm_serving import console, processes
+from llm_serving.aws import session
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
+from llm_serving.services import kinds
 from llm_serving.services.rendered import format_stack_name
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.terraform import stack_folder, synthesis
+
+_DESTROY = ("destroy", "-auto-approve", "-input=false")
 
 
 @contextmanager
@@ -65,12 +69,23 @@ def destroy(plan: DeploymentPlan, stack_context: FleetContext) -> bool:
     """Destroy the stack; returns whether there was one.
 
     Raises:
+        Unavailable: AWS refuses, or does not answer.
         CommandFailed: Terraform failed; run the command again to resume.
     """
     if not any(state.resources for state in context.read_states(stack_context).values()):
         return False
-    title = f"Remove {plan.deployment.name} from {stack_context.cloud_name}"
-    apply.run_terraform(stack_context, stack_context.folders, ("destroy", "-auto-approve", "-input=false"), title)
+    deployment, folders = plan.deployment, stack_context.folders
+
+    def remove_services() -> None:
+        [folder] = folders.values()
+        found = stack_folder.read_stack(folder).get("resource", {}).get("aws_ecs_service", {})
+        if targets := [f"-target=aws_ecs_service.{name}" for name in found]:
+            title = f"Remove the services of {deployment.name}"
+            apply.run_terraform(stack_context, folders, (*_DESTROY, *targets), title)
+
+    with session.translate_errors():
+        kinds.get(deployment.kind).stop_work(deployment, plan.aws.client, remove_services)
+    apply.run_terraform(stack_context, folders, _DESTROY, f"Remove {deployment.name} from {stack_context.cloud_name}")
     return True
 
 
