@@ -30,7 +30,7 @@ _UNDELIVERED_AFTER = 20
 """How often the Batch API may try to create a job from a file's event."""
 
 _QUEUE_ALARM_S = 900
-"""A step that waits longer than this has no worker."""
+"""A step that waits longer than this has no worker, and a file no Batch API."""
 
 _LOG_RETENTION_DAYS = 90
 
@@ -304,18 +304,41 @@ def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
 
 
 def _add_alarms(context: WorkflowContext) -> None:
-    """Add alarms for steps that no worker takes, and for files that did not become a job."""
+    """Add alarms for steps and files that nobody takes, and for files that did not become a job.
+
+    A message is counted until it is done, and a large job's plan or merge may be under way for hours. Source: SQS
+    developer guide, "Available CloudWatch metrics for Amazon SQS", 2026-11.
+    """
     batch = context.batch
-    limits = {
-        "waiting": (batch.control_queue, "oldest-step", _QUEUE_ALARM_S, "Steps wait for workers"),
-        "undelivered": (format_undelivered_queue(batch), "undelivered-files", 0, "Files of which no job was made"),
+    waiting = {
+        "waiting": (batch.control_queue, "Steps wait for workers"),
+        "files": (batch.inbox_queue, "Files wait for the Batch API"),
     }
-    for name, (queue, signal_name, threshold, description) in limits.items():
-        alarm.add_alarm(
-            context.stack,
-            f"{name}-alarm",
-            name=f"{batch.workflow}-{name}",
-            description=f"{description} of {context.name}",
-            threshold=threshold,
-            metric_query=[alarm.build_signal_query(name, signal_name, {"QueueName": queue}, "Maximum", returned=True)],
-        )
+    for name, (queue, description) in waiting.items():
+        of_queue = {"QueueName": queue}
+        metrics = [
+            alarm.build_signal_query("age", "oldest-step", of_queue, "Maximum"),
+            alarm.build_metric_query("waiting", "AWS/SQS", "ApproximateNumberOfMessagesVisible", of_queue, "Minimum"),
+            alarm.build_expression_query("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
+        ]
+        _add_alarm(context, name, description, _QUEUE_ALARM_S, metrics)
+    undelivered = {"QueueName": format_undelivered_queue(batch)}
+    files = alarm.build_signal_query("undelivered", "undelivered-files", undelivered, "Maximum", returned=True)
+    _add_alarm(context, "undelivered", "Files of which no job was made", 0, [files])
+
+
+def _add_alarm(
+    context: WorkflowContext,
+    name: str,
+    description: str,
+    threshold: float,
+    metrics: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
+) -> None:
+    alarm.add_alarm(
+        context.stack,
+        f"{name}-alarm",
+        name=f"{context.batch.workflow}-{name}",
+        description=f"{description} of {context.name}",
+        threshold=threshold,
+        metric_query=metrics,
+    )

@@ -411,6 +411,21 @@ def test_eventbridge_may_publish_a_jobs_end_without_a_condition_that_it_never_me
     assert list_conditions(queues, "policy") == 2 * [{"aws:SourceArn"}], "the check can fail"
 
 
+def test_a_merge_of_hours_rings_no_alarm_and_files_that_nobody_takes_do(stacks: Stacks) -> None:
+    """SQS counts the age of a message that a worker has, too."""
+    alarms = stacks["catalog"]["resource"]["aws_cloudwatch_metric_alarm"]
+    for name, queue in (("waiting", "control"), ("files", "inbox")):
+        own = alarms[f"{name}-alarm"]
+        age, visible, stale = own["metric_query"]
+        assert stale["expression"] == f"IF({visible['id']} > 0, {age['id']}, 0)"
+        assert [query.get("return_data") for query in own["metric_query"]] == [None, None, True]
+        names = ("ApproximateAgeOfOldestMessage", "ApproximateNumberOfMessagesVisible")
+        for query, metric in zip((age, visible), names, strict=True):
+            assert query["metric"]["metric_name"] == metric
+            assert query["metric"]["dimensions"] == {"QueueName": f"cotton-catalog-{queue}"}
+        assert own["alarm_actions"], "somebody is told"
+
+
 def test_a_schedules_message_is_one_that_the_batch_api_reads(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import inbox
