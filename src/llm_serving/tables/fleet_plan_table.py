@@ -115,6 +115,7 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> It
     yield Text("      Excludes load balancers of charts, storage, logs, metrics and traffic", "dim")
     if "eks" in context.fleet.orchestrators:
         yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
+        yield Text("      A pool's new size or types take `blueprint platform install` too", "dim")
     for plan in stack_plans:
         for kind, count in plan.not_emulated.items():
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")

@@ -37,6 +37,6 @@ def _price_role(role: Role, region: str) -> tuple[float, str] | None:
     usd_h = price.usd_h * share * role.nodes * replicas
     text = (
         f"{role.name}: {replicas} x {role.nodes * share:g} of {row.name} "
-        f"at {price.usd_h:g} USD/h in {region}, {price.source.date}"
+        f"at {price.usd_h:g} USD/h on demand in {region}, {price.source.date}"
     )
     return usd_h, text
