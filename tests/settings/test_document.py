@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,9 +25,6 @@ class Crate(Settings):
 
     most: int = Field(9, le=9)
     """Most."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_order(),)
 
     def _check_order(self) -> Iterator[Conflict]:
         if self.least > self.most:
@@ -60,9 +57,6 @@ class Orchard(Settings):
 
     main_crate: Crate = Field(Crate(), alias="main-crate")
     """The crate used first."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_first_fruit(), self._check_crate_names())
 
     def _check_first_fruit(self) -> Iterator[Conflict]:
         if self.fruits[0] == self.name:

@@ -199,10 +199,7 @@ class Storage(Settings):
     """Buckets in which engines may keep cached prompts (`tuning.kv_tiers`), one or a list."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (
-            check_unique("repositories", self.repositories),
-            self._check_buckets(),
-        )
+        return (check_unique("repositories", self.repositories), *super().find_conflicts())
 
     def _check_buckets(self) -> Iterator[Conflict]:
         """Yield buckets that are listed twice, and those of weights that engines could write to."""
@@ -234,9 +231,6 @@ class Logs(Settings):
     keep: Days = parse_default("90d")
     """How long CloudWatch or S3 keeps it, tasks' logs too; a number of days that CloudWatch takes. A domain has a
     policy of its own."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_keep(),)
 
     @property
     def keep_days(self) -> int:
@@ -307,13 +301,8 @@ class Eks(Settings):
     """Release of the Bottlerocket nodes' AMI; the pinned one by default."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (
-            check_unique("public_from", self.public_from),
-            check_unique("private_from", self.private_from),
-            check_unique("admins", self.admins),
-            check_unique("csi_drivers", self.csi_drivers),
-            self._check_release(),
-        )
+        names = ("public_from", "private_from", "admins", "csi_drivers")
+        return (*(check_unique(name, getattr(self, name)) for name in names), *super().find_conflicts())
 
     def _check_release(self) -> Iterator[Conflict]:
         if self.al2023 == DEADLOCKED_RELEASE:
@@ -430,25 +419,7 @@ class Fleet(Settings):
     """Tags on all resources."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (
-            check_unique("zones", self.zones),
-            self._check_region(),
-            self._check_zones(),
-            self._check_pool_zones(),
-            self._check_single_zone_pools(),
-            self._check_subnet_count(),
-            self._check_alarm_topic(),
-            self._check_boundary(),
-            self._check_budget(),
-            self._check_closed_network(),
-            self._check_image_cache(),
-            self._check_orchestrator_settings(),
-            self._check_add_ons(),
-            self._check_logs(),
-            self._check_own_buckets(),
-            self._check_pool_orchestrators(),
-            self._check_pool_fields(),
-        )
+        return (check_unique("zones", self.zones), *super().find_conflicts())
 
     @property
     def orchestrators(self) -> tuple[Orchestrator, ...]:

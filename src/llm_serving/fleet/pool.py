@@ -46,9 +46,6 @@ class Reservation(Settings):
     reserve: Annotated[int, Field(ge=1)] | None = None
     """Instances to reserve on demand: the fleet creates the reservation, which costs from then on, used or not."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_single_source(),)
-
     def _check_single_source(self) -> Iterator[Conflict]:
         if sum(source is not None for source in (self.capacity_block, self.reservation, self.reserve)) != 1:
             reason = "it must name exactly one of capacity-block, reservation and reserve"
@@ -132,22 +129,8 @@ class Pool(Settings):
     """Taints of EKS nodes, besides the one that keeps other pods off accelerators."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (
-            check_unique("types", self.types),
-            check_unique("zones", self.zones),
-            check_unique("buy", self.buy),
-            check_unique("taints", self.taints),
-            self._check_capacity_block(),
-            self._check_reserved_type(),
-            self._check_reservation_order(),
-            self._check_reserved_size(),
-            self._check_placement_group(),
-            self._check_efa_layout(),
-            self._check_karpenter_size(),
-            self._check_disk(),
-            self._check_warm_machines(),
-            self._check_spare_machines(),
-        )
+        names = ("types", "zones", "buy", "taints")
+        return (*(check_unique(name, getattr(self, name)) for name in names), *super().find_conflicts())
 
     def _check_capacity_block(self) -> Iterator[Conflict]:
         if len(self.buy) > 1 and any(

@@ -41,9 +41,6 @@ class Rendered(Settings, Generic[S]):
     def scale_to_zero_services(self) -> tuple[Service, ...]:
         return tuple(service for service in self.services if service.replicas.min == 0)
 
-    def find_conflicts(self) -> tuple[Iterator[Conflict], ...]:
-        return (self._check_single_entry(), self._check_unique_names(), self._check_replicas())
-
     def _check_single_entry(self) -> Iterator[Conflict]:
         count = sum(service.is_entry for service in self.services)
         if self.services and count != 1:

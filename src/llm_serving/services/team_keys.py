@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 from llm_serving.fleet.model import KeyArn, parse_arn_region
@@ -51,9 +51,6 @@ class TeamKeys(Settings):
     def stored(self) -> Secret | None:
         """The secret; None where only a file is named."""
         return Secret(secret=self.secret, key=self.key) if self.secret else None
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_place(),)
 
     def _check_place(self) -> Iterator[Conflict]:
         if not self.secret and not self.file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -35,9 +35,6 @@ class TokenDistribution(Settings):
     @property
     def max(self) -> int:
         return self.within.max
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_mean(),)
 
     def _check_mean(self) -> Iterator[Conflict]:
         if not self.within.min <= self.mean <= self.within.max:

@@ -72,9 +72,6 @@ class Draw(Settings):
     count: Annotated[int, Field(ge=1, le=10)] = 1
     """Pictures per request, one computed after the other."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_size(),)
-
     def build_fields(self) -> dict[str, str | int]:
         """Return its fields of a request's body, as OpenAI and vLLM-Omni name them."""
         fields = {"size": self.size, "num_inference_steps": self.steps, "n": self.count}
@@ -205,18 +202,7 @@ class Traffic(Settings):
         return self.turns.max * (self.input_tokens.max + self.output_tokens.max)
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (
-            self._check_one_loop(),
-            self._check_turns(),
-            *map(self._check_loop_of, _LOOPS),
-            self._check_burstiness(),
-            self._check_scoring(),
-            self._check_trace(),
-            self._check_trace_bounds(),
-            self._check_trace_speed(),
-            self._check_prefix_groups(),
-            self._check_images(),
-        )
+        return (*super().find_conflicts(), *map(self._find_loop_conflicts, _LOOPS))
 
     @property
     def replays_times(self) -> bool:
@@ -298,7 +284,7 @@ class Traffic(Settings):
             return
         yield from check_one_of(self, "users", "arrivals", fix="write arrivals: 20/s, or users: 8")
 
-    def _check_loop_of(self, name: str) -> Iterator[Conflict]:
+    def _find_loop_conflicts(self, name: str) -> Iterator[Conflict]:
         loop, reason = _LOOPS[name]
         if name == "think_time" and self.turns.max > 1:
             return  # between the turns of a session, in either loop
@@ -338,9 +324,6 @@ class Percentiles(Settings):
 
     mean: Annotated[float, Field(gt=0)] | None = None
     """The mean stays below."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_order(),)
 
     def _check_order(self) -> Iterator[Conflict]:
         limits = [(name, getattr(self, name)) for name in ("p50", "p90", "p95", "p99")]
@@ -391,9 +374,6 @@ class Slo(BaseSlo):
         """Whether it has a limit that a higher load can miss."""
         latencies = (self.ttft_ms, self.itl_ms, self.e2e_ms)
         return bool(self.goodput or self.stall) or any(latency != Percentiles() for latency in latencies)
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_goodput(),)
 
     def _check_goodput(self) -> Iterator[Conflict]:
         if self.goodput == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,10 @@ class Conflict(NamedTuple):
 
 
 class Settings(Described):
-    """Base of every settings model: frozen, and a key it does not know is refused."""
+    """Base of every settings model: frozen, and a key it does not know is refused.
+
+    Each method whose name begins with `_check_` is a rule, and yields the conflicts between fields that it finds.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -53,8 +57,8 @@ class Settings(Described):
     )
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        """Return the conflicts between fields, one iterator for each rule; models override this."""
-        return ()
+        """Return the conflicts between fields, one iterator for each rule."""
+        return [getattr(self, name)() for name in _list_rules(type(self))]
 
     @model_validator(mode="after")
     def _raise_conflicts(self) -> Self:
@@ -77,6 +81,13 @@ class Settings(Described):
     @classmethod
     def _skip_invalid(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return value if isinstance(value, _InvalidValue) else handler(value)
+
+
+@functools.cache
+def _list_rules(model: type[Settings]) -> tuple[str, ...]:
+    """Return the names of a model's rules, those of its bases first."""
+    names = (name for base in reversed(model.__mro__) for name in vars(base) if name.startswith("_check_"))
+    return tuple(dict.fromkeys(names))
 
 
 def check_one_of(settings: Settings, *names: str, fix: str) -> Iterator[Conflict]:

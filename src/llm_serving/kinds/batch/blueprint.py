@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -96,10 +96,9 @@ class Endpoint(Settings):
     """Price of the endpoint per hour in USD, all its replicas together: jobs and teams then have a cost. Default on AWS
     is that of a `deployment` whose blueprint is in the folder of its name beside this one."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+    def _check_source(self) -> Iterator[Conflict]:
         fix = "set model: tiny, deployment: NAME or url: http://HOST:PORT"
-        sources = check_one_of(self, "model", "deployment", "url", fix=fix)
-        return (sources, self._check_pool(), self._check_metrics(), self._check_api_key())
+        return check_one_of(self, "model", "deployment", "url", fix=fix)
 
     def _check_pool(self) -> Iterator[Conflict]:
         own = {"pool", "replicas", "accelerators", "context"} & self.model_fields_set
@@ -220,9 +219,6 @@ class Cache(Settings):
     ttl: Annotated[Duration, Field(ge=1)] = parse_default("7d")
     """Time to live of an answer."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_login(), self._check_cluster())
-
     def _check_cluster(self) -> Iterator[Conflict]:
         address, _, database = self.url.partition("://")[2].partition("/")
         if self.cluster and database not in ("", "0"):
@@ -338,9 +334,6 @@ class Blueprint(BaseBlueprint):
 
     slo: BatchSlo = BatchSlo()
     """Limits for the sample job."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_sample(), self._check_schedules(), self._check_urgent_row())
 
     def _check_urgent_row(self) -> Iterator[Conflict]:
         if self.slo.urgent_row is not None and len(self.teams) == 1:

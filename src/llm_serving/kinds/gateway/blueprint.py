@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
@@ -53,9 +53,6 @@ class Budget(Settings):
 
     month: Money | None = None
     """Maximum a calendar month, UTC."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_order(),)
 
     def _check_order(self) -> Iterator[Conflict]:
         if self.day is not None and self.month is not None and self.day > self.month:
@@ -108,9 +105,6 @@ class Source(Settings):
 
     model: ModelName | None = None
     """`model` of the requests to it; default is the first of a `deployment`."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one(), self._check_model())
 
     def _check_one(self) -> Iterator[Conflict]:
         *other_forms, last_form = (f"{name}: {_FORMS[name]}" for name in self.SOURCES)
@@ -204,9 +198,6 @@ class Route(Settings):
 
     fallback: Annotated[tuple[RouteName, ...], Field(max_length=10), AllowSingleItem()] = ()
     """Routes that answer, in order, where none of its deployments does; one or a list."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_weights(), self._check_prompts())
 
     def _check_prompts(self) -> Iterator[Conflict]:
         if all(backend.prompt_characters for backend in self.deployments):
@@ -334,9 +325,6 @@ class Blueprint(BaseBlueprint):
 
     slo: GatewaySlo = GatewaySlo()
     """Limits for the sample."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_models(), self._check_fallbacks(), self._check_prices())
 
     def _check_models(self) -> Iterator[Conflict]:
         for name, team in self.teams.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 from llm_serving.kinds.serving.formats import FORMATS
@@ -25,9 +25,6 @@ class LoadBalancer(load_balancer.LoadBalancer):
     gateway: GatewayService | None = None
     """Kubernetes Service in the namespace of the deployments that authenticates requests and passes them to the router:
     the load balancer calls it instead of the router. On EKS."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_public(),)
 
     def _check_public(self) -> Iterator[Conflict]:
         if self.public and not self.gateway:

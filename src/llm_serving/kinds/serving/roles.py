@@ -51,9 +51,6 @@ class Peak(Settings):
         start, end = (int(time[:2]) * 60 + int(time[3:]) for time in self.at.split(".."))
         return start, end
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_length(),)
-
     def _check_length(self) -> Iterator[Conflict]:
         start, end = self.minutes
         if start == end:
@@ -90,9 +87,6 @@ class Scale(Settings):
 
     time_zone: TimeZone = "UTC"
     """Of `peaks`, which follow its summer time."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one_metric(), self._check_planner(), self._check_overlap(), self._check_time_zone())
 
     def _check_planner(self) -> Iterator[Conflict]:
         """Check that nothing is written beside the planner that only KEDA does."""
@@ -177,9 +171,6 @@ class EngineRole(Settings):
 
     environment: Variables = Field(default_factory=dict)
     """Environment variables of this role, over those of the blueprint."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_even_split(), self._check_scale_range())
 
     @property
     def tensor(self) -> int:
@@ -292,13 +283,13 @@ class ModelRole(AnsweringRole, ModelSettings):
     """How the models of a role that others share take turns."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (*(self._check_own(rule) for rule in super().find_conflicts()), self._check_place())
+        return (*map(self._select_own, super().find_conflicts()), self._find_misplaced())
 
-    def _check_own(self, rule: Iterator[Conflict]) -> Iterator[Conflict]:
+    def _select_own(self, rule: Iterator[Conflict]) -> Iterator[Conflict]:
         """Yield what a rule finds, but of keys that the role may not have: only to remove them helps."""
         yield from (conflict for conflict in rule if not (self.shares and conflict.key_path[0] in SHARED_KEYS))
 
-    def _check_place(self) -> Iterator[Conflict]:
+    def _find_misplaced(self) -> Iterator[Conflict]:
         """Yield a role without a place, or with one beside that of the role that it shares."""
         if self.shares is None:
             if not self.pool:
@@ -403,9 +394,6 @@ class Roles(Settings):
     def get_switch(self, head: str) -> ModelSwitch:
         """Return how the models in the replicas of a role take turns."""
         return self.models[head].switch or ModelSwitch()
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_sharing(), self._check_turns())
 
     def _check_sharing(self) -> Iterator[Conflict]:
         """Yield roles that share what is not there, or what is shared itself."""

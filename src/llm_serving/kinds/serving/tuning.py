@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -29,9 +29,6 @@ class Speculative(Settings):
     model: ModelName | None = None
     """The draft model; for eagle, eagle3 and draft_model. It is read from the fleet's model bucket, where
     `blueprint model copy` puts it."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_model(),)
 
     def _check_model(self) -> Iterator[Conflict]:
         needs_model = self.method in ("eagle", "eagle3", "draft_model")
@@ -81,9 +78,6 @@ class KvTiers(Settings):
 
     s3: S3Tier | None = None
     """Amazon S3, which all replicas share; by LMCache."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return self._check_ram(), self._check_pool()
 
     @property
     def keeper(self) -> cache_keepers.CacheKeeper | None:
@@ -155,9 +149,6 @@ class Tuning(Settings):
 
     kv_transfer: Literal["auto", "rdma", "host"] = "auto"
     """How prefill sends its cache to decode: between accelerators by EFA, through the nodes' memory, or the best."""
-
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one_offload(),)
 
     @property
     def ram_bytes(self) -> int:

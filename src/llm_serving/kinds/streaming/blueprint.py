@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -66,10 +66,9 @@ class Endpoint(Settings):
     overtake: Annotated[bool, Switch()] = False
     """Whether a shopper's newer event ends the request of an older one, which becomes the dead letter `overtaken`."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+    def _check_source(self) -> Iterator[Conflict]:
         fix = "set mock: {}, deployment: NAME or url: http://HOST:PORT"
-        sources = check_one_of(self, "mock", "deployment", "url", fix=fix)
-        return (sources, self._check_model(), self._check_api_key())
+        return check_one_of(self, "mock", "deployment", "url", fix=fix)
 
     def _check_model(self) -> Iterator[Conflict]:
         if self.url and not self.model:
