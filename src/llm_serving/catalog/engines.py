@@ -373,6 +373,10 @@ class Engine(NamedChoice):
     reckoned_arguments: Mapping[str, Literal["sequences", "batch_tokens", "utilization", "adapters"]] = {}
     """Options in `engine_arguments` that the memory arithmetic takes, and as what."""
 
+    holds_whole_prompts: bool = False
+    """Whether a step has room for a prompt of the whole context where prompts are not split, and for a token of each
+    request; else the engine ends as it starts."""
+
     adapter_modules: str = ""
     """Option in `engine_arguments` with the modules that LoRA adapters may change; empty where it has none."""
 

@@ -56,6 +56,11 @@ class PlacementError(Exception):
         self.conflict = conflict
 
 
+def splits_prompts(settings: Blueprint, model: Model) -> bool:
+    """Return whether a prompt may be computed in several steps; never where each token looks at all others."""
+    return settings.tuning.chunked_prefill and not model.encoder
+
+
 def apply_quantization(model: Model, tuning: Tuning) -> Model:
     """Return the model as the engine holds it in memory."""
     if tuning.quantization == "fp8":
@@ -184,6 +189,8 @@ class PlacementSearch:
             engine_batch = memory.Batch(
                 tokens=limits.select_segment(engine_batch.tokens, self.context), sequences=limits.sequences
             )
+        elif self.settings.engine_row.holds_whole_prompts and not splits_prompts(self.settings, self.model):
+            engine_batch = memory.Batch(tokens=max(engine_batch.tokens, self.context), sequences=engine_batch.sequences)
         return memory.Batch(
             tokens=tuning.batch_tokens or int(self._find_reckoned("batch_tokens", engine_batch.tokens)),
             sequences=tuning.sequences or int(self._find_reckoned("sequences", engine_batch.sequences)),

@@ -386,3 +386,29 @@ def test_an_ami_whose_driver_is_too_old_for_the_engines_image_is_refused(
     assert resolving.resolve_files(tmp_path, with_own_image, fleet, target), "nothing is known of another image"
     newer = line.replace("2025", "2026")
     assert resolving.resolve_files(tmp_path, text, f"{texts.FLEET}{newer}\n", target)
+
+
+STEP_REFUSALS = {
+    "tuning: {chunked_prefill: off, batch_tokens: 2k}": "tuning.batch_tokens: 2000: prompts are not split, and a step has no "
+    "room for one of the context, 16384: the engine ends. Fix: set batch_tokens: 16384 or more, or remove it.",
+    "tuning: {sequences: 4096}": "tuning.sequences: 4096: a step has 2048 tokens, fewer than these requests: the engine ends. "
+    "Fix: set sequences: 2048 or less, or tuning: {batch_tokens: 4096} or more.",
+    "engine_arguments: {max_num_seqs: 4096}": "engine_arguments.max_num_seqs: 4096: a step has 2048 tokens, fewer than these "
+    "requests: the engine ends. Fix: set max_num_seqs: 2048 or less, or tuning: {batch_tokens: 4096} or more.",
+}
+
+
+@pytest.mark.parametrize("extra", STEP_REFUSALS)
+def test_a_step_that_vllm_does_not_start_with_is_refused(tmp_path: Path, extra: str) -> None:
+    """SchedulerConfig.verify_max_model_len of vLLM 0.32.0 raises for each of them."""
+    [error] = list_errors(tmp_path, format_blueprint("pool: gpu", f"{extra}\n", model="Qwen/Qwen3-8B"))
+    assert error.endswith(STEP_REFUSALS[extra])
+
+
+def test_a_prompt_that_is_not_split_takes_memory_for_a_step_of_the_whole_context(tmp_path: Path) -> None:
+    """vLLM's default is then the context, not the 2,048 tokens of an L40S."""
+    extra = "engine_arguments: {gpu_memory_utilization: 0.9}\ntuning: {chunked_prefill: on}\n"
+    text = format_blueprint("pool: gpu", extra, model="Qwen/Qwen3-14B").replace("16384", "40k")
+    assert resolve_blueprint(tmp_path, text).workers
+    [error] = list_errors(tmp_path, text.replace("prefill: on", "prefill: off"))
+    assert "does not fit into 1 accelerator of the pool gpu" in error

@@ -18,7 +18,7 @@ from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.placement import count_accelerators
+from llm_serving.kinds.serving.placement import count_accelerators, splits_prompts
 from llm_serving.kinds.serving.roles import EngineRole, get_shared, resolve_scale
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
@@ -106,6 +106,8 @@ def check_settings(
         platform = placed.platform if is_real else settings.engine_row.platforms["cpu"]
         node = Node(settings, placed, platform, environment.conventions)
         conflicts += options.check(node)
+        if settings.engine_row.holds_whole_prompts:
+            conflicts += _check_step(node)
         if is_real and platform.weights:
             conflicts += _check_weights(node, platform.weights)
         if platform.version:
@@ -117,6 +119,30 @@ def check_settings(
         conflicts += _check_scale(node) if not get_shared(placed.role) else ()
     # A setting of all roles is reported once.
     yield from dict.fromkeys(conflicts)
+
+
+def _check_step(node: Node) -> Iterator[Conflict]:
+    """Yield a largest step without room for a prompt that is not split, or for a token of each of its requests."""
+    batch, context = node.placed.batch, node.settings.select_model_settings(node.role).context
+    tokens_path, sequences_path = (_find_number(node, setting) for setting in ("batch_tokens", "sequences"))
+    if tokens_path and batch.tokens < context and not splits_prompts(node.settings, node.placed.model):
+        reason = f"prompts are not split, and a step has no room for one of the context, {context}: the engine ends"
+        fix = f"set {tokens_path[-1]}: {context} or more, or remove it"
+        yield Conflict(tokens_path, reason, fix, batch.tokens)
+    if sequences_path and batch.sequences > batch.tokens:
+        reason = f"a step has {batch.tokens} tokens, fewer than these requests: the engine ends"
+        larger = f"tuning: {{batch_tokens: {batch.sequences}}} or more"
+        fix = f"set {sequences_path[-1]}: {batch.tokens} or less, or {larger}"
+        yield Conflict(sequences_path, reason, fix, batch.sequences)
+
+
+def _find_number(node: Node, setting: str) -> KeyPath | None:
+    """Return where the blueprint says a number of `tuning`, by its key or the engine's own option."""
+    if getattr(node.tuning, setting) is not None:
+        return ("tuning", setting)
+    named = node.settings.list_arguments(node.placed.key_path, node.role)
+    meanings = node.settings.engine_row.reckoned_arguments
+    return next((path for path, _ in named if meanings.get(path[-1]) == setting), None)
 
 
 def _check_version(node: Node) -> Iterator[Conflict]:
