@@ -61,6 +61,7 @@ def add_load_balancer(
         load_balancer_type="application",
         subnets=list(place.subnets.values()),
         security_groups=[group.id],
+        access_logs=_build_access_logs(settings.access_logs),
         idle_timeout=settings.idle_timeout_s,
         drop_invalid_header_fields=True,
         tags={"Name": f"{stack.fleet.name}-{deployment}"},
@@ -85,6 +86,13 @@ def add_load_balancer(
     description = "Where a name of the certificate should lead: a CNAME or alias"
     TerraformOutput(stack, "load_balancer", value=balancer.dns_name, description=description)
     return TaskLoadBalancer(target_group, listener)
+
+
+def _build_access_logs(location: str) -> aws.lb.LbAccessLogs | None:
+    if not location:
+        return None
+    bucket, _, prefix = location.removeprefix("s3://").rstrip("/").partition("/")
+    return aws.lb.LbAccessLogs(enabled=True, bucket=bucket, prefix=prefix)
 
 
 def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:

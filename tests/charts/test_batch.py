@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from llm_serving import paths
+from llm_serving.services.load_balancer import StackLoadBalancer
 from scripts import chart_values
 from tests.charts.conftest import Helm, Render
 from tests.charts.objects import list_pods
 from tests.charts.test_network import DNS, IDENTITY_AGENT, SERVING, STRANGER, is_allowed
-from tests.charts.test_objects import Preset, filter_by_kind
+from tests.charts.test_objects import CERTIFICATE, Preset, filter_by_kind
 from tests.infra import deployments
 from tests.infra.batch.conftest import FLEET, ON_EKS
 
@@ -36,6 +37,26 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
         file = deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks")
         rendered[shape] = yaml.safe_load(file.read_text())
     return rendered
+
+
+def test_an_entrys_load_balancer_writes_its_requests_to_the_bucket(
+    render_chart: Render, values: dict[str, Values]
+) -> None:
+    row = StackLoadBalancer(
+        certificate=CERTIFICATE, access_logs="s3://acme-logs/edge/", idle_timeout_s=4000, drain_s=60
+    )
+    for balancer, logs in ((row, 3), (row.model_copy(update={"access_logs": ""}), 0)):
+        stack = {**values["pods"]["stack"], "load_balancer": balancer.model_dump()}
+        [ingress] = filter_by_kind(render_chart({**values["pods"], "stack": stack}, CHART), "Ingress")
+        attributes = ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/load-balancer-attributes"].split(",")
+        assert (
+            attributes[2:]
+            == [
+                "access_logs.s3.enabled=true",
+                "access_logs.s3.bucket=acme-logs",
+                "access_logs.s3.prefix=edge",
+            ][:logs]
+        )
 
 
 def find_labels(manifests: list[dict[str, Any]], service: str) -> dict[str, str]:

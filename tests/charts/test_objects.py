@@ -211,6 +211,17 @@ def test_a_load_balancer_has_tls_patience_and_a_drain(render_chart: Render) -> N
     assert rule["http"]["paths"][0]["backend"] == {"service": {"name": "mine", "port": {"number": 8000}}}
 
 
+def test_a_load_balancer_writes_its_requests_to_the_bucket(render_chart: Render) -> None:
+    row = {"certificate": CERTIFICATE, "accessLogs": "s3://acme-logs/balancers/chat/"}
+    [ingress] = filter_by_kind(render_chart({**build_values(), "loadBalancer": row}), "Ingress")
+    attributes = ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/load-balancer-attributes"]
+    assert attributes.split(",")[2:] == [
+        "access_logs.s3.enabled=true",
+        "access_logs.s3.bucket=acme-logs",
+        "access_logs.s3.prefix=balancers/chat",
+    ]
+
+
 def test_a_public_load_balancer_calls_the_gateway_behind_a_web_acl(render_chart: Render) -> None:
     row = {
         "certificate": CERTIFICATE,

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from llm_serving.fleet.model import Fleet, NewNetwork, parse_arn_region
 from llm_serving.services.formats import FORMATS
+from llm_serving.services.rendered import S3Location
 from llm_serving.settings.document import Conflict, Settings
 
 CertificateArn = Annotated[str, FORMATS["certificate-arn"]]
@@ -41,6 +42,12 @@ class LoadBalancer(Settings):
     web_acl: WebAclArn | None = None
     """ARN of the AWS WAF web ACL that filters its requests."""
 
+    # What the bucket needs: ELB documentation, "Enable access logs for your Application Load Balancer", 2026-11.
+    access_logs: S3Location | None = None
+    """Where it writes a line for each request: time, client, status, durations, and no text. The bucket is in the
+    fleet's region, encrypted by S3's own keys, and its policy lets logdelivery.elasticloadbalancing.amazonaws.com put
+    objects."""
+
 
 class StackLoadBalancer(Settings):
     """The internal load balancer with TLS, as a stack makes it."""
@@ -50,6 +57,9 @@ class StackLoadBalancer(Settings):
 
     web_acl: str = ""
     """ARN of the AWS WAF web ACL; empty without one."""
+
+    access_logs: str = ""
+    """Location in S3 of a line for each request; empty without them."""
 
     idle_timeout_s: Annotated[int, Field(ge=1, le=4000)]
     """Longest silence on a connection."""
@@ -78,7 +88,11 @@ def check(row: LoadBalancer, fleet: Fleet, *, on_kubernetes: bool) -> Iterator[C
 
 def resolve(row: LoadBalancer, drain_s: int) -> StackLoadBalancer:
     return StackLoadBalancer(
-        certificate=row.certificate, web_acl=row.web_acl or "", idle_timeout_s=IDLE_TIMEOUT_S, drain_s=drain_s
+        certificate=row.certificate,
+        web_acl=row.web_acl or "",
+        access_logs=row.access_logs or "",
+        idle_timeout_s=IDLE_TIMEOUT_S,
+        drain_s=drain_s,
     )
 
 

@@ -47,7 +47,7 @@ SHAPES = {
         "    scale: {queue: 4, cool_down: 10min}\n"
         "    adapters: {sql: s3://my-adapters/lora/sql}\n"
         "  router: {policy: load-aware, replicas: 2}\n"
-        f"load_balancer: {{certificate: {CERTIFICATE}, web_acl: {WEB_ACL}}}\n"
+        f"load_balancer: {{certificate: {CERTIFICATE}, web_acl: {WEB_ACL}, access_logs: s3://acme-logs/chat}}\n"
     ),
     "single": (
         "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"

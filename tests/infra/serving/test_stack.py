@@ -340,6 +340,7 @@ def test_a_load_balancer_with_tls_calls_the_routers(stacks: Stacks) -> None:
     resources = stacks["aggregated"]["resource"]
     [balancer] = resources["aws_lb"].values()
     assert (balancer["internal"], balancer["idle_timeout"], len(balancer["subnets"])) == (True, 4000, 2)
+    assert balancer["access_logs"] == {"enabled": True, "bucket": "acme-logs", "prefix": "chat"}
     [listener] = resources["aws_lb_listener"].values()
     assert (listener["port"], listener["protocol"], listener["certificate_arn"]) == (443, "HTTPS", CERTIFICATE)
     [group] = resources["aws_lb_target_group"].values()

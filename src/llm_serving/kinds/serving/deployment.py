@@ -67,6 +67,9 @@ class ResolvedLoadBalancer(ResolvedData):
     web_acl: str
     """ARN; empty without one."""
 
+    access_logs: str
+    """Location in S3 of a line for each request; empty without them."""
+
     gateway: str
     """NAME:PORT of the Service that it calls in place of the router's; empty without one."""
 

@@ -380,6 +380,7 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
         certificate=row.certificate,
         public=row.public,
         web_acl=row.web_acl or "",
+        access_logs=row.access_logs or "",
         gateway=row.gateway or "",
         idle_timeout_s=load_balancer.IDLE_TIMEOUT_S,
         drain_s=min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)),
