@@ -165,19 +165,28 @@ def _add_state_machine(
         statements=_build_statements(context),
     )
     s = aws.sfn_state_machine
-    definition = STATE_MACHINE_FILE.read_text(encoding="utf-8")
     return s.SfnStateMachine(
         context.stack,
         "workflow",
         name=batch.workflow,
         type="STANDARD",
         role_arn=role.arn,
-        definition=definition.replace("${control_queue}", control_queue.url).replace("${deployment}", batch.workflow),
+        definition=format_definition(batch, control_queue.url, context.stack.fleet.region),
         logging_configuration=s.SfnStateMachineLoggingConfiguration(
             level="ERROR", include_execution_data=False, log_destination=f"{log_group.arn}:*"
         ),
         depends_on=list_policies(context.stack, purpose),
     )
+
+
+def format_definition(batch: BatchStack, control_queue: str, region: str) -> str:
+    """Format the state machine's definition.
+
+    Each of its integrations fails where their ARN has another partition than the execution. Source: aws-cdk#4597.
+    """
+    text = STATE_MACHINE_FILE.read_text(encoding="utf-8")
+    text = text.replace("arn:aws:", f"arn:{names.find_partition(region)}:")
+    return text.replace("${control_queue}", control_queue).replace("${deployment}", batch.workflow)
 
 
 def _build_statements(context: WorkflowContext) -> list[Statement]:

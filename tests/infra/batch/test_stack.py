@@ -6,8 +6,10 @@ import ast
 import datetime
 import fnmatch
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,7 +18,7 @@ import yaml
 from moto.iam.access_control import IAMPolicy, PermissionResult
 
 from infra import main, stack_rules
-from infra.constructs import task_checks
+from infra.constructs import task_checks, workflow
 from infra.stacks import batch
 from llm_serving import paths
 from llm_serving.fleet import loading
@@ -321,6 +323,15 @@ def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(st
     assert machine["definition"] == filled.replace("${deployment}", "cotton-catalog")
     assert "${" not in filled.replace("${aws_sqs_queue.queue-control.url}", "").replace("${deployment}", "")
     json.loads(machine["definition"])
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("us-west-2", "aws"), ("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn")]
+)
+def test_the_integrations_are_of_the_partition_that_the_state_machine_runs_in(region: str, partition: str) -> None:
+    named: Any = SimpleNamespace(workflow="cotton-catalog")
+    text = workflow.format_definition(named, "https://sqs.example/control", region)
+    assert len(re.findall(f'"arn:{partition}:states:::', text)) == text.count('"arn:') > 8
 
 
 def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
