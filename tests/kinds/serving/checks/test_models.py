@@ -102,6 +102,20 @@ def test_a_draft_of_another_vocabulary_is_refused_at_its_line(tmp_path: Path) ->
     assert resolve_blueprint(tmp_path, eagle).workers
 
 
+@pytest.mark.parametrize(
+    ("model", "quantization"),
+    [("openai/gpt-oss-20b", "mxfp4"), ("nvidia/Qwen3-235B-A22B-NVFP4", "nvfp4"), ("Qwen/Qwen3-235B-A22B-FP8", "fp8")],
+)
+def test_weights_that_are_small_already_are_made_no_smaller(tmp_path: Path, model: str, quantization: str) -> None:
+    """vLLM 0.32.0 ends for the first, and takes the others as they are stored."""
+    extra = "tuning: {quantization: fp8}\n"
+    text = format_aggregated(f"{model}\ncontext: 8k", pool="p5en", accelerators=4, extra=extra)
+    assert get_error(tmp_path, text) == (
+        f'blueprint.yaml:6:24: tuning.quantization: "fp8": the weights of {model} are {quantization} already, and the '
+        "engine makes none smaller. Fix: remove quantization."
+    )
+
+
 def test_a_method_without_a_second_model_loads_one(tmp_path: Path) -> None:
     extra = "tuning: {speculative: {method: ngram}}\n"
     deployment = resolve_blueprint(tmp_path, format_aggregated("tiny", pool="general", extra=extra))

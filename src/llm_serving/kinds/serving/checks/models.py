@@ -33,6 +33,7 @@ def find_model(
     model = _adapt_vision(settings, role, model)
     return model, [
         *_check_model(settings, key_path, name, model, model_settings.context),
+        *_check_quantization(settings, model),
         *_check_adapters(settings, role_path, role, model),
         *_check_revision(settings, role_path, role, model),
     ]
@@ -94,6 +95,18 @@ def _check_vocabulary(settings: Blueprint, model: Model) -> Iterator[Conflict]:
         )
         fix = "use a smaller model whose config.json has the same vocab_size, or set method: ngram"
         yield Conflict(("tuning", "speculative", "model"), reason, fix, draft.name)
+
+
+def _check_quantization(settings: Blueprint, model: Model) -> Iterator[Conflict]:
+    """Yield weights that are to be made smaller and are small already.
+
+    Source: vLLM 0.32.0, config/model.py, _verify_quantization, which ends the engine for most of them, and takes the
+    checkpoint's own for the rest; SGLang's of the same name is alike.
+    """
+    wanted = settings.tuning.quantization
+    if wanted and model.is_known and model.quantization != "none":
+        reason = f"the weights of {model.name} are {model.quantization} already, and the engine makes none smaller"
+        yield Conflict(("tuning", "quantization"), reason, "remove quantization", wanted)
 
 
 def _check_adapters(
