@@ -177,7 +177,8 @@ class BatchApi:
         entries = [entry for entry in entries if entry["purpose"] == purpose and _owns(request, entry.get("team"))]
         if request.query.get("order") == "asc":
             entries.reverse()
-        return web.json_response(_paginate([_format_file(entry) for entry in entries], request))
+        page, has_more = _choose_page([entry["id"] for entry in entries], request)
+        return _format_page([_format_file(entry) for entry in entries if entry["id"] in page], has_more)
 
     async def show_file(self, request: web.Request) -> web.Response:
         entry = await asyncio.to_thread(self._find_file, request, request.match_info["id"])
@@ -308,9 +309,10 @@ class BatchApi:
             await endpoint.close()
 
     async def list_batches(self, request: web.Request) -> web.Response:
-        jobs = await asyncio.to_thread(self._jobs.list_jobs)
-        page = _paginate([self._format_batch(job) for job in jobs if _owns(request, job["team"])], request)
-        return web.json_response(page)
+        team = "" if request[TEAM] == EVERY_TEAM else request[TEAM]
+        page, has_more = _choose_page(await asyncio.to_thread(self._jobs.list_ids, team), request)
+        jobs = await asyncio.to_thread(self._jobs.read_all, page)
+        return _format_page([self._format_batch(job) for job in jobs], has_more)
 
     async def show_batch(self, request: web.Request) -> web.Response:
         """Show a batch, with the rows counted so far."""
@@ -548,23 +550,21 @@ def _format_batch(job: Job) -> dict[str, Any]:
     }
 
 
-def _paginate(entries: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
-    """Return a page of a list, after the last entry that the client has."""
+def _choose_page(ids: list[str], request: web.Request) -> tuple[list[str], bool]:
+    """Return the ids of a page, after the last one that the client has, and whether more follow."""
     after = request.query.get("after")
     text = request.query.get("limit") or "20"
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise BadSubmission("limit", f"{text[:20]} is not a number from 1 to {PAGE}")
-    limit = min(PAGE, int(text))
-    ids = [entry["id"] for entry in entries]
     start = ids.index(after) + 1 if after in ids else 0
-    page = entries[start : start + limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + limit < len(entries),
-    }
+    end = start + min(PAGE, int(text))
+    return ids[start:end], end < len(ids)
+
+
+def _format_page(entries: list[dict[str, Any]], has_more: bool) -> web.Response:
+    ids = [entry["id"] for entry in entries]
+    page = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": has_more}
+    return web.json_response({"object": "list", "data": entries, **page})
 
 
 def open_api(settings: Settings) -> BatchApi:

@@ -66,6 +66,9 @@ class Jobs:
         self._ended: set[str] = set()
         """Finished jobs, which `reconcile` skips."""
 
+        self._known: dict[str, tuple[float, str]] = {}
+        """When each job was submitted and its team, which never change."""
+
     def submit(
         self,
         key: str,
@@ -180,8 +183,24 @@ class Jobs:
 
     def list_jobs(self) -> list[Job]:
         """Read all jobs, the newest first."""
+        return self.read_all(self._store.list_folders(self._keys.build(layout.JOBS)))
+
+    def list_ids(self, team: str = "") -> list[str]:
+        """List the ids of a team's jobs, or of all, the newest first; reads only those jobs that it has not read yet.
+
+        Else each page of a long list would read all of it.
+        """
+        ids = list(self._store.list_folders(self._keys.build(layout.JOBS)))
+        read = self.read_all(job_id for job_id in ids if job_id not in self._known)
+        known = self._known | {job["id"]: (job["created_at"], job["team"]) for job in read}
+        self._known = {job_id: known[job_id] for job_id in ids if job_id in known}
+        own = (job_id for job_id, (_, owner) in self._known.items() if team in ("", owner))
+        return sorted(own, key=lambda job_id: -known[job_id][0])
+
+    def read_all(self, job_ids: Iterable[str]) -> list[Job]:
+        """Read jobs, the newest first; those that are gone are left out."""
         with ThreadPoolExecutor(_READERS) as pool:
-            jobs = pool.map(self.read, self._store.list_folders(self._keys.build(layout.JOBS)))
+            jobs = pool.map(self.read, job_ids)
             return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
 
     def find_reader(self, file_id: str) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from batch import layout
 from batch.api import BatchApi
 from batch.inbox import parse_event
 from batch.secrets import ApiKey
@@ -350,6 +351,46 @@ def ask_api(
             await use(client)
 
     asyncio.run(run())
+
+
+def test_each_page_of_a_long_list_reads_its_own_jobs_alone(
+    store: Any, jobs: Any, batch_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of 9,000 jobs in 90 pages would be 810,000 reads."""
+    keys = layout.Layout(batch_settings.prefix)
+    source = {"bucket": store.bucket, "key": "rows.jsonl", "bytes": 1, "etag": ""}
+    for number in range(30):
+        job_id = f"batch_{number:024d}"
+        job = layout.build_job(
+            job_id, name="mine", team="ads" if number % 2 else "search", priority="normal", source=source,
+            now=float(number), deadline_s=60.0,
+        )  # fmt: skip
+        store.write_json(keys.build(layout.JOB, job_id), {**job, "state": layout.COMPLETED})
+    known = set(jobs.list_ids())
+    own = [job_id for job_id in jobs.list_ids("ads") if job_id < "batch_0000000000000000000001"]
+    assert own == [f"batch_{number:024d}" for number in range(29, 0, -2)], "the newest first"
+    assert set(own) < known
+    reads: list[str] = []
+    read = jobs.read
+
+    def note(job_id: str) -> Any:
+        reads.append(job_id)
+        return read(job_id)
+
+    monkeypatch.setattr(jobs, "read", note)
+    pages: list[Any] = []
+
+    async def list_pages(client: TestClient[Any, Any]) -> None:
+        after = ""
+        while not pages or pages[-1]["has_more"]:
+            async with client.get(f"/v1/batches?limit=7&after={after}") as response:
+                pages.append(await response.json())
+            after = pages[-1]["last_id"]
+
+    ask_api(batch_settings, list_pages, jobs={"list_ids": jobs.list_ids, "read_all": jobs.read_all})
+    listed = [entry["id"] for page in pages for entry in page["data"]]
+    assert len(listed) == len(set(listed)) == len(known)
+    assert sorted(reads) == sorted(listed)
 
 
 def test_a_download_that_s3_breaks_off_ends_too_early(batch_settings: Any) -> None:
