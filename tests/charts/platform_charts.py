@@ -73,8 +73,11 @@ def find_unknown_names(values: Mapping[str, Any], names: Mapping[str, Any], path
             yield from find_unknown_names(value, names, full_path)
 
 
-_IN_COMMENTS = ("customMetrics", "extraFilters", "extraInputs", "priorityClassName")
-"""Values that the chart's templates read, and its own file of values has in a comment alone."""
+_IN_COMMENTS = (
+    "customMetrics", "filter.extraFilters", "input.extraInputs", "cloudWatchLogs.extraOutputs", "s3.extraOutputs",
+    "opensearch.extraOutputs", "priorityClassName",
+)  # fmt: skip
+"""Values that a chart's templates read, and its own file of values has in a comment alone."""
 
 _FREE = ("extraArgs", "nodeSelector", "affinity")
 """Values that a chart hands on as they are, whatever names its own defaults have there."""
@@ -84,7 +87,8 @@ def read_names(values: Any, chart_values: Any, path: str = "") -> dict[str, list
     """The names that a chart has at each level that `values` goes through; a level without any is free."""
     if not isinstance(values, Mapping) or not isinstance(chart_values, Mapping) or not chart_values:
         return {}
-    names = {path: sorted({*chart_values, *(name for name in _IN_COMMENTS if name in values)})}
+    commented = [name for above, _, name in (entry.rpartition(".") for entry in _IN_COMMENTS) if above == path]
+    names = {path: sorted({*chart_values, *(name for name in commented if path or name in values)})}
     for name, value in values.items():
         if name not in _FREE:
             names |= read_names(value, chart_values.get(name), f"{path}.{name}" if path else name)

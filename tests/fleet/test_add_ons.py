@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from infra.constructs import controllers, karpenter
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons, karpenter_manifests
+from llm_serving.fleet.log_outputs import COLLECTOR
 from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.fleet.system_group import build_system_group
 from llm_serving.operations import add_ons as installer
@@ -69,17 +70,45 @@ DOMAIN = f"vpc-logs-{'a1' * 13}.us-west-2.es.amazonaws.com"
     ],
 )
 def test_a_fleet_s_logs_have_one_output_that_the_chart_knows(to: str, on: str, place: tuple[str, str]) -> None:
-    zones, pools = ("us-west-2a", "us-west-2b"), {"general": {"types": "g6e.2xlarge", "size": "0..4"}}
-    fields = {"name": "demo", "region": "us-west-2", "zones": zones, "pools": pools, "account": "123456789012"}
-    fleet = Fleet.model_validate({**fields, "logs": {"to": to}})
-    [collector] = [row for row in add_ons.select_add_ons(fleet) if row.add_on.name == "aws-for-fluent-bit"]
+    [collector] = [row for row in add_ons.select_add_ons(build_logging_fleet(to)) if row.add_on.name == COLLECTOR]
     outputs = {name: collector.values[name] for name in ("cloudWatchLogs", "s3", "opensearch")}
     assert {name for name, output in outputs.items() if output["enabled"]} == {on}
     assert outputs[on].items() >= {place}
-    names = platform_charts.load_facts()["aws-for-fluent-bit"]["names"]
+    names = platform_charts.load_facts()[COLLECTOR]["names"]
     assert list(platform_charts.find_unknown_names(collector.values, names)) == []
-    silent = Fleet.model_validate(fields)
-    assert "aws-for-fluent-bit" not in {row.add_on.name for row in add_ons.select_add_ons(silent)}
+    assert COLLECTOR not in {row.add_on.name for row in add_ons.select_add_ons(build_logging_fleet(""))}
+
+
+@pytest.mark.parametrize(
+    ("to", "output", "attempts"),
+    [("cloudwatch", "cloudWatchLogs", "no_limits"), ("s3", "s3", "300"), (DOMAIN, "opensearch", "10")],
+)
+def test_lines_that_an_output_did_not_take_wait_on_the_node_s_disk(to: str, output: str, attempts: str) -> None:
+    """Fluent Bit 4.2.2, which the image 3.2.1 has, keeps them in its memory, and sends them once more only."""
+    collector = {row.add_on.name: row.values for row in add_ons.select_add_ons(build_logging_fleet(to))}[COLLECTOR]
+    service, tail = (
+        parse_lines(collector[part][more]) for part, more in (("service", "extraService"), ("input", "extraInputs"))
+    )
+    sent = {**collector[output], **parse_lines(collector[output].get("extraOutputs", ""))}
+    assert str(sent.get("Retry_Limit", sent.get("retryLimit"))) == attempts
+    assert (tail["storage.type"], tail["Read_from_Head"]) == ("filesystem", "On")
+    assert {sent["storage.total_limit_size"], sent.get("storeDirLimitSize", "1G")} == {"1G"}
+    folders = [service["storage.path"], *([sent["storeDir"]] if "storeDir" in sent else [])]
+    assert len(set(folders)) == 1 + (to == "s3"), "a folder within that of the other would be taken for lines to send"
+    [volume], [mount] = collector["volumes"], collector["volumeMounts"]
+    assert volume == {"name": mount["name"], "hostPath": {"path": mount["mountPath"]}}
+    assert all(folder.startswith(f"{mount['mountPath']}/") for folder in folders)
+    assert int(service["storage.max_chunks_up"]) * 2 * 2 + 50 < 250, "MB of memory, by AWS's guide; the chart's limit"
+
+
+def build_logging_fleet(to: str) -> Fleet:
+    zones, pools = ("us-west-2a", "us-west-2b"), {"general": {"types": "g6e.2xlarge", "size": "0..4"}}
+    fields = {"name": "demo", "region": "us-west-2", "zones": zones, "pools": pools, "account": "123456789012"}
+    return Fleet.model_validate({**fields, "logs": {"to": to}} if to else fields)
+
+
+def parse_lines(text: str) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in text.splitlines())
 
 
 def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:

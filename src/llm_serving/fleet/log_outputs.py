@@ -13,8 +13,14 @@ COLLECTOR = "aws-for-fluent-bit"
 
 CLOUDWATCH, S3 = "cloudwatch", "s3"
 
+STORE = "/var/log/aws-for-fluent-bit"
+"""On the node, which the pod sees there: what is not sent yet."""
+
 PREFIX = "logs"
 """Of the objects in the bucket, and of the indexes in a domain."""
+
+_WAITING = "1G"
+"""Of a node's disk, for lines that an output did not take. The oldest go first."""
 
 
 def format_group_name(fleet: Fleet) -> str:
@@ -42,6 +48,8 @@ def _build_group(fleet: Fleet) -> dict[str, Any]:
         "logGroupName": format_group_name(fleet),
         "logStreamTemplate": "$kubernetes['namespace_name'].$kubernetes['pod_name'].$kubernetes['container_name']",
         "autoCreateGroup": False,  # Terraform makes it, with its key
+        # By default it sends what CloudWatch did not take once more, after 5 to 11 s, and then drops it.
+        "extraOutputs": f"Retry_Limit no_limits\nstorage.total_limit_size {_WAITING}",
     }
 
 
@@ -55,7 +63,13 @@ def _build_bucket(fleet: Fleet) -> dict[str, Any]:
         "totalFileSize": "10M",
         # A whole object at a time: an upload in parts would also have to decrypt.
         "usePutObject": True,
-        "retryLimit": 5,
+        # Up to ten minutes of lines wait here for their object; by default in the container, which a restart empties.
+        "storeDir": f"{STORE}/s3",
+        "storeDirLimitSize": _WAITING,
+        "extraOutputs": f"storage.total_limit_size {_WAITING}",  # and lines for which there is no room
+        # Of the object in front, each minute and later each ten: a day. With 5, which "False" means too, one is lost
+        # every five minutes (Fluent Bit 4.2.2, plugins/out_s3/s3.c).
+        "retryLimit": 300,
     }
 
 
@@ -67,4 +81,8 @@ def _build_domain(fleet: Fleet) -> dict[str, Any]:
         "logstashFormat": "On",  # an index a day
         "logstashPrefix": f"{fleet.name}-{PREFIX}",
         "replaceDots": "On",  # in labels' names, which would be objects
+        # A piece is sent again as a whole, also where the domain takes all of it but one line that it refuses for
+        # ever: for five minutes, and no line is there twice.
+        "generateId": "On",
+        "extraOutputs": f"Retry_Limit 10\nstorage.total_limit_size {_WAITING}",
     }
