@@ -125,11 +125,13 @@ class Steps:
 
     def _open_packed(self, job: Job, store: Store, first_bytes: bytes, size: int) -> Iterator[bytes] | None:
         """Read the lines of a compressed or Parquet input in blocks; None for a plain input."""
-        key = job["input"]["key"]
+        key, etag = job["input"]["key"], str(job["input"].get("etag", ""))
+        # A file that is overwritten meanwhile must not give the rows of both.
+        read: reader.ReadRange = lambda start, end: store.read_range(key, start, end, etag)  # noqa: E731
         if compression := reader.detect_compression(first_bytes):
-            return reader.unpack(store.read_range(key, 0, size), compression)
+            return reader.unpack(read(0, size), compression)
         if first_bytes == reader.PARQUET:
-            return _read_parquet(store, key, size, job.get("template", ""))
+            return _read_parquet(read, size, job.get("template", ""))
         if job.get("template"):
             raise Permanent("bad_template", "the job has a template, and its input is not a Parquet file")
         return None
@@ -419,9 +421,9 @@ def _unpack_records(blocks: Iterable[bytes], index: int, first: int) -> Iterator
             yield digest, first + line, index, line
 
 
-def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:
+def _read_parquet(read: reader.ReadRange, size: int, template: str) -> Iterator[bytes]:
     """Read the rows of a Parquet file, in blocks of lines."""
-    with parquet_process.open_rows(lambda start, end: store.read_range(key, start, end), size, template) as file_rows:
+    with parquet_process.open_rows(read, size, template) as file_rows:
         yield from file_rows.read()
 
 

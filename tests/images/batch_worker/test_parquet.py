@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from batch import count, parquet, rows
+from batch import count, errors, parquet, rows
 from batch.reader import BadTemplate
 from batch.steps import Permanent, Steps
 from batch.store import Store
+from botocore.exceptions import ClientError
 
 from tests.images.batch_worker.test_chunk import KEYS, answer, prepare
 
@@ -129,6 +130,30 @@ def test_a_parquet_job_runs_and_its_results_are_a_table(store: Store, write_inpu
     assert set(table["job"].to_pylist()) == {job["id"]}
     assert table["error_code"].to_pylist().count("batch_cancelled") == 2
     assert json.loads(table["response"].to_pylist()[0]) == {"ok": True}
+
+
+def test_a_file_that_is_overwritten_while_it_is_read_gives_no_rows_of_both(
+    store: Store, write_input: Any, batch_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, so that the footer of the first fits the second."""
+    content = build_file(400, text="thing")
+    other = content.replace(b"thing", b"other")
+    assert other != content
+    job = submit(write_input, content)
+    read = Store.read_range
+
+    def overwrite(own: Store, key: str, start: int, *options: Any) -> Any:
+        if key == job["input"]["key"] and start:  # the footer is read, and no row
+            monkeypatch.setattr(Store, "read_range", read)
+            blocks = list(read(own, key, start, *options))
+            store.write(key, other)
+            return iter(blocks)
+        return read(own, key, start, *options)
+
+    monkeypatch.setattr(Store, "read_range", overwrite)
+    with pytest.raises(ClientError) as failure:
+        Steps(store, batch_settings).plan(job["id"])
+    assert errors.classify(failure.value) == (*errors.CHANGED_FILE, True)
 
 
 def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
