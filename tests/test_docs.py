@@ -99,7 +99,7 @@ def test_a_command_of_a_runbook_on_pods_or_a_release_names_their_namespace() -> 
         command for text in texts for command in re.findall(r"`((?:helm|kubectl (?:logs|\w+ pods?)) [^`]+)`", text)
     ]
     assert len(commands) > 8
-    namespaces = (f" -n {names.SERVING_NAMESPACE} ", " -A ")
+    namespaces = (f" -n {names.SERVING_NAMESPACE} ", " -n kube-system ", " -A ")
     assert [command for command in commands if not any(words in f"{command} " for words in namespaces)] == []
 
 

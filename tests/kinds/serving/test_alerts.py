@@ -56,6 +56,7 @@ slo: SLO
 SLO = "{ttft_ms: {p95: 800}}"
 
 GPU_ALERTS = paths.CHARTS / "gpu-alerts.yaml"
+KARPENTER_ALERTS = paths.CHARTS / "karpenter-alerts.yaml"
 
 WORKER = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
 ROUTER = WORKER.replace("worker", "router")
@@ -352,7 +353,9 @@ def test_before_prefill_and_decode_each_limit_is_measured_where_it_arises(tmp_pa
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     rows = yaml.safe_load(alerts.FILE.read_text("utf-8"))
-    rows += yaml.safe_load(GPU_ALERTS.read_text("utf-8"))["spec"]["groups"][0]["rules"]
+    for file in (GPU_ALERTS, KARPENTER_ALERTS):
+        [rule] = [part for part in yaml.safe_load_all(file.read_text("utf-8")) if part["kind"] == "PrometheusRule"]
+        rows += rule["spec"]["groups"][0]["rules"]
     rows += yaml.safe_load((paths.CHARTS / "streaming" / "files" / "alerts.yaml").read_text("utf-8"))
     folder = paths.ROOT / alerts.RUNBOOKS
     assert {file.stem for file in folder.glob("*.md")} == {row["alert"] for row in rows}
