@@ -405,6 +405,21 @@ def test_a_step_that_vllm_does_not_start_with_is_refused(tmp_path: Path, extra: 
     assert error.endswith(STEP_REFUSALS[extra])
 
 
+def test_adapters_leave_a_step_room_for_fewer_draft_tokens(tmp_path: Path) -> None:
+    """EngineArgs.create_engine_config of vLLM 0.32.0 raises: 256 requests of 9 tokens each are more than 2,048."""
+    worker = "pool: gpu, adapters: {sql: s3://demo-models-123456789012-us-east-2/sql}"
+    extra = "tuning: {speculative: {method: ngram, tokens: 8}}\n"
+    [error] = list_errors(tmp_path, format_blueprint(worker, extra, model="Qwen/Qwen3-8B"))
+    assert error.endswith(
+        "tuning.speculative.tokens: 8: with adapters a step needs room for these and one more of each of its 256 requests, "
+        "and has 2048 tokens: the engine ends. Fix: set tokens: 7 or less, or set tuning: {sequences: 227} or fewer."
+    )
+    fewer = extra.replace("}}", "}, sequences: 227}")
+    assert resolve_blueprint(tmp_path, format_blueprint("pool: gpu", extra, model="Qwen/Qwen3-8B")).workers
+    for text in (extra.replace("8", "7"), fewer):
+        assert resolve_blueprint(tmp_path, format_blueprint(worker, text, model="Qwen/Qwen3-8B")).workers
+
+
 def test_a_prompt_that_is_not_split_takes_memory_for_a_step_of_the_whole_context(tmp_path: Path) -> None:
     """vLLM's default is then the context, not the 2,048 tokens of an L40S."""
     extra = "engine_arguments: {gpu_memory_utilization: 0.9}\ntuning: {chunked_prefill: on}\n"

@@ -134,6 +134,26 @@ def _check_step(node: Node) -> Iterator[Conflict]:
         larger = f"tuning: {{batch_tokens: {batch.sequences}}} or more"
         fix = f"set {sequences_path[-1]}: {batch.tokens} or less, or {larger}"
         yield Conflict(sequences_path, reason, fix, batch.sequences)
+    yield from _check_adapted_drafts(node)
+
+
+def _check_adapted_drafts(node: Node) -> Iterator[Conflict]:
+    """Yield more draft tokens than a step with adapters has room for.
+
+    Source: vLLM 0.32.0, engine/arg_utils.py, create_engine_config.
+    """
+    speculative, batch = node.speculative, node.placed.batch
+    sequences = min(batch.sequences, batch.tokens)
+    if speculative is None or not node.role.adapters or batch.tokens >= sequences * (speculative.tokens + 1):
+        return
+    reason = (
+        f"with adapters a step needs room for these and one more of each of its {sequences} requests, and has "
+        f"{batch.tokens} tokens: the engine ends"
+    )
+    fewer = f"set tuning: {{sequences: {batch.tokens // (speculative.tokens + 1)}}} or fewer"
+    most = batch.tokens // sequences - 1
+    fix = f"set tokens: {most} or less, or {fewer}" if most else fewer
+    yield Conflict(("tuning", "speculative", "tokens"), reason, fix, speculative.tokens)
 
 
 def _find_number(node: Node, setting: str) -> KeyPath | None:
