@@ -249,10 +249,15 @@ def _build_queue_grant(arn: str, rule: aws.cloudwatch_event_rule.CloudwatchEvent
 
 
 def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
-    """Send each schedule's file to the inbox queue by EventBridge Scheduler; the time makes each run a new job."""
+    """Send each schedule's file to the inbox queue by EventBridge Scheduler; the time makes each run a new job.
+
+    What Scheduler cannot send is lost without a queue for it, which has an alarm here. Source: EventBridge Scheduler
+    user guide, "Configuring a schedule's dead-letter queue", 2026-11.
+    """
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "time")
     if not batch.schedules:
         return
+    [undelivered] = context.build_queue_arns([format_undelivered_queue(batch)])
     role = add_role(
         context.stack,
         purpose,
@@ -260,7 +265,10 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
         trust=policy.build_trust_policy(
             "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
         ),
-        statements=(allow("Send", ["sqs:SendMessage"], inbox.arn), allow("Decrypt", ["kms:Decrypt"], context.key.arn)),
+        statements=(
+            allow("Send", ["sqs:SendMessage"], [inbox.arn, undelivered]),
+            allow("Decrypt", ["kms:Decrypt"], context.key.arn),
+        ),
     )
     s = aws.scheduler_schedule
     for name, schedule in batch.schedules.items():
@@ -280,7 +288,12 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             schedule_expression_timezone=schedule.time_zone,
             kms_key_arn=context.key.arn,
             flexible_time_window=s.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
-            target=s.SchedulerScheduleTarget(arn=inbox.arn, role_arn=role.arn, input=json.dumps({"schedule": message})),
+            target=s.SchedulerScheduleTarget(
+                arn=inbox.arn,
+                role_arn=role.arn,
+                input=json.dumps({"schedule": message}),
+                dead_letter_config=s.SchedulerScheduleTargetDeadLetterConfig(arn=undelivered),
+            ),
             depends_on=list_policies(context.stack, purpose),
         )
 

@@ -455,6 +455,14 @@ def test_a_schedules_message_is_one_that_the_batch_api_reads(stacks: Stacks, mon
     assert "aws_scheduler_schedule" not in stacks["outside"]["resource"]
 
 
+def test_what_a_schedule_could_not_send_is_in_the_queue_with_an_alarm(stacks: Stacks) -> None:
+    schedule = stacks["catalog"]["resource"]["aws_scheduler_schedule"]["schedule-nightly"]
+    undelivered = schedule["target"]["dead_letter_config"]["arn"]
+    assert undelivered.endswith(":cotton-catalog-undelivered")
+    [send] = [statement for statement in list_statements(stacks["catalog"], "time") if statement["Sid"] == "Send"]
+    assert undelivered in send["Resource"]
+
+
 def test_workers_run_on_spot_capacity_after_the_first(stacks: Stacks) -> None:
     def list_strategy(shape: str) -> list[tuple[str, int, int]]:
         strategy = stacks[shape]["resource"]["aws_ecs_service"]["batch-worker-0"]["capacity_provider_strategy"]
