@@ -301,6 +301,17 @@ class RefusedArguments(Row):
     """Whether their values are, so that no message repeats one."""
 
 
+class RefusedBeside(Row):
+    """Values of variables that cannot be beside options that the deployment writes."""
+
+    variables: tuple[str, ...]
+    text: str
+    """In the value."""
+
+    options: tuple[str, ...]
+    reason: str
+
+
 class Engine(NamedChoice):
     """What runs a model. A blueprint that needs an optional part that is missing here is refused."""
 
@@ -400,6 +411,9 @@ class Engine(NamedChoice):
 
     refused_variables: tuple[RefusedArguments, ...] = ()
     """Variables that `environment` cannot set."""
+
+    refused_beside: tuple[RefusedBeside, ...] = ()
+    """Values that `environment` cannot set for some deployments."""
 
     code_arguments: tuple[str, ...] = ()
     """Options in `engine_arguments` by which the engine loads code: of the model's folder, or of a module."""

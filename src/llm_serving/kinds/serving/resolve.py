@@ -73,7 +73,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         transfer,
         blueprint.path.parent,
     )
-    conflicts = [*engine_arguments.check_written(context, placed_roles), *frameworks.check(context, placed_roles)]
+    # What all roles have is reported once.
+    written = dict.fromkeys(engine_arguments.check_written(context, placed_roles))
+    conflicts = [*written, *frameworks.check(context, placed_roles)]
     raise_mistakes(blueprint.locate(conflicts))
     built_roles = {placed.name: _build_role(context, blueprint, placed) for placed in placed_roles}
     engine_roles, engine_services = _fold(context, placed_roles, built_roles)

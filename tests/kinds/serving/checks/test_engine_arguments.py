@@ -164,6 +164,18 @@ def test_a_variable_that_undoes_what_was_decided_is_refused(tmp_path: Path, name
     assert f'environment.{name}: "1": {VARIABLES[name]}. Fix: remove {name}.' in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_memory_that_moves_is_refused_where_a_cache_is_copied(tmp_path: Path, name: str) -> None:
+    extra = f"environment: {{{name}: 'expandable_segments:True'}}\n"
+    assert _resolve(tmp_path, extra).workers[0].env[name] == "expandable_segments:True"
+    with pytest.raises(InputError) as refusal:
+        _resolve(tmp_path, f"{extra}tuning: {{kv_offload: 4Gi}}\n")
+    assert f'environment.{name}: "expandable_segments:True": PyTorch may then move a KV cache whose' in str(
+        refusal.value
+    )
+    assert str(refusal.value).endswith("Fix: remove expandable_segments:True.")
+
+
 MEMORY = "it changes how the engine divides memory, and this program's arithmetic would not know"
 SGLANG_REFUSALS = {
     # SGLang would make two groups within the four accelerators of a copy, and leave the four of the other without work.
@@ -196,3 +208,14 @@ def test_an_option_that_makes_the_engine_run_code_is_noted(tmp_path: Path, value
         "you deploy a blueprint that is not your own."
     )
     assert deployment.notes.count(note) == noted
+
+
+def test_a_variable_of_all_roles_is_refused_once(tmp_path: Path) -> None:
+    blueprint = (
+        "name: mine\npattern: disaggregated\nmodel: Qwen/Qwen3-8B\ncontext: 2k\nenvironment: {HF_HUB_OFFLINE: '0'}\n"
+        "roles: {prefill: {pool: small}, decode: {pool: small}}\n"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    with pytest.raises(InputError) as refusal:
+        resolving.resolve_files(tmp_path, blueprint, FLEET, "eks")
+    assert str(refusal.value).count("environment.HF_HUB_OFFLINE") == 1

@@ -134,13 +134,18 @@ def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Itera
                 else f"remove {option}"
             )
             yield Conflict(path, reason, fix, _format_value(value))
+        written_options = command_parts.list_option_names(words)
+        refusals = [row for row in context.engine.refused_beside if not {*row.options}.isdisjoint(written_options)]
         written_variables = {*context.engine.environment, *context.environment.env}
         for part in parts:
             written_variables |= {*part.environment, *part.address_variables}
         for name, text in context.blueprint.merge_environment(role).items():
+            path = (*placed.key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
             if name in written_variables:
-                path = (*placed.key_path, ENVIRONMENT) if name in role.environment else (ENVIRONMENT,)
                 yield Conflict((*path, name), reason, f"remove {name}", text)
+            for row in refusals:
+                if name in row.variables and row.text in text:
+                    yield Conflict((*path, name), row.reason, f"remove {row.text}", text)
 
 
 def _is_rewritten(context: Context, option: str, value: JsonValue, words: Sequence[str]) -> bool:
