@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -242,22 +242,6 @@ class Blueprint(BaseBlueprint, ModelSettings):
         """Return the key path of a model setting `key` for the role at `key_path`."""
         return (key,) if self.select_model_settings(role) is self else (*key_path, key)
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (
-            self._check_pattern_roles(),
-            self._check_workers(),
-            self._check_model(),
-            self._check_context(),
-            self._check_pipeline(),
-            self._check_split_adapters(),
-            self._check_deadline(),
-            self._check_score(),
-            self._check_routers(),
-            self._check_served_names(),
-            self._check_task(),
-            self._check_token_settings(),
-        )
-
     def _check_task(self) -> Iterator[Conflict]:
         if self.task not in self.pattern_row.tasks:
             others = [row.name for row in patterns.load_patterns().values() if self.task in row.tasks]
@@ -267,7 +251,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     def _check_token_settings(self) -> Iterator[Conflict]:
         """Yield settings that have no meaning by what an answer is, and whose user expects one."""
         if not self.is_pooled:
-            yield from self._check_text_settings()
+            yield from self._find_text_settings()
             return
         reason = f"an answer of the task {self.task} has no tokens"
         worker, speculative = self.roles.worker, self.tuning.speculative
@@ -287,19 +271,19 @@ class Blueprint(BaseBlueprint, ModelSettings):
         for key_path in [key_path for key_path, is_written in refused.items() if is_written]:
             yield Conflict(key_path, reason, fixes.get(key_path[-1], f"remove {key_path[-1]}"))
         if self.task == tasks.DRAW:
-            yield from self._check_drawing()
+            yield from self._find_drawing()
         else:
-            yield from self._check_no_drawing()
+            yield from self._find_no_drawing()
         if self.traffic.images is not None:
             yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts only", "remove images")
         if self.traffic.data is not None and self.task == "rerank":
             yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "remove data")
         if self.traffic.data is not None and self.traffic.inputs.max > 1:
             yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "remove inputs")
-        yield from self._check_full_requests()
-        yield from self._check_remaining_limits(reason)
+        yield from self._find_full_requests()
+        yield from self._find_remaining_limits(reason)
 
-    def _check_full_requests(self) -> Iterator[Conflict]:
+    def _find_full_requests(self) -> Iterator[Conflict]:
         """Yield a bound of replicas that one request exceeds, which an idle replica refuses too: each text counts."""
         for name, role in self.roles.engine_roles.items():
             limit, inputs = get_max_requests(role), self.traffic.inputs.max
@@ -308,7 +292,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 key_path = (*self.find_key_path(name), "max_requests")
                 yield Conflict(key_path, reason, f"set max_requests: {inputs} or more", limit)
 
-    def _check_drawing(self) -> Iterator[Conflict]:
+    def _find_drawing(self) -> Iterator[Conflict]:
         """Yield settings of texts, which a request for pictures does not have."""
         if self.traffic.inputs.max > 1:
             yield Conflict(("traffic", "inputs"), "a request for pictures has one prompt", "set draw: {count: 4}")
@@ -316,13 +300,13 @@ class Blueprint(BaseBlueprint, ModelSettings):
             reason = "its requests have lengths in tokens, and pictures have none"
             yield Conflict(("traffic", "trace"), reason, "set arrivals: 1/s in its place")
 
-    def _check_no_drawing(self) -> Iterator[Conflict]:
+    def _find_no_drawing(self) -> Iterator[Conflict]:
         if self.traffic.draw is not None:
             reason = f"a request of the task {self.task} asks for no pictures"
             yield Conflict(("traffic", "draw"), reason, "set task: draw, or remove draw")
 
-    def _check_text_settings(self) -> Iterator[Conflict]:
-        yield from self._check_no_drawing()
+    def _find_text_settings(self) -> Iterator[Conflict]:
+        yield from self._find_no_drawing()
         for key_path, is_written, others in (
             (("traffic", "inputs"), self.traffic.inputs.max > 1, tasks.NUMBERS),
             (("slo", "inputs_per_s"), self.slo.inputs_per_s is not None, tasks.POOLED),
@@ -331,7 +315,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
                 reason = "a request of the task generate has one prompt"
                 yield Conflict(key_path, reason, f"set task: {' or '.join(others)}, or remove {key_path[-1]}")
 
-    def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
+    def _find_remaining_limits(self, reason: str) -> Iterator[Conflict]:
         """Yield limits on tokens only: without them nothing would be left to hold."""
         written = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
         latencies = [name for name in written if name in ("ttft_ms", "itl_ms")]
