@@ -12,12 +12,22 @@ from typing import Any
 
 import boto3
 import botocore.config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    IncompleteReadError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
 
 MIN_PART_BYTES = 5 * 2**20
 """Minimum bytes of a part that S3 joins, except the last (AWS, S3 multipart upload limits, 2026-11)."""
 
 _READ_BYTES = 2**20
+
+_MAX_BREAKS = 5
+"""How often a read may break off without a byte more. S3 ends some connections of large objects too early, and a
+compressed file of hours would begin anew (github.com/boto/boto3/issues/2495, smart_open#551, s3fs#149)."""
 
 _COPIES = 8
 """Number of parts that S3 copies at a time: sequentially, an object of 50 GB would wait for thousands of answers."""
@@ -127,20 +137,38 @@ class Store:
         Args:
             etag: expected ETag; a replaced object is an error (412).
         """
-        if end <= start:
-            return
-        condition = {"IfMatch": etag} if etag else {}
-        body = self.client.get_object(Bucket=self.bucket, Key=key, Range=f"bytes={start}-{end - 1}", **condition)[
-            "Body"
-        ]
-        yield from body.iter_chunks(_READ_BYTES)
+        if start < end:
+            yield from self._read_blocks(key, start, end, etag)
+
+    def _read_blocks(self, key: str, start: int, end: int | None = None, etag: str = "") -> Iterator[bytes]:
+        """Read from `start` on; where the connection ends too early, go on from there."""
+        breaks = 0
+        while True:
+            options = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end else {}
+            options |= {"IfMatch": etag} if etag else {}
+            reply = self.client.get_object(Bucket=self.bucket, Key=key, **options)
+            etag = etag or str(reply["ETag"])
+            try:
+                for block in reply["Body"].iter_chunks(_READ_BYTES):
+                    start, breaks = start + len(block), 0
+                    yield block
+                return
+            except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+                breaks += 1
+                if breaks == _MAX_BREAKS:
+                    raise
 
     def read(self, key: str) -> bytes:
         return bytes(self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
 
     def read_lines(self, key: str) -> Iterator[bytes]:
         """Read the lines of an object, in constant memory."""
-        yield from self.client.get_object(Bucket=self.bucket, Key=key)["Body"].iter_lines(_READ_BYTES)
+        rest = b""
+        for block in self._read_blocks(key, 0):
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+        if rest:
+            yield rest
 
     def read_head(self, key: str) -> dict[str, Any] | None:
         """Read size and ETag of an object; None if there is none."""

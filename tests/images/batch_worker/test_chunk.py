@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from batch.chunk import ChunkState, Outcome
 from batch.errors import Permanent
 from batch.steps import Steps
 from batch.store import MIN_PART_BYTES, Conflict, Incomplete, Store
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ResponseStreamingError
 
 KEYS = layout.Layout("batch/mine")
 
@@ -143,6 +144,59 @@ def test_as_many_large_objects_as_a_job_has_chunks_are_no_more_parts_than_s3_joi
                 writer.append_object(f"piece-{number}", len(body))
         assert store.read("joined") == b"".join(bodies[:objects])
     assert joined == [5, 4], "of a few, parts are as small as S3 copies fast"
+
+
+class BrokenBody:
+    """An answer whose connection ends after some blocks."""
+
+    def __init__(self, content: bytes, blocks: int) -> None:
+        self._content, self._blocks = content, blocks
+
+    def iter_chunks(self, size: int) -> Iterator[bytes]:
+        for number in range(self._blocks):
+            yield self._content[number * size : (number + 1) * size]
+        raise ResponseStreamingError(error="Connection broken: ConnectionResetError(104, 'Connection reset by peer')")
+
+
+def test_a_read_that_s3_breaks_off_goes_on_from_there(store: Store, monkeypatch: Any) -> None:
+    """A compressed file of hours is read by one request."""
+    content = bytes(range(256)) * 2**14 + b"end"
+    store.write("long", content)
+    get, ranges = store.client.get_object, list[str]()
+
+    def break_off(**arguments: Any) -> Any:
+        ranges.append(arguments.get("Range", ""))
+        reply = get(**arguments)
+        if len(ranges) < 3:
+            reply["Body"] = BrokenBody(reply["Body"].read(), blocks=1)
+        return reply
+
+    monkeypatch.setattr(store.client, "get_object", break_off)
+    assert b"".join(store.read_range("long", 0, len(content))) == content
+    assert ranges == [f"bytes={number * 2**20}-{len(content) - 1}" for number in range(3)]
+    ranges.clear()
+    assert list(store.read_lines("long")) == content.split(b"\n")
+    assert ranges == ["", *(f"bytes={number * 2**20}-" for number in (1, 2))]
+    ranges.clear()
+    blocks = store.read_range("long", 0, len(content))
+    next(blocks)
+    store.write("long", content[::-1])
+    with pytest.raises(ClientError, match="PreconditionFailed"):  # no bytes of two objects
+        next(blocks)
+
+
+def test_a_read_that_never_goes_on_is_an_error(store: Store, monkeypatch: Any) -> None:
+    store.write("long", b"x" * 10)
+    replies: list[Any] = []
+
+    def break_off(**_: Any) -> Any:
+        replies.append({"ETag": "x", "Body": BrokenBody(b"", blocks=0)})
+        return replies[-1]
+
+    monkeypatch.setattr(store.client, "get_object", break_off)
+    with pytest.raises(ResponseStreamingError):
+        list(store.read_range("long", 0, 10))
+    assert len(replies) == 5
 
 
 @pytest.mark.parametrize("moment", ["copy", "block"])
