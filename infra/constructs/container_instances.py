@@ -18,7 +18,7 @@ def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInsta
         stack,
         "instance",
         description=f"Lets instances join the cluster {stack.cluster_name}",
-        trust=policy.build_trust_policy("ec2.amazonaws.com"),
+        trust=policy.build_trust_policy(f"ec2.{stack.account.dns_suffix}"),
         statements=[
             *policy.read_statements(stack, "container-instances"),
             *policy.read_statements(stack, "session-manager"),

@@ -45,7 +45,7 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
         stack,
         name,
         description=f"Lets nodes join the cluster {stack.cluster_name}",
-        trust=policy.build_trust_policy("ec2.amazonaws.com"),
+        trust=policy.build_trust_policy(f"ec2.{stack.account.dns_suffix}"),
         managed=NODE_POLICIES,
         statements=[
             *policy.read_statements(stack, "session-manager"),

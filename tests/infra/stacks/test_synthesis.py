@@ -120,6 +120,13 @@ def test_nodes_may_import_images_into_the_cache_alone(stacks: Stacks) -> None:
     assert set(read_statements("eks")) == {"SessionManager"}
 
 
+@pytest.mark.parametrize(("stack", "role"), [("eks", "node-role"), ("ecs", "instance-role")])
+def test_instances_take_their_role_in_china_too(stacks: Stacks, stack: str, role: str) -> None:
+    """EKS refuses a node role there whose trust does not name ec2.amazonaws.com.cn (cdk-eks-blueprints#558)."""
+    trust = json.loads(stacks[stack, stack]["resource"]["aws_iam_role"][role]["assume_role_policy"])
+    assert trust["Statement"][0]["Principal"] == {"Service": "ec2.${data.aws_partition.partition.dns_suffix}"}
+
+
 def test_endpoints_serve_the_organization_alone_and_s3_its_buckets(stacks: Stacks) -> None:
     endpoint_rows = stacks["closed", "network"]["resource"]["aws_vpc_endpoint"]
     own, public_buckets = json.loads(endpoint_rows["s3"]["policy"])["Statement"]
