@@ -177,6 +177,9 @@ class Fit(BaseModel):
     computed: bool = True
     """Whether more than the weights is computed: reserve, cache and tokens are 0 otherwise."""
 
+    most_sequences: int | None = None
+    """Most requests of a step, each of which keeps a state in the cache; None where none does."""
+
     tokens_per_s: float | None = None
     """Most output tokens a second of one request on CPU, an estimate by memory bandwidth; None where there is none."""
 
@@ -203,6 +206,9 @@ class Division(NamedTuple):
     adapters: int = 0
     """Of the reserve, those of LoRA adapters."""
 
+    states: int | None = None
+    """Most requests of a step, each of which keeps a state in the cache; None where none does."""
+
 
 def build_fit(
     instance: Instance, setup: ReplicaSetup, context: int, division: Division, reason: str, *, calibrated: bool = False
@@ -228,6 +234,7 @@ def build_fit(
         cache_tokens=0 if reason else division.tokens,
         context=context,
         calibrated=calibrated,
+        most_sequences=division.states,
     )
 
 

@@ -144,6 +144,23 @@ def count_cache_tokens(
         return 0
     if model.compressed:
         return _count_compressed_tokens(model, cache_bytes, context, batch_tokens)
+    blocks, request_blocks = _count_blocks(
+        model, cache_bytes, context, tensor_parallel, block, batch_tokens, dtype, draft
+    )
+    return blocks * context // request_blocks
+
+
+def _count_blocks(
+    model: Architecture,
+    cache_bytes: int,
+    context: int,
+    tensor_parallel: int,
+    block: int,
+    batch_tokens: int,
+    dtype: str,
+    draft: Architecture | None,
+) -> tuple[int, int]:
+    """Return the blocks of the cache, and those of a request of the whole context."""
     token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
     draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
@@ -153,7 +170,7 @@ def count_cache_tokens(
     if model.full_layers == model.layers:  # one block has a token's part of each layer
         model_bytes = compute_kv_bytes_per_token(model, tensor_parallel, dtype)
         block_bytes = block * (model_bytes + draft_layers * draft_bytes)
-        return max(0, cache_bytes) // block_bytes * context // divide_up(context, block)
+        return max(0, cache_bytes) // block_bytes, divide_up(context, block)
     # Blocks of all kinds have the same bytes: of smaller tokens they hold more, or are padded.
     sizes = (token_bytes, window_bytes, draft_bytes)
     page_bytes = max(sizes)
@@ -168,7 +185,7 @@ def count_cache_tokens(
     )
     group = _compute_group_size([layers for layers, _ in kinds if layers])
     request_blocks = sum(divide_up(layers, group) * blocks for layers, blocks in kinds)
-    return max(0, cache_bytes) // (block * group * page_bytes) * context // request_blocks
+    return max(0, cache_bytes) // (block * group * page_bytes), request_blocks
 
 
 def _count_compressed_tokens(model: Architecture, cache_bytes: int, context: int, batch_tokens: int) -> int:
@@ -474,16 +491,23 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
     cache = budget - weights - reserve
     if device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
+    dtype = select_cache_type(model, device, setup.dtype)
     tokens = count_cache_tokens(
         largest_stage,
         cache,
         context=context,
         tensor_parallel=setup.tensor,
         batch_tokens=batch.tokens,
-        dtype=select_cache_type(model, device, setup.dtype),
+        dtype=dtype,
         draft=setup.draft,
     )
-    return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters)
+    states = None
+    if model.state:
+        # vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
+        states, _ = _count_blocks(
+            largest_stage, cache, context, setup.tensor, BLOCK_TOKENS, batch.tokens, dtype, setup.draft
+        )
+    return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters, states)
 
 
 def describe_indivisible(model: Architecture, split: Split, *, whole_blocks: bool = False) -> str:

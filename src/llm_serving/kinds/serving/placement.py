@@ -351,8 +351,11 @@ class PlacementSearch:
         )
 
     def _compute_common_fit(self, types: Sequence[Instance]) -> memory.Fit | None:
-        fits = (fit for instance in types if (fit := self._compute_fit(instance)))
-        return min(fits, key=lambda fit: fit.cache_bytes) if self._takes_cpus else next(fits, None)
+        fits = [fit for instance in types if (fit := self._compute_fit(instance))]
+        if self._takes_cpus or not fits:
+            return min(fits, key=lambda fit: fit.cache_bytes, default=None)
+        limits = (fit.most_sequences for fit in fits if fit.most_sequences is not None)
+        return fits[0].model_copy(update={"most_sequences": min(limits, default=None)})
 
     def _select_by_memory(self, types: Sequence[Instance]) -> list[Instance]:
         fits = {instance.name: fit for instance in types if (fit := self._compute_fit(instance))}

@@ -427,3 +427,18 @@ def test_a_prompt_that_is_not_split_takes_memory_for_a_step_of_the_whole_context
     assert resolve_blueprint(tmp_path, text).workers
     [error] = list_errors(tmp_path, text.replace("prefill: on", "prefill: off"))
     assert "does not fit into 1 accelerator of the pool gpu" in error
+
+
+def test_requests_that_keep_a_state_are_as_many_as_the_cache_has_room_for(tmp_path: Path) -> None:
+    """vLLM ends after all else of its start, with `max_num_seqs (1024) exceeds available Mamba cache blocks`."""
+    fleet = FLEET + "  h100: {types: p5.4xlarge, size: 0..4, orchestrator: eks}\n"
+    text = f"name: mine\n{format_blueprint('pool: h100', model='Qwen/Qwen3.6-27B')}"
+    with pytest.raises(InputError) as refusal:
+        resolving.resolve_files(tmp_path, text, fleet, "eks")
+    assert str(refusal.value).endswith(
+        "tuning.sequences: 1024: each request of a step keeps a state in the cache of Qwen/Qwen3.6-27B, which has room for "
+        "about 339: the engine ends. Fix: set tuning: {sequences: 256}, or more accelerators."
+    )
+    deployment = resolving.resolve_files(tmp_path, f"{text}tuning: {{sequences: 256}}\n", fleet, "eks")
+    assert get_flag(deployment.services[0], "--max-num-seqs") == "256"
+    assert resolving.resolve_files(tmp_path, text.replace("Qwen3.6-27B", "Qwen3-14B"), fleet, "eks").workers
