@@ -4,7 +4,8 @@ Runs in the engine's Python, and prints JSON:
 
     .venv-engine/bin/python scripts/record_vllm_options.py > src/llm_serving/catalog/engines/vllm.options.json
 
-An option's type is found by asking the parser's own converter, so `human_readable_int` and its like need no list here.
+An option's type is found by asking the parser's own converter, so `human_readable_int` and its like need no list here;
+the bounds of a number are those of its field in vLLM's configuration.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import vllm
+import vllm.config
 from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.model_executor.models import registry
@@ -28,6 +30,7 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 HELP = "help"
+BOUNDS = ("ge", "gt", "le", "lt")
 
 
 def record(architectures: Iterable[str] = tuple(registry.ModelRegistry.models)) -> dict[str, Any]:
@@ -36,9 +39,9 @@ def record(architectures: Iterable[str] = tuple(registry.ModelRegistry.models)) 
     Args:
         architectures: of which it is recorded whether they take LoRA adapters; the class of each is imported.
     """
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser, bounds = make_arg_parser(FlexibleArgumentParser()), find_bounds()
     options = {
-        name.removeprefix("--").replace("-", "_"): describe(action)
+        name.removeprefix("--").replace("-", "_"): describe(action) | bounds.get(action.dest, {})
         for action in parser._actions
         for name in action.option_strings[:1]
         if name.startswith("--") and action.dest != HELP
@@ -54,6 +57,18 @@ def record(architectures: Iterable[str] = tuple(registry.ModelRegistry.models)) 
         "variables": sorted(envs.environment_variables),
         "dropped_architectures": dict(sorted(registry._PREVIOUSLY_SUPPORTED_MODELS.items())),
         "architectures_without_adapters": sorted(list_without_adapters(architectures)),
+    }
+
+
+def find_bounds() -> dict[str, dict[str, Any]]:
+    """Return the bounds of numbers by the names of their fields, but for names whose fields have unlike ones."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for config in vars(vllm.config).values():
+        for name, field in getattr(config, "__pydantic_fields__", {}).items():
+            bounds = {key: getattr(item, key) for item in field.metadata for key in BOUNDS if hasattr(item, key)}
+            found.setdefault(name, []).append(bounds)
+    return {
+        name: {"bounds": rows[0]} for name, rows in found.items() if rows[0] and all(row == rows[0] for row in rows)
     }
 
 

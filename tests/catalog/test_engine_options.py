@@ -25,6 +25,7 @@ def _load(engine: str) -> engine_options.EngineOptions:
     ("option", "value", "words"),
     [
         (EngineOption(type="int"), 64, ("--max-num-seqs", "64")),
+        (EngineOption(type="int", bounds={"ge": 1, "lt": 65}), 64, ("--max-num-seqs", "64")),
         (EngineOption(type="switch"), True, ("--max-num-seqs",)),
         (EngineOption(type="switch"), False, ("--no-max-num-seqs",)),
         (EngineOption(type="json"), {"a": [1]}, ("--max-num-seqs", '{"a": [1]}')),
@@ -52,6 +53,9 @@ def test_a_value_becomes_the_words_of_the_command_line(
         (EngineOption(type="text"), [], "a text"),
         (EngineOption(type="int", list="words"), [1, "a"], "a whole number, or a list of such"),
         (EngineOption(type="text", choices=("a", "b")), "c", "one of a, b"),
+        (EngineOption(type="int", bounds={"ge": 1}), 0, "a whole number, 1 or more"),
+        (EngineOption(type="number", bounds={"gt": 0, "le": 1}), 1.5, "a number, more than 0, 1 or less"),
+        (EngineOption(type="number", bounds={"gt": 0, "le": 1}), 0, "a number, more than 0, 1 or less"),
     ],
 )
 def test_a_value_of_another_type_is_named(option: EngineOption, value: Any, description: str) -> None:

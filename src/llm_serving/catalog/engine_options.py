@@ -10,6 +10,7 @@ import difflib
 import functools
 import itertools
 import json
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from pydantic import JsonValue
 from llm_serving.settings.plain import PlainData
 
 FOLDER = Path(__file__).with_name("engines")
+
+_BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "le": "{:g} or less", "lt": "less than {:g}"}
 
 
 class EngineOption(PlainData):
@@ -31,6 +34,9 @@ class EngineOption(PlainData):
     """Whether it takes several values: as words after it, or as the option once for each."""
 
     choices: tuple[str | int, ...] = ()
+
+    bounds: Mapping[Literal["ge", "gt", "le", "lt"], float] = {}
+    """Of a number, as pydantic names them."""
 
     word: str = ""
     """How the command line spells it; empty where that is its name with - for _."""
@@ -50,7 +56,8 @@ class EngineOption(PlainData):
             "text": "a text",
             "json": "a mapping or a list",
         }
-        return names[self.type] + (", or a list of such" if self.list else "")
+        bounds = "".join(f", {_BOUNDS[bound].format(number)}" for bound, number in self.bounds.items())
+        return names[self.type] + bounds + (", or a list of such" if self.list else "")
 
     def _accepts(self, value: JsonValue) -> bool:
         if self.choices:
@@ -63,7 +70,9 @@ class EngineOption(PlainData):
             "text": (str, int, float),
             "json": (dict, list, str),
         }
-        return isinstance(value, accepted.get(self.type, ()))
+        if not isinstance(value, accepted.get(self.type, ())):
+            return False
+        return all(getattr(operator, bound)(value, number) for bound, number in self.bounds.items())
 
     def format_words(self, name: str, value: JsonValue) -> tuple[str, ...]:
         """Return the words of the command line for a value that the option takes."""

@@ -41,7 +41,10 @@ def _list_words(deployment: ServingDeployment) -> tuple[str, ...]:
 REFUSALS = {
     "max_num_sequs: 4": 'max_num_sequs: "4": vLLM 0.32.0 has no such option. Fix: write max_num_seqs, or remove max_num_sequs.',
     "max_modl_len: 4": 'max_modl_len: "4": vLLM 0.32.0 has no such option. Fix: write context, or remove max_modl_len.',
-    "max_num_seqs: many": 'max_num_seqs: "many": the engine takes a whole number. Fix: write a whole number.',
+    "max_num_seqs: many": 'max_num_seqs: "many": the engine takes a whole number, 1 or more. '
+    "Fix: write a whole number, 1 or more.",
+    "gpu_memory_utilization: 1.5": 'gpu_memory_utilization: "1.5": the engine takes a number, more than 0, 1 or less. '
+    "Fix: write a number, more than 0, 1 or less.",
     "logprobs_mode: raw": 'logprobs_mode: "raw": the engine takes one of processed_logits, processed_logprobs, '
     "raw_logits, raw_logprobs. Fix: write one of processed_logits, processed_logprobs, raw_logits, raw_logprobs.",
     "max_model_len: 4096": 'max_model_len: "4096": the deployment writes it from context. '
