@@ -43,6 +43,11 @@ def test_what_eks_is_sent_fits_the_add_ons_published_schema(add_on: EksAddOn) ->
     ("name", "configuration", "message"),
     [
         ("eks-node-monitoring-agent", {"tolerations": [{"operator": "Exists"}]}, "'tolerations' was unexpected"),
+        (
+            "eks-node-monitoring-agent",
+            {"nodeAgent": {"monitors": {"network": {"enabled": False}}}},
+            "'network' was unexpected",
+        ),
         ("vpc-cni", {"env": {"ENABLE_PREFIX_DELEGATON": "true"}}, "'ENABLE_PREFIX_DELEGATON' was unexpected"),
         ("vpc-cni", {"enableNetworkPolicy": True}, "True is not of type 'string'"),
         ("coredns", {"replicas": 3}, "'replicas' was unexpected"),
@@ -64,7 +69,12 @@ def test_every_schema_has_its_version_and_source_and_an_add_on_that_uses_it() ->
 
 def test_the_dcgm_server_runs_on_every_gpu_node_whatever_its_taints() -> None:
     (agent,) = [add_on for add_on in CONFIGURED if add_on.name == "eks-node-monitoring-agent"]
-    assert json.loads(agent.configuration or "") == {"dcgmAgent": {"tolerations": [{"operator": "Exists"}]}}
+    assert json.loads(agent.configuration or "")["dcgmAgent"] == {"tolerations": [{"operator": "Exists"}]}
+
+
+def test_only_the_agent_s_check_of_networks_is_off_which_calls_healthy_nodes_broken() -> None:
+    (agent,) = [add_on for add_on in CONFIGURED if add_on.name == "eks-node-monitoring-agent"]
+    assert json.loads(agent.configuration or "")["nodeAgent"] == {"monitors": {"networking": {"enabled": False}}}
 
 
 def test_volumes_of_claims_have_the_fleets_tags_by_which_a_budget_counts_them() -> None:
