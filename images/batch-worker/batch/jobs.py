@@ -266,13 +266,14 @@ class Jobs:
         """Continue a failed job once its cause is gone: saved rows keep their results. None if there is no such job.
 
         Raises:
-            BadSubmission: it has not failed.
+            BadSubmission: it has not failed, or its team is gone.
         """
         job = self.read(job_id)
         if job is None:
             return None
         if job["state"] != layout.FAILED:
             raise BadSubmission("id", f"{job_id} has not failed: it is {job['state']}")
+        self._choose_priority(job["team"], job["priority"])
         if any(error["code"] == layout.GIVEN_UP_CODE for error in job["errors"]):
             self._allow_attempts(job_id)
         resumed: Job = self._store.change_json(self._keys.build(layout.JOB, job_id), layout.reopen)
@@ -376,7 +377,11 @@ class Jobs:
             return False
         name = f"{job['id']}-{len(job['executions']) + 1}"
         if len(job["executions"]) - job.get("resumed_after", 0) >= MAX_EXECUTIONS:
-            self._store.change_json(self._keys.build(layout.JOB, job["id"]), self._fail_unfinished)
+            text = f"{MAX_EXECUTIONS} executions ended before the job did; Step Functions shows why the last one did"
+            self._fail(job, "workflow_failed", text)
+            return False
+        if (job["team"], job["priority"]) not in self._queues.runs:
+            self._fail(job, "no_team", f"there is no team {job['team']} any more")
             return False
         payload = json.dumps(build_execution_input(job, self._keys, self._settings, self._queues))
         try:
@@ -391,12 +396,15 @@ class Jobs:
         )
         return True
 
-    def _fail_unfinished(self, job: Job) -> Job | None:
-        """Return a job as failed that each of its executions left unfinished; None if it has ended."""
-        text = f"{MAX_EXECUTIONS} executions ended before the job did; Step Functions shows why the last one did"
-        failed = layout.advance(job, layout.FAILED, self.now())
-        error = {"code": "workflow_failed", "message": text, "line": None}
-        return failed and cast(Job, {**failed, "errors": [error, *failed["errors"]]})
+    def _fail(self, job: Job, code: str, text: str) -> None:
+        """Set an unfinished job's state to failed."""
+
+        def change(job: Job) -> Job | None:
+            failed = layout.advance(job, layout.FAILED, self.now())
+            error = {"code": code, "message": text, "line": None}
+            return failed and cast(Job, {**failed, "errors": [error, *failed["errors"]]})
+
+        self._store.change_json(self._keys.build(layout.JOB, job["id"]), change)
 
     def _is_running(self, name: str) -> bool:
         arn = self._state_machine.replace(":stateMachine:", ":execution:") + f":{name}"

@@ -159,6 +159,24 @@ def test_an_input_that_may_not_be_read_is_refused(client: Any, batch_settings: A
         jobs.submit("rows.jsonl", bucket="other", team="search")
 
 
+def test_an_unfinished_job_of_a_team_that_is_gone_fails_and_stops_no_other(
+    jobs: Any, state_machine: Any, store: Store, write_input: Any
+) -> None:
+    """As where a batch is deployed again without the team: its queues are gone too."""
+    job = write_input(b"{}")
+    other = {**job, "id": "batch_" + "f" * 24, "team": "gone"}
+    first = {**other, "id": "batch_" + "0" * 24}
+    for lost in (first, other):
+        store.write_json(KEYS.build(layout.JOB, lost["id"]), lost)
+    started = jobs.reconcile()
+    assert job["id"] in started and first["id"] not in started, "the first of the list is of no team"
+    assert f"{job['id']}-1" in state_machine.started
+    failed = jobs.read(first["id"])
+    assert (failed["state"], failed["errors"][0]["message"]) == ("failed", "there is no team gone any more")
+    with pytest.raises(BadSubmission, match="there is no team gone: "):
+        jobs.resume(first["id"])
+
+
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
 def test_a_clock_that_jumps_moves_no_deadline(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Callable[[], float] = worker.start_clock()
