@@ -105,6 +105,9 @@ class ReplicaSetup(Split):
     draft: Model | None = None
     """A draft model beside it."""
 
+    draft_tokens: int = 0
+    """Tokens that are drafted at a time, by whatever drafts them."""
+
     videos: bool = True
     """Whether requests may have videos, where the model reads them."""
 

@@ -130,6 +130,7 @@ def count_cache_tokens(
     batch_tokens: int = 8192,
     dtype: str = "auto",
     draft: Architecture | None = None,
+    draft_tokens: int = 0,
 ) -> int:
     """Return tokens that `cache_bytes` of each accelerator hold, as vLLM logs it: "KV cache size: N tokens".
 
@@ -139,13 +140,14 @@ def count_cache_tokens(
 
     Args:
         draft: a model whose layers have the same tokens in the same cache, all of them taken for full attention.
+        draft_tokens: that are drafted at a time, each with a state of its own in layers that keep one.
     """
     if model.encoder:
         return 0
     if model.compressed:
         return _count_compressed_tokens(model, cache_bytes, context, batch_tokens)
     blocks, request_blocks = _count_blocks(
-        model, cache_bytes, context, tensor_parallel, block, batch_tokens, dtype, draft
+        model, cache_bytes, context, tensor_parallel, block, batch_tokens, dtype, draft, draft_tokens
     )
     return blocks * context // request_blocks
 
@@ -159,6 +161,7 @@ def _count_blocks(
     batch_tokens: int,
     dtype: str,
     draft: Architecture | None,
+    draft_tokens: int,
 ) -> tuple[int, int]:
     """Return the blocks of the cache, and those of a request of the whole context."""
     token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
@@ -180,7 +183,7 @@ def _count_blocks(
     kinds = (
         (model.full_layers + merged_layers, divide_up(context, own_block)),
         (model.sliding_layers, _count_window_blocks(model, context, window_block, batch_tokens)),
-        (model.linear_layers, _STATE_BLOCKS),
+        (model.linear_layers, _STATE_BLOCKS + draft_tokens),
         (draft_layers - merged_layers, divide_up(context, draft_block)),
     )
     group = _compute_group_size([layers for layers, _ in kinds if layers])
@@ -500,12 +503,21 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         batch_tokens=batch.tokens,
         dtype=dtype,
         draft=setup.draft,
+        draft_tokens=setup.draft_tokens,
     )
     states = None
     if model.state:
         # vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
         states, _ = _count_blocks(
-            largest_stage, cache, context, setup.tensor, BLOCK_TOKENS, batch.tokens, dtype, setup.draft
+            largest_stage,
+            cache,
+            context,
+            setup.tensor,
+            BLOCK_TOKENS,
+            batch.tokens,
+            dtype,
+            setup.draft,
+            setup.draft_tokens,
         )
     return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters, states)
 

@@ -345,6 +345,7 @@ class PlacementSearch:
             batch=self._select_batch(instance.accelerators),
             phase=self.key_path[-1] if settings.is_disaggregated else "",
             draft=find_draft(tuning, self.model),
+            draft_tokens=tuning.speculative.tokens if tuning.speculative else 0,
             videos=settings.find_media_limit(self.role, "video") != 0,
             adapters=row.count_adapters(arguments, len(self.role.adapters)),
             adapter_modules=row.list_adapter_modules(arguments),

@@ -442,3 +442,14 @@ def test_requests_that_keep_a_state_are_as_many_as_the_cache_has_room_for(tmp_pa
     deployment = resolving.resolve_files(tmp_path, f"{text}tuning: {{sequences: 256}}\n", fleet, "eks")
     assert get_flag(deployment.services[0], "--max-num-seqs") == "256"
     assert resolving.resolve_files(tmp_path, text.replace("Qwen3.6-27B", "Qwen3-14B"), fleet, "eks").workers
+
+
+def test_each_draft_token_has_a_state_of_its_own(tmp_path: Path) -> None:
+    """MambaSpec.max_memory_usage_bytes of vLLM 0.32.0: a request takes a block more for each, in each group of layers."""
+    fleet = FLEET + "  h100: {types: p5.4xlarge, size: 0..4, orchestrator: eks}\n"
+    extra = "tuning: {sequences: 16, speculative: {method: ngram, tokens: TOKENS}}\n"
+    extra += "engine_arguments: {gpu_memory_utilization: 0.9}\n"
+    text = f"name: mine\n{format_blueprint('pool: h100', extra, model='Qwen/Qwen3.6-27B')}".replace("16384", "255k")
+    assert resolving.resolve_files(tmp_path, text.replace("TOKENS", "1"), fleet, "eks").workers
+    with pytest.raises(InputError, match=r"the cache holds \d+ tokens, \d+ short of one request of 255000"):
+        resolving.resolve_files(tmp_path, text.replace("TOKENS", "16"), fleet, "eks")
