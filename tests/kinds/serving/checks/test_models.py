@@ -102,6 +102,26 @@ def test_a_draft_of_another_vocabulary_is_refused_at_its_line(tmp_path: Path) ->
     assert resolve_blueprint(tmp_path, eagle).workers
 
 
+def test_whole_experts_over_split_copies_take_no_adapters(tmp_path: Path) -> None:
+    """`_ep_check` of vLLM 0.32.0 asserts it as the engine starts."""
+
+    def format_text(split: str, extra: str = "") -> str:
+        text = format_aggregated("Qwen/Qwen3-30B-A3B\ncontext: 8k", pool="p5en", accelerators=8, extra=extra)
+        adapters = "adapters: {sql: 's3://demo-models-123456789012-us-west-2/sql'}"
+        return text.replace("accelerators: 8", f"accelerators: 8, {split}, expert: on, {adapters}")
+
+    assert (
+        "layers of Qwen/Qwen3-30B-A3B are split 2 ways in each of 4 copies, and whole experts over all of them then take no "
+        "adapters: the engine ends. Fix: set expert: off, or data: 8."
+    ) in get_error(tmp_path, format_text("data: 4"))
+    for text in (
+        format_text("data: 8"),
+        format_text("data: 1"),
+        format_text("data: 4", "engine_arguments: {lora_target_modules: [q_proj, v_proj]}\n"),
+    ):
+        assert resolve_blueprint(tmp_path, text).workers
+
+
 @pytest.mark.parametrize(
     ("model", "quantization"),
     [("openai/gpt-oss-20b", "mxfp4"), ("nvidia/Qwen3-235B-A22B-NVFP4", "nvfp4"), ("Qwen/Qwen3-235B-A22B-FP8", "fp8")],

@@ -119,6 +119,16 @@ def _check_adapters(
         yield Conflict(
             (*role_path, "adapters"), reason, "remove adapters, or use another model", ", ".join(role.adapters)
         )
+    modules = settings.engine_row.list_adapter_modules(settings.merge_arguments(role))
+    adapts_experts = model.experts > 0 and (not modules or "experts" in modules)
+    if role.adapters and adapts_experts and role.expert and role.data > 1 and role.tensor > 1:
+        # vLLM 0.32.0, lora/layers/fused_moe.py, _ep_check; config/parallel.py, use_sequence_parallel_moe.
+        reason = (
+            f"layers of {model.name} are split {role.tensor} ways in each of {role.data} copies, and whole experts "
+            "over all of them then take no adapters: the engine ends"
+        )
+        fix = f"set expert: off, or data: {role.data * role.tensor}"
+        yield Conflict((*role_path, "adapters"), reason, fix, ", ".join(role.adapters))
 
 
 def _check_revision(
