@@ -60,6 +60,7 @@ class Jobs:
         self._state_machine = state_machine
         self._queues = queues
         self.now = now
+        self._started_at = now()
         self._counts: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
         """For each unfinished job: ETag and counts of each chunk's head, by its key."""
 
@@ -373,15 +374,21 @@ class Jobs:
         """Start an execution of a job unless one runs; returns whether it did."""
         if job["state"] in layout.FINAL_STATES:
             return False
-        if job["executions"] and self._is_running(job["executions"][-1]):
+        # Without a queue the messages of its chunks are lost, for which an execution would wait two weeks.
+        has_queue = (job["team"], job["priority"]) in self._queues.runs
+        is_running = bool(job["executions"]) and self._is_running(job["executions"][-1])
+        if is_running and (has_queue or job["state"] == layout.FINALIZING):
+            return False
+        if not has_queue:
+            if (
+                job["created_at"] < self._started_at
+            ):  # else a newer Batch API, which a rollout starts, may know the team
+                self._fail(job, "no_team", f"there is no team {job['team']} any more")
             return False
         name = f"{job['id']}-{len(job['executions']) + 1}"
         if len(job["executions"]) - job.get("resumed_after", 0) >= MAX_EXECUTIONS:
             text = f"{MAX_EXECUTIONS} executions ended before the job did; Step Functions shows why the last one did"
             self._fail(job, "workflow_failed", text)
-            return False
-        if (job["team"], job["priority"]) not in self._queues.runs:
-            self._fail(job, "no_team", f"there is no team {job['team']} any more")
             return False
         payload = json.dumps(build_execution_input(job, self._keys, self._settings, self._queues))
         try:

@@ -160,19 +160,23 @@ def test_an_input_that_may_not_be_read_is_refused(client: Any, batch_settings: A
 
 
 def test_an_unfinished_job_of_a_team_that_is_gone_fails_and_stops_no_other(
-    jobs: Any, state_machine: Any, store: Store, write_input: Any
+    jobs: Any, state_machine: Any, store: Store, write_input: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a batch is deployed again without the team: its queues are gone too."""
     job = write_input(b"{}")
     other = {**job, "id": "batch_" + "f" * 24, "team": "gone"}
     first = {**other, "id": "batch_" + "0" * 24}
-    for lost in (first, other):
+    newer = {**other, "id": "batch_" + "1" * 24, "created_at": time.time() + 60}
+    for lost in (first, {**other, "executions": ["one"]}, newer):
         store.write_json(KEYS.build(layout.JOB, lost["id"]), lost)
+    monkeypatch.setattr(state_machine, "describe_execution", lambda **_: {"status": "RUNNING"})
     started = jobs.reconcile()
     assert job["id"] in started and first["id"] not in started, "the first of the list is of no team"
     assert f"{job['id']}-1" in state_machine.started
-    failed = jobs.read(first["id"])
-    assert (failed["state"], failed["errors"][0]["message"]) == ("failed", "there is no team gone any more")
+    for lost in (first, other):
+        failed = jobs.read(lost["id"])
+        assert (failed["state"], failed["errors"][0]["message"]) == ("failed", "there is no team gone any more")
+    assert jobs.read(newer["id"])["state"] == layout.VALIDATING, "a Batch API of a newer deploy may know the team"
     with pytest.raises(BadSubmission, match="there is no team gone: "):
         jobs.resume(first["id"])
 
