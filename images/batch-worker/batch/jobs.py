@@ -380,9 +380,8 @@ class Jobs:
         if is_running and (has_queue or job["state"] == layout.FINALIZING):
             return False
         if not has_queue:
-            if (
-                job["created_at"] < self._started_at
-            ):  # else a newer Batch API, which a rollout starts, may know the team
+            # The team of a newer job may be known to the Batch API that a rollout is starting.
+            if job["created_at"] < self._started_at:
                 self._fail(job, "no_team", f"there is no team {job['team']} any more")
             return False
         name = f"{job['id']}-{len(job['executions']) + 1}"
