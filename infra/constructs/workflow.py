@@ -340,7 +340,8 @@ def _add_alarms(context: WorkflowContext) -> None:
         of_queue = {"QueueName": queue}
         metrics = [
             alarm.build_signal_query("age", "oldest-step", of_queue, "Maximum"),
-            alarm.build_metric_query("waiting", "AWS/SQS", "ApproximateNumberOfMessagesVisible", of_queue, "Minimum"),
+            # Of any queue it counts the messages that nobody has.
+            alarm.build_signal_query("waiting", "undelivered-files", of_queue, "Minimum"),
             alarm.build_expression_query("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
         ]
         _add_alarm(context, name, description, _QUEUE_ALARM_S, metrics)
