@@ -18,6 +18,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.fleet import kueue_manifests, loading
+from llm_serving.kinds.batch.kind import BatchKind
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import StackState
@@ -89,6 +90,7 @@ def stack_calls(monkeypatch: pytest.MonkeyPatch, control_plane: ControlPlane) ->
     monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan("batch-mine", 40, Plan({}) if calls else created)])
     monkeypatch.setattr(apply, "apply", lambda *_: record("apply"))
     monkeypatch.setattr(apply, "run_terraform", lambda *_, **__: record("destroy"))
+    monkeypatch.setattr(BatchKind, "stop_work", lambda *_: record("stop jobs"))
     state = StackState({}, ("aws_sqs_queue.control",))
     monkeypatch.setattr(context, "read_states", lambda _: {"batch-mine": state})
     return calls
@@ -142,7 +144,7 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
     assert {node.rpartition("-")[0] for node in count_workers(cluster)} == {"on-demand"}
 
     run("destroy", "--yes")
-    assert stack_calls[-1] == "destroy beside 0 pods", "what pods use goes after them"
+    assert stack_calls[-2:] == ["stop jobs beside 0 pods", "destroy beside 0 pods"], "what pods use goes after them"
     assert cluster.list_names(*RELEASED, namespace=NAMESPACE, labels=OWN) == []
 
 
