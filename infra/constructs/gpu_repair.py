@@ -94,8 +94,7 @@ def _add_queue(
     """Add the queue, by which the function is called once at a time, and have the rules fill it."""
     name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", stack.cluster_name
     arn = stack.account.build_arn("sqs", name)
-    own_rules = {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}}
-    from_rules = policy.allow_service("FromRules", policy.EVENTS, "sqs:SendMessage", arn, condition=own_rules)
+    from_rules = policy.allow_rules("FromRules", arn, [rule.arn for rule in rules.values()])
     queue = aws.sqs_queue.SqsQueue(
         stack,
         f"{NAME}-queue",

@@ -72,15 +72,12 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
         for name, (source, detail_type) in EVENTS.items()
     }
     # Karpenter drains the node of any message: only the fleet's own rules may send one.
-    own_rules = {"ArnEquals": {"aws:SourceArn": [rule.arn for rule in rules.values()]}}
+    from_rules = policy.allow_rules("FromEvents", queue.arn, [rule.arn for rule in rules.values()])
     aws.sqs_queue_policy.SqsQueuePolicy(
         stack,
         "interruptions-policy",
         queue_url=queue.url,
-        policy=policy.build_document(
-            policy.allow_service("FromEvents", policy.EVENTS, "sqs:SendMessage", queue.arn, condition=own_rules),
-            policy.require_tls("sqs:*", queue.arn),
-        ),
+        policy=policy.build_document(from_rules, policy.require_tls("sqs:*", queue.arn)),
     )
     for name, rule in rules.items():
         aws.cloudwatch_event_target.CloudwatchEventTarget(

@@ -75,6 +75,12 @@ def allow_service(
     return {**principal, **allow(sid, actions, resources, condition=condition)}
 
 
+def allow_rules(sid: str, queue_arn: str, rule_arns: str | Sequence[str]) -> Statement:
+    """Build a statement of a queue's policy that lets these EventBridge rules fill it, and no other account's."""
+    own_rules = {"ArnEquals": {"aws:SourceArn": rule_arns}}
+    return allow_service(sid, EVENTS, "sqs:SendMessage", queue_arn, condition=own_rules)
+
+
 def require_tls(actions: str, resources: str | Sequence[str]) -> Statement:
     """Build a statement of a resource's own policy that denies whatever comes without TLS."""
     return {

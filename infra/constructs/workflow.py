@@ -226,7 +226,8 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     )
     undelivered_name = format_undelivered_queue(batch)
     grants = {
-        name: _build_queue_grant(account.build_arn("sqs", name), rule) for name in (undelivered_name, batch.inbox_queue)
+        name: policy.allow_rules("FromEvents", account.build_arn("sqs", name), rule.arn)
+        for name in (undelivered_name, batch.inbox_queue)
     }
     undelivered = _add_queue(context, undelivered_name, grants[undelivered_name])
     redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": _UNDELIVERED_AFTER})
@@ -241,11 +242,6 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
         dead_letter_config=t.CloudwatchEventTargetDeadLetterConfig(arn=undelivered.arn),
     )
     return inbox
-
-
-def _build_queue_grant(arn: str, rule: aws.cloudwatch_event_rule.CloudwatchEventRule) -> Statement:
-    condition = {"ArnEquals": {"aws:SourceArn": rule.arn}}
-    return policy.allow_service("FromEvents", policy.EVENTS, "sqs:SendMessage", arn, condition=condition)
 
 
 def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
