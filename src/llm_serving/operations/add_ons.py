@@ -17,7 +17,7 @@ import yaml
 
 from llm_serving import console
 from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
-from llm_serving.fleet.add_ons import AddOn, SelectedAddOn
+from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api, old_pools
 from llm_serving.operations.chart_archives import ChartArchive
@@ -219,16 +219,17 @@ def run_commands(
                 except console.CommandFailed as error:
                     if BUSY_MESSAGE not in error.output:
                         raise
-                    raise CheckFailed(_describe_remedy(add_on)) from None
+                    place = f"{add_on.name} --namespace {add_on.namespace}"
+                    ways = f"helm rollback {place}, or helm uninstall {place} where it was the first"
+                    raise CheckFailed(describe_busy(add_on.name, f"{ways}, and then the same command again")) from None
         on_done(command)
 
 
-def _describe_remedy(add_on: AddOn) -> str:
-    place = f"{add_on.name} --namespace {add_on.namespace}"
+def describe_busy(release: str, ways: str) -> str:
+    """Describe what to do if helm is running, or was killed: the release does not tell which."""
     return (
-        f"{add_on.name}: another helm operation is in progress. Nothing was changed. Fix: wait for it; if it was "
-        f"interrupted, run helm rollback {place}, or helm uninstall {place} where it was the first, and then the same "
-        "command again"
+        f"{release}: another helm operation is in progress. Nothing was changed. Fix: wait for it; if it was "
+        f"interrupted, run {ways}"
     )
 
 

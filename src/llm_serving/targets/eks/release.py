@@ -215,17 +215,12 @@ def _list_sleeping_roles(plan: DeploymentPlan) -> list[str]:
 
 
 def _describe_remedy(plan: DeploymentPlan, release: helm.Release) -> str:
-    """Describe what to do if helm is running, or was killed: the release does not tell which."""
-    name = plan.deployment.name
     rollback = (
         [*helm.build_command("rollback", plan), str(release.revision)]
         if release.revision
         else helm.build_command("uninstall", plan)
     )
-    return (
-        f"{name}: another helm operation is in progress. Nothing was changed. Fix: wait for it; "
-        f"if it was interrupted, run {console.quote_command(rollback)} and deploy again"
-    )
+    return addons.describe_busy(plan.deployment.name, f"{console.quote_command(rollback)} and deploy again")
 
 
 def _roll_back(plan: DeploymentPlan, release: helm.Release) -> str:
