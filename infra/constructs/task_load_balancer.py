@@ -11,6 +11,7 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from infra.constructs.task_place import TaskPlace
 from llm_serving.services.load_balancer import StackLoadBalancer
+from llm_serving.services.rendered import split_location
 from llm_serving.services.service import Service
 
 _TLS_POLICY = "ELBSecurityPolicy-TLS13-1-2-2021-06"
@@ -91,7 +92,7 @@ def add_load_balancer(
 def _build_access_logs(location: str) -> aws.lb.LbAccessLogs | None:
     if not location:
         return None
-    bucket, _, prefix = location.removeprefix("s3://").rstrip("/").partition("/")
+    bucket, prefix = split_location(location)
     return aws.lb.LbAccessLogs(enabled=True, bucket=bucket, prefix=prefix)
 
 

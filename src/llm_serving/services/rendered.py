@@ -23,6 +23,12 @@ S = TypeVar("S")
 S3Location = Annotated[str, FORMATS["s3-location"]]
 
 
+def split_location(location: str) -> tuple[str, str]:
+    """Return the bucket and the prefix of an S3Location, without a slash at its end; empty texts of an empty one."""
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    return bucket, prefix.rstrip("/")
+
+
 class Rendered(Settings, Generic[S]):
     """A deployment with a stack of its own, KIND-NAME."""
 

@@ -17,6 +17,7 @@ from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
+from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Resources, Service
 from llm_serving.services.traffic import Slo, Traffic
@@ -59,23 +60,12 @@ class Parallelism(ResolvedData):
     """Whether whole experts are spread over the accelerators."""
 
 
-class ResolvedLoadBalancer(ResolvedData):
+class ResolvedLoadBalancer(StackLoadBalancer):
     """The load balancer before the routers."""
 
-    certificate: str
     public: bool
-    web_acl: str
-    """ARN; empty without one."""
-
-    access_logs: str
-    """Location in S3 of a line for each request; empty without them."""
-
     gateway: str
     """NAME:PORT of the Service that it calls in place of the router's; empty without one."""
-
-    idle_timeout_s: int
-    drain_s: int
-    """How long it lets requests of a stopped router finish."""
 
     ranges: tuple[str, ...]
     """Address ranges from which it calls the routers."""

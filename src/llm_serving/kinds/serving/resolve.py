@@ -378,13 +378,10 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
     row = settings.load_balancer
     if row is None:
         return None
+    stack = load_balancer.resolve(row, min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)))
     return ResolvedLoadBalancer(
-        certificate=row.certificate,
+        **dict(stack),
         public=row.public,
-        web_acl=row.web_acl or "",
-        access_logs=row.access_logs or "",
         gateway=row.gateway or "",
-        idle_timeout_s=load_balancer.IDLE_TIMEOUT_S,
-        drain_s=min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)),
         ranges=load_balancer.list_ranges(fleet),
     )

@@ -14,6 +14,7 @@ from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.stack import ZONES, AnswerFiles, StreamStack
 from llm_serving.services import addresses, team_keys
 from llm_serving.services.environment import Environment
+from llm_serving.services.rendered import split_location
 from llm_serving.settings.document import Conflict
 
 MAX_NAME = 40
@@ -104,8 +105,8 @@ def get_dead_alarm(settings: Blueprint) -> float:
 
 
 def _locate_answer_files(deployment: StreamingDeployment, name: str) -> AnswerFiles | None:
-    bucket, _, prefix = deployment.answer_files.removeprefix("s3://").partition("/")
-    return AnswerFiles(bucket=bucket, prefix=prefix.rstrip("/"), database=name.replace("-", "_")) if bucket else None
+    bucket, prefix = split_location(deployment.answer_files)
+    return AnswerFiles(bucket=bucket, prefix=prefix, database=name.replace("-", "_")) if bucket else None
 
 
 def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:
