@@ -3,7 +3,9 @@
 The provider has them from 6.26 on (`update_config.update_strategy`, `node_repair_config`'s thresholds). Bindings of
 provider 6 are CDK Terrain's (cdktn), from 6.28 on; the provider's binary comes from Terraform's registry, and neither
 PyPI nor npm has it. Rehearsals and tests run 5.100, from a mirror on the machine, and what is applied is what was
-rehearsed: so the settings go through EKS's API. Once the mirror has 6.26, this module and its function go.
+rehearsed: so the settings go through EKS's API.
+
+A pool's new size goes the same way: Terraform cannot say it without taking back what an autoscaler did.
 """
 
 from __future__ import annotations
@@ -78,18 +80,21 @@ def _is_full(group: Group) -> bool:
     return always_full or group.purchase_option in RESERVED_OPTIONS
 
 
-def build_block(group: Group) -> dict[str, object] | None:
-    """Return the Capacity Block whose start starts the group's instances; None for other groups."""
-    if group.purchase_option != "capacity-block":
-        return None
-    scaling = {"minSize": group.min_size, "maxSize": max(1, group.max_size), "desiredSize": group.min_size}
-    return {"id": group.reservation, "scaling": scaling}
+def _build_event(cluster: str, group: Group) -> dict[str, object]:
+    """Build what the function is called with for a group."""
+    return {
+        "cluster": cluster,
+        "group": group.name,
+        "config": build_config(group),
+        "scaling": {"minSize": group.min_size, "maxSize": max(1, group.max_size)},
+        "block": group.reservation if group.purchase_option == "capacity-block" else None,
+    }
 
 
 def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], *, key: aws.kms_key.KmsKey) -> None:
     """Add the function, and a call of it for each group with its node group's resource."""
     cluster = stack.cluster_name
-    has_blocks = any(build_block(group) for group, _ in node_groups)
+    has_blocks = any(group.purchase_option == "capacity-block" for group, _ in node_groups)
     settings_function = add_function(
         stack,
         NAME,
@@ -104,12 +109,11 @@ def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], 
         models=("eks",),
     )
     for group, node_group in node_groups:
-        event = {"cluster": cluster, "group": group.name, "config": build_config(group), "block": build_block(group)}
         aws.lambda_invocation.LambdaInvocation(
             stack,
             f"{group.name}-settings",
             function_name=settings_function.function_name,
-            input=json.dumps(event),
+            input=json.dumps(_build_event(cluster, group)),
             # A group that is made anew has none of them.
             triggers={"group": node_group.arn},
         )

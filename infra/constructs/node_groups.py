@@ -95,9 +95,8 @@ def add_node_group(
         tags=dict(tags) if tags else None,
         depends_on=[*context.dependencies],
     )
-    # The autoscaler moves it, and a block's start and end move both; a plan must not move them back.
-    ignored = ["scaling_config[0].desired_size", *(["scaling_config[0].min_size"] if in_block else [])]
-    eks_node_group.add_override("lifecycle", {"ignore_changes": ignored})
+    # An autoscaler moves it, and a block's start and end; of a pool's new size `node_group_settings` tells EKS.
+    eks_node_group.add_override("lifecycle.ignore_changes", ["scaling_config"])
     return eks_node_group
 
 

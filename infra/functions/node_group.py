@@ -1,8 +1,10 @@
-"""Gives a managed node group what Terraform's AWS provider 5.100 has no field for, and starts a Capacity Block's nodes.
+"""Gives a managed node group what Terraform's AWS provider 5.100 has no field for, and the size of its pool.
 
 - Caps of node repair: at how many broken nodes it stops, how many at a time (hashicorp/terraform-provider-aws#44603).
 - The update strategy MINIMAL, which replaces a node where no capacity is left for another one beside it. Provider 6.26
   knows both; see `infra.constructs.node_group_settings` for why this is a function.
+- The least and most nodes. An autoscaler moves how many there are, so Terraform must leave that alone; and EKS takes no
+  least above it, nor a most below (terraform-aws-modules/terraform-aws-eks#3306, with this provider).
 - A Capacity Block has machines from its start on. Until then the group has none; a scheduled action of its Auto Scaling
   group starts them. EKS itself drains and ends them 40 minutes before the block's end.
 
@@ -10,7 +12,7 @@ Terraform calls it, once for each node group and its settings. The archive bring
 runtime's own boto3 may be older than a setting.
 
 Event: {"cluster": NAME, "group": NAME, "config": parameters of EKS's UpdateNodegroupConfig,
-        "block": {"id": ID, "scaling": a NodegroupScalingConfig of EKS's API} or null}
+        "scaling": {"minSize": LEAST, "maxSize": MOST}, "block": ID of a Capacity Block or null}
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> dict[str, Any]:
     identifiers = {"clusterName": event["cluster"], "nodegroupName": event["group"]}
     node_group = eks.describe_nodegroup(**identifiers)["nodegroup"]
     config, block = dict(event["config"]), event.get("block")
-    start = _find_start(block["id"]) if block else None
-    if block and not start:
-        config["scalingConfig"] = block["scaling"]
+    start = _find_start(block) if block else None
+    if not start:
+        config["scalingConfig"] = _fit(event["scaling"], node_group["scalingConfig"]["desiredSize"])
     changes = {name: value for name, value in config.items() if not _includes(node_group.get(name, {}), value)}
     if changes:
         eks.update_nodegroup_config(**identifiers, **changes)
         eks.get_waiter("nodegroup_active").wait(**identifiers, WaiterConfig={"Delay": 5, "MaxAttempts": 10})
-    if block and start:
-        _schedule(node_group, start, block["scaling"])
+    if start:
+        _schedule(node_group, start, event["scaling"])
     return {"group": event["group"], "changed": sorted(changes), "starts": start.isoformat() if start else None}
 
 
@@ -62,6 +64,11 @@ def _connect(service: str) -> Any:
 
 def _includes(current: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     return expected.items() <= current.items()
+
+
+def _fit(bounds: Mapping[str, int], desired: int) -> dict[str, int]:
+    """Return the bounds with as many nodes as there are, or as few more or less as they need."""
+    return {**bounds, "desiredSize": min(max(desired, bounds["minSize"]), bounds["maxSize"])}
 
 
 def _find_start(block_id: str) -> datetime.datetime | None:
@@ -93,5 +100,5 @@ def _schedule(node_group: Mapping[str, Any], start: datetime.datetime, scaling: 
         StartTime=start,
         MinSize=scaling["minSize"],
         MaxSize=scaling["maxSize"],
-        DesiredCapacity=scaling["desiredSize"],
+        DesiredCapacity=scaling["minSize"],
     )

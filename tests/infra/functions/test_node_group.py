@@ -21,8 +21,14 @@ from infra.functions import node_group
 
 REPAIR = {"enabled": True, "maxUnhealthyNodeThresholdPercentage": 20, "maxParallelNodesRepairedCount": 1}
 UPDATE = {"maxUnavailable": 1, "updateStrategy": "MINIMAL"}
-EVENT = {"cluster": "demo", "group": "general", "config": {"nodeRepairConfig": REPAIR}, "block": None}
-SCALING = {"minSize": 2, "maxSize": 2, "desiredSize": 2}
+BOUNDS = {"minSize": 0, "maxSize": 2}
+EVENT: dict[str, Any] = {
+    "cluster": "demo",
+    "group": "general",
+    "config": {"nodeRepairConfig": REPAIR},
+    "scaling": BOUNDS,
+    "block": None,
+}
 NOW = datetime.datetime.now(datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
 
@@ -63,6 +69,21 @@ def test_the_update_strategy_is_set_beside_what_terraform_set(eks: Any) -> None:
     assert read_group(eks)["updateConfig"] == UPDATE
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "started", "desired"),
+    [(4, 6, 2, 4), (0, 1, 2, 1), (1, 6, 2, 2)],
+    ids=["EKS takes no least above it", "nor a most below it", "else it is the autoscaler's"],
+)
+def test_a_pools_new_size_moves_the_number_of_nodes_no_more_than_it_must(
+    eks: Any, least: int, most: int, started: int, desired: int
+) -> None:
+    eks.update_nodegroup_config(clusterName="demo", nodegroupName="general", scalingConfig={"desiredSize": started})
+    event = {**EVENT, "config": {}, "scaling": {"minSize": least, "maxSize": most}}
+    assert node_group.handler(event)["changed"] == ["scalingConfig"]
+    assert read_group(eks)["scalingConfig"] == {"minSize": least, "maxSize": most, "desiredSize": desired}
+    assert node_group.handler(event)["changed"] == []
+
+
 def test_a_missing_node_group_fails_the_apply(eks: Any) -> None:
     with pytest.raises(ClientError, match="ResourceNotFoundException"):
         node_group.handler({**EVENT, "group": "no-such"})
@@ -89,12 +110,15 @@ class AutoScaling:
         self.actions.append(action)
 
 
-def run_with_block(monkeypatch: pytest.MonkeyPatch, **block: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run_with_block(
+    monkeypatch: pytest.MonkeyPatch, *, least: int = 2, **block: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The handler's answer and the scheduled actions, with a Capacity Block as EC2 describes it."""
     auto_scaling, connect = AutoScaling(), node_group._connect
     clients = {"ec2": Ec2(**block), "autoscaling": auto_scaling}
     monkeypatch.setattr(node_group, "_connect", lambda service: clients.get(service) or connect(service))
-    return node_group.handler({**EVENT, "block": {"id": "cr-1", "scaling": SCALING}}), auto_scaling.actions
+    event = {**EVENT, "block": "cr-1", "scaling": {"minSize": least, "maxSize": 2}}
+    return node_group.handler(event), auto_scaling.actions
 
 
 def test_a_block_to_come_starts_its_machines_at_its_start(eks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +140,16 @@ def test_a_block_to_come_starts_its_machines_at_its_start(eks: Any, monkeypatch:
 def test_an_active_block_starts_its_machines_at_once(eks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result, actions = run_with_block(monkeypatch, State="active", StartDate=NOW - HOUR, EndDate=NOW + 23 * HOUR)
     assert (result["starts"], actions) == (None, [])
-    assert read_group(eks)["scalingConfig"] == SCALING
+    assert read_group(eks)["scalingConfig"] == {"minSize": 2, "maxSize": 2, "desiredSize": 2}
+
+
+def test_another_setting_ends_no_machine_that_an_autoscaler_started_in_a_block(
+    eks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eks.update_nodegroup_config(clusterName="demo", nodegroupName="general", scalingConfig={"desiredSize": 2})
+    block = {"State": "active", "StartDate": NOW - HOUR, "EndDate": NOW + 23 * HOUR}
+    assert run_with_block(monkeypatch, least=0, **block)[0]["changed"] == ["nodeRepairConfig"]
+    assert read_group(eks)["scalingConfig"]["desiredSize"] == 2
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ run "machines_of_every_kind" {
   assert {
     condition = (
       aws_eks_node_group.block-p5en-48xlarge-c-cb.scaling_config[0].desired_size == 0 &&
-      jsondecode(aws_lambda_invocation.block-p5en-48xlarge-c-cb-settings.input).block.scaling.desiredSize == 2 &&
+      jsondecode(aws_lambda_invocation.block-p5en-48xlarge-c-cb-settings.input).scaling.minSize == 2 &&
       jsondecode(aws_lambda_invocation.block-p5en-48xlarge-c-cb-settings.input).config.updateConfig.updateStrategy == "MINIMAL"
     )
     error_message = "a Capacity Block's machines start with the block"
