@@ -1,12 +1,15 @@
-"""NVIDIA's driver in AWS's AMIs: the branch that each release has."""
+"""Drivers in AWS's AMIs: of each release NVIDIA's branch, and the minor of Neuron's driver 2."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Literal
 
 Ami = Literal["eks-al2023", "eks-bottlerocket", "ecs-al2023"]
+Maker = Literal["NVIDIA", "Neuron"]
 
-BRANCHES: dict[Ami, tuple[tuple[str, int], ...]] = {
+_NVIDIA: dict[Ami, tuple[tuple[str, int], ...]] = {
     # For Kubernetes 1.34; 1.35 and 1.36 came later. github.com/awslabs/amazon-eks-ami at 81fec2e, CHANGELOG.md,
     # kmod-nvidia-latest-dkms of each release: 580.159.03 in the last one that it has, v20260714.
     "eks-al2023": (("v20251023", 580), ("v20250915", 570)),
@@ -17,14 +20,32 @@ BRANCHES: dict[Ami, tuple[tuple[str, int], ...]] = {
     # this one; 570.133.20 before. 580.159.03 at a2532d3, 2026-08-19.
     "ecs-al2023": (("2023.0.20251015", 580), ("", 570)),
 }
-"""By AMI: the first release with a branch, and the branch, the newest first."""
+_NEURON: dict[Ami, tuple[tuple[str, int], ...]] = {
+    # The same CHANGELOG.md, aws-neuronx-dkms: 2.27.4.0 here, 2.26.10.0 in v20260403.
+    "eks-al2023": (("v20260714", 29), ("v20260610", 28), ("v20260409", 27)),
+    # bottlerocket-kernel-kit 9.1.0 (github.com/bottlerocket-os/bottlerocket, pull request 4928), which has had 2.29.0.0
+    # since 7.3.0 (its pull request 519). 1.64.0 has 7.2.1, and so 2.26.10.0, of 5.1.0 (pull request 389).
+    "eks-bottlerocket": (("1.65.0", 29),),
+    # Each has the newest of its day: scripts/enable-ecs-agent-inferentia-support.sh at a2532d3. 2.27.4.0 is of
+    # 2026-04-09, and this the first release after it.
+    "ecs-al2023": (("2023.0.20260414", 27),),
+}
+RELEASES: Mapping[Maker, Mapping[Ami, tuple[tuple[str, int], ...]]] = {"NVIDIA": _NVIDIA, "Neuron": _NEURON}
+"""By maker and AMI: the first release with a driver, and that driver, the newest first."""
 
 
-def find_branch(ami: Ami, release: str) -> int:
-    """Return the branch of the driver in a release, such as 580; 0 for a release older than all that are known."""
-    return next((branch for first_release, branch in BRANCHES[ami] if release >= first_release), 0)
+def find_driver(maker: Maker, ami: Ami, release: str) -> int:
+    """Return the driver in a release, such as NVIDIA's branch 580; 0 for a release older than all that are known."""
+    known = RELEASES[maker][ami]
+    return next((driver for first_release, driver in known if _split(release) >= _split(first_release)), 0)
 
 
-def find_first_release(ami: Ami, branch: int) -> str:
-    """Return the first release with this branch or a newer one."""
-    return min(first_release for first_release, known_branch in BRANCHES[ami] if known_branch >= branch)
+def find_first_release(maker: Maker, ami: Ami, driver: int) -> str:
+    """Return the first release with this driver or a newer one."""
+    known = RELEASES[maker][ami]
+    return min((first_release for first_release, known_driver in known if known_driver >= driver), key=_split)
+
+
+def _split(release: str) -> list[int]:
+    """Return the numbers of a release, for 1.100.0 comes after 1.65.0."""
+    return [int(number) for number in re.findall(r"\d+", release)]

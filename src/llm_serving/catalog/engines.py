@@ -202,6 +202,9 @@ class Platform(CommandPart):
     nvidia_driver: int = 0
     """Oldest branch of NVIDIA's driver that runs its image, such as 580; 0 where it needs none."""
 
+    neuron_driver: int = 0
+    """Oldest minor of Neuron's driver 2 that runs its image, such as 27; 0 where it needs none."""
+
     start_s: float = 600
     """Longest start, without the time to load weights."""
 

@@ -43,13 +43,13 @@ def format_blueprint(
     return f"pattern: {pattern}\nmodel: {model}\nroles:\n  worker: {{{worker}}}\n{role_lines}context: 16384\n{extra}{TRAFFIC_AND_SLO}"
 
 
-def resolve_blueprint(folder: Path, text: str, target: str = "eks") -> ServingDeployment:
-    return resolving.resolve_files(folder, f"name: mine\n{text}", FLEET, target, cores=64)
+def resolve_blueprint(folder: Path, text: str, target: str = "eks", fleet: str = FLEET) -> ServingDeployment:
+    return resolving.resolve_files(folder, f"name: mine\n{text}", fleet, target, cores=64)
 
 
-def list_errors(folder: Path, text: str, target: str = "eks") -> list[str]:
+def list_errors(folder: Path, text: str, target: str = "eks", fleet: str = FLEET) -> list[str]:
     with pytest.raises(InputError) as error:
-        resolve_blueprint(folder, text, target)
+        resolve_blueprint(folder, text, target, fleet)
     return str(error.value).replace(f"{folder}/", "").splitlines()
 
 
@@ -386,6 +386,15 @@ def test_an_ami_whose_driver_is_too_old_for_the_engines_image_is_refused(
     assert resolving.resolve_files(tmp_path, with_own_image, fleet, target), "nothing is known of another image"
     newer = line.replace("2025", "2026")
     assert resolving.resolve_files(tmp_path, text, f"{texts.FLEET}{newer}\n", target)
+
+
+def test_bottlerocket_whose_neuron_driver_is_too_old_for_the_engines_image_is_refused(tmp_path: Path) -> None:
+    fleet = FLEET.replace("orchestrator: eks}", "orchestrator: eks, os: bottlerocket}", 1)
+    assert list_errors(tmp_path, format_blueprint(), fleet=fleet) == [
+        'fleet.yaml:1:1: eks.bottlerocket: "1.64.0": its Neuron driver is older than 2.27, which the image of vllm needs. '
+        "Fix: set bottlerocket: 1.65.0 or later."
+    ]
+    assert resolve_blueprint(tmp_path, format_blueprint(), fleet=f"{fleet}eks: {{bottlerocket: 1.65.0}}\n")
 
 
 STEP_REFUSALS = {

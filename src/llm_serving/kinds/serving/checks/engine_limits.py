@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.catalog import drivers, engine_options, instances
+from llm_serving.catalog.drivers import Maker
 from llm_serving.catalog.engines import EngineLimits, Platform
 from llm_serving.catalog.frameworks import Framework
 from llm_serving.catalog.instances import Instance
@@ -84,15 +85,21 @@ def check_drivers(
         return
     conflicts = []
     for placed in placed_roles:
-        pool, branch = placed.pool, placed.platform.nvidia_driver
-        if pool.ami or not branch:
+        pool, platform = placed.pool, placed.platform
+        if pool.ami:
             continue
         release = machine_images.find_release(fleet, fleet.get_orchestrator(pool), pool.os)
-        if drivers.find_branch(release.ami, release.name) < branch:
-            engine = settings.engine
-            reason = f"its NVIDIA driver is older than branch {branch}, which the image of {engine} needs"
-            fix = f"set {release.key_path[-1]}: {drivers.find_first_release(release.ami, branch)} or later"
-            conflicts.append(Conflict(release.key_path, reason, fix, release.name))
+        makers: list[tuple[Maker, int, str]] = [
+            ("NVIDIA", platform.nvidia_driver, f"branch {platform.nvidia_driver}"),
+            ("Neuron", platform.neuron_driver, f"2.{platform.neuron_driver}"),
+        ]
+        for maker, oldest, name in makers:
+            if drivers.find_driver(maker, release.ami, release.name) < oldest:
+                engine = settings.engine
+                reason = f"its {maker} driver is older than {name}, which the image of {engine} needs"
+                first_release = drivers.find_first_release(maker, release.ami, oldest)
+                fix = f"set {release.key_path[-1]}: {first_release} or later"
+                conflicts.append(Conflict(release.key_path, reason, fix, release.name))
     yield from dict.fromkeys(conflicts)
 
 
