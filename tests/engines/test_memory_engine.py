@@ -89,9 +89,9 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(runni
     model = models.find(deployment.served_models[0].model)
     for process in deployment.workers:
         cache_bytes = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
-        computed = vllm.count_cache_tokens(
+        computed = vllm.count_cache_blocks(
             model, cache_bytes, context=deployment.served_models[0].context, block=CPU_BLOCK
-        )
+        ).tokens
         reported = _parse_cache_sizes(running_plan.directory.get_log_path(process.name).read_text())
         assert reported, "the engine's log does not speak of its cache"
         assert set(reported) == {(computed, deployment.served_models[0].context)}
@@ -106,9 +106,9 @@ def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine
     ]
     reported = [answer["result"] for answer in engine_probe("planner", questions)]
     computed = [
-        vllm.count_cache_tokens(
+        vllm.count_cache_blocks(
             models.find(name), CACHE_BYTES, context=context, tensor_parallel=tensor_parallel, block=block
-        )
+        ).tokens
         for name, context, block, tensor_parallel in cases
     ]
     # vLLM divides in floating point, which may lose one token.
@@ -125,9 +125,9 @@ def test_vllms_planner_counts_the_same_tokens_with_a_draft_s_layers(draft: str, 
         heads = {"layers": guesser.layers, "heads": -(-guesser.kv_heads // ways), "size": guesser.head_dim}
         questions.append({**_build_question(models.find(name), context, 16, ways), "draft": heads})
         computed.append(
-            vllm.count_cache_tokens(
+            vllm.count_cache_blocks(
                 models.find(name), CACHE_BYTES, context=context, tensor_parallel=ways, draft=guesser
-            )
+            ).tokens
         )
     reported = [answer.get("result", answer) for answer in engine_probe("planner", questions)]
     differing = [
@@ -151,7 +151,9 @@ def test_vllms_planner_counts_the_same_tokens_with_layers_that_predict(engine_pr
         question = _build_question(model, context, 16, ways)
         more = {key: question[key] + draft.layers for key in ("layers", *["indexed"] * bool(model.indexed_layers))}
         questions.append(question | more)
-        computed.append(vllm.count_cache_tokens(model, CACHE_BYTES, context=context, tensor_parallel=ways, draft=draft))
+        computed.append(
+            vllm.count_cache_blocks(model, CACHE_BYTES, context=context, tensor_parallel=ways, draft=draft).tokens
+        )
     reported = [answer["result"] for answer in engine_probe("planner", questions)]
     assert [case for case, ours, theirs in zip(cases, computed, reported, strict=True) if abs(ours - theirs) > 1] == []
 
@@ -167,7 +169,7 @@ def test_vllms_planner_counts_the_same_tokens_for_caches_of_deepseek_v4(engine_p
         ratios = config["compress_ratios"][: model.layers]
         numbers = {"context": context, "bytes": CACHE_BYTES, "batch": batch, "window": model.window}
         questions.append({**numbers, "ratios": ratios})
-        computed.append(vllm.count_cache_tokens(model, CACHE_BYTES, context=context, batch_tokens=batch))
+        computed.append(vllm.count_cache_blocks(model, CACHE_BYTES, context=context, batch_tokens=batch).tokens)
     reported = [answer.get("result", answer) for answer in engine_probe("compressed", questions)]
     differing = [
         (case, ours, theirs)

@@ -248,6 +248,19 @@ def describe_long_context(model: Model, context: int) -> str:
     return ""
 
 
+def describe_other_vocabulary(model: Model, draft: Model) -> str:
+    """Return why a draft model does not count the tokens of the model; empty where it does, or one is not known.
+
+    Source: vLLM 0.32.0, config/speculative.py, verify_equal_vocab_size_if_draft_model.
+    """
+    if not (draft.is_known and model.is_known) or draft.vocabulary == model.vocabulary:
+        return ""
+    return (
+        f"its vocabulary has {draft.vocabulary} tokens and that of {model.name} {model.vocabulary}, and the "
+        "engine starts with equal ones only"
+    )
+
+
 def describe_shortage(model: Model, division: Division, context: int, owner: str = "of one accelerator") -> str:
     """Return which memory is short, as a sentence; empty where none is."""
     budget, weights, reserve, tokens = division.budget, division.weights, division.reserve, division.tokens

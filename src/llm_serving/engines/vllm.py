@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
@@ -120,7 +121,23 @@ _NEURON_CACHE_SHARE = 0.30
 _NEURON_MIN_CACHE_BYTES = 1 * GIB
 
 
-def count_cache_tokens(
+class CacheBlocks(NamedTuple):
+    """Into how many blocks vLLM divides the cache of each accelerator."""
+
+    total: int
+
+    of_request: int
+    """Blocks that a request of the full context takes at most."""
+
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """Return tokens that the cache holds, as vLLM logs it: "KV cache size: N tokens"."""
+        return self.total * self.context // self.of_request
+
+
+def count_cache_blocks(
     model: Architecture,
     cache_bytes: int,
     *,
@@ -131,11 +148,10 @@ def count_cache_tokens(
     dtype: str = "auto",
     draft: Architecture | None = None,
     draft_tokens: int = 0,
-) -> int:
-    """Return tokens that `cache_bytes` of each accelerator hold, as vLLM logs it: "KV cache size: N tokens".
+) -> CacheBlocks:
+    """Return blocks of `cache_bytes` of each accelerator.
 
-    vLLM counts in requests of the full `context`: all blocks, by the blocks that one such request takes at most. Where
-    some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches of
+    Where some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches of
     `batch_tokens` may be under way on top.
 
     Args:
@@ -143,27 +159,9 @@ def count_cache_tokens(
         draft_tokens: that are drafted at a time, each with a state of its own in layers that keep one.
     """
     if model.encoder:
-        return 0
+        return CacheBlocks(0, 1, context)
     if model.compressed:
-        return _count_compressed_tokens(model, cache_bytes, context, batch_tokens)
-    blocks, request_blocks = _count_blocks(
-        model, cache_bytes, context, tensor_parallel, block, batch_tokens, dtype, draft, draft_tokens
-    )
-    return blocks * context // request_blocks
-
-
-def _count_blocks(
-    model: Architecture,
-    cache_bytes: int,
-    context: int,
-    tensor_parallel: int,
-    block: int,
-    batch_tokens: int,
-    dtype: str,
-    draft: Architecture | None,
-    draft_tokens: int,
-) -> tuple[int, int]:
-    """Return the blocks of the cache, and those of a request of the whole context."""
+        return _count_compressed_blocks(model, cache_bytes, context, batch_tokens)
     token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
     window_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype, has_window=True)
     draft_bytes = compute_kv_layer_bytes(draft, tensor_parallel, dtype) if draft else token_bytes
@@ -173,7 +171,7 @@ def _count_blocks(
     if model.full_layers == model.layers:  # one block has a token's part of each layer
         model_bytes = compute_kv_bytes_per_token(model, tensor_parallel, dtype)
         block_bytes = block * (model_bytes + draft_layers * draft_bytes)
-        return max(0, cache_bytes) // block_bytes, divide_up(context, block)
+        return CacheBlocks(max(0, cache_bytes) // block_bytes, divide_up(context, block), context)
     # Blocks of all kinds have the same bytes: of smaller tokens they hold more, or are padded.
     sizes = (token_bytes, window_bytes, draft_bytes)
     page_bytes = max(sizes)
@@ -188,11 +186,11 @@ def _count_blocks(
     )
     group = _compute_group_size([layers for layers, _ in kinds if layers])
     request_blocks = sum(divide_up(layers, group) * blocks for layers, blocks in kinds)
-    return max(0, cache_bytes) // (block * group * page_bytes), request_blocks
+    return CacheBlocks(max(0, cache_bytes) // (block * group * page_bytes), request_blocks, context)
 
 
-def _count_compressed_tokens(model: Architecture, cache_bytes: int, context: int, batch_tokens: int) -> int:
-    """Return tokens of a cache of DeepSeek V4, whose pages of several kinds and sizes lie in blocks of one size.
+def _count_compressed_blocks(model: Architecture, cache_bytes: int, context: int, batch_tokens: int) -> CacheBlocks:
+    """Return blocks of a cache of DeepSeek V4, whose pages of several kinds and sizes lie in blocks of one size.
 
     On every GPU on which vLLM has kernels for it; with a backend chosen by hand, vectors may be in 16 bits.
     Source: vLLM 0.32.0, v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups; models/deepseek_v4/attention.py and
@@ -217,7 +215,7 @@ def _count_compressed_tokens(model: Architecture, cache_bytes: int, context: int
         count * (divide_up(min(kept - 1 + 2 * batch_tokens, context), tokens) + 1)
         for (*_, tokens, kept), count in zip(kinds, groups, strict=True)
     )
-    return max(0, cache_bytes) // max(full_bytes, *widths) * context // request_blocks
+    return CacheBlocks(max(0, cache_bytes) // max(full_bytes, *widths), request_blocks, context)
 
 
 def _pad(page_bytes: int) -> int:
@@ -439,7 +437,7 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
     adapters = compute_adapter_bytes(model, setup)
     reserve = platform.base_bytes + step + adapters
     cache = budget - weights - reserve
-    tokens = count_cache_tokens(
+    blocks = count_cache_blocks(
         model,
         cache,
         context=context,
@@ -449,7 +447,7 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
         draft=setup.draft,
     )
     video = step - _compute_step_bytes(model, batch)
-    division = Division(budget, weights, reserve, cache, tokens, draft, video, adapters)
+    division = Division(budget, weights, reserve, cache, blocks.tokens, draft, video, adapters)
     reason = (
         describe_long_context(model, context)
         or describe_missing_kernels(model, "CPUs")
@@ -495,7 +493,7 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
     if device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
     dtype = select_cache_type(model, device, setup.dtype)
-    tokens = count_cache_tokens(
+    blocks = count_cache_blocks(
         largest_stage,
         cache,
         context=context,
@@ -505,21 +503,9 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         draft=setup.draft,
         draft_tokens=setup.draft_tokens,
     )
-    states = None
-    if model.state:
-        # vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
-        states, _ = _count_blocks(
-            largest_stage,
-            cache,
-            context,
-            setup.tensor,
-            BLOCK_TOKENS,
-            batch.tokens,
-            dtype,
-            setup.draft,
-            setup.draft_tokens,
-        )
-    return Division(budget, weights, reserve, cache, tokens, draft, with_video - without_video, adapters, states)
+    # A request keeps its state in a block: vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
+    states = blocks.total if model.state else None
+    return Division(budget, weights, reserve, cache, blocks.tokens, draft, with_video - without_video, adapters, states)
 
 
 def describe_indivisible(model: Architecture, split: Split, *, whole_blocks: bool = False) -> str:

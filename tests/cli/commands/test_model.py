@@ -145,6 +145,7 @@ def test_fit_with_a_draft_counts_its_weights_and_its_cache(capsys: pytest.Captur
         ("BAAI/bge-reranker-v2-m3", "tiny", '--draft: "tiny": BAAI/bge-reranker-v2-m3 generates no tokens. Fix: leave out --draft.'),
         ("bartowski/Qwen_Qwen3-4B-GGUF:Q4_0", "tiny", '--draft: "tiny": this repository deploys bartowski/Qwen_Qwen3-4B-GGUF:Q4_0 with none. Fix: leave out --draft.'),
         ("tiny", "BAAI/bge-reranker-v2-m3", '--draft: "BAAI/bge-reranker-v2-m3": it generates no tokens. Fix: use a small model that does.'),
+        ("Qwen/Qwen3-32B", "tiny", "and that of Qwen/Qwen3-32B 151936, and the engine starts with equal ones only. Fix: use a model whose config.json has the same vocab_size."),
         ("tiny", "nothing-like-it", 'model: "nothing-like-it": neither in the catalog'),
     ],
 )  # fmt: skip

@@ -171,6 +171,9 @@ def _find_draft(name: str, model: Model) -> Model:
     draft = models.find(name, fetch=_fetch_record)
     if draft.task != "generate":
         raise InputError(f"--draft: {quote_value(name)}: it generates no tokens. Fix: use a small model that does.")
+    if reason := memory.describe_other_vocabulary(model, draft):
+        fix = "use a model whose config.json has the same vocab_size"
+        raise InputError(f"--draft: {quote_value(name)}: {reason}. Fix: {fix}.")
     return draft
 
 

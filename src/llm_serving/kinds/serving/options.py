@@ -249,6 +249,18 @@ def _has_deprecated_weights(node: Node) -> bool:
     return scheme is not None and scheme.is_deprecated
 
 
+def _limits_sequences(node: Node) -> bool:
+    """Return whether the engine is told how many requests a step has: by itself it may take more than it has room for.
+
+    A model that keeps states has them in blocks of the cache; on this machine nothing counts these.
+    """
+    if node.tuning.sequences or node.is_compiled:
+        return True
+    keeps_states = node.placed.fit is not None and node.placed.fit.most_sequences is not None
+    is_said = node.settings.find_reckoned_argument(node.role, "sequences") is not None
+    return keeps_states and not is_said and not node.conventions.is_local
+
+
 def _has_mixture_ranks(node: Node) -> bool:
     """Return whether several data-parallel ranks serve a mixture of experts without spreading whole ones."""
     return node.role.data > 1 and not node.role.expert and node.placed.model.experts > 0
@@ -285,7 +297,7 @@ OPTIONS = (
         lambda node: not node.tuning.chunked_prefill,
     ),
     Option("batch-tokens", "tuning.batch_tokens", when=lambda node: node.tuning.batch_tokens or node.is_compiled),
-    Option("sequences", "tuning.sequences", when=lambda node: node.tuning.sequences or node.is_compiled),
+    Option("sequences", "tuning.sequences", when=_limits_sequences),
     Option("kv-offload", "tuning.kv_offload"),
     Option("kv-offload", "tuning.kv_tiers", when=lambda node: node.tuning.kv_tiers and _has_folders(node)),
     *(

@@ -106,6 +106,9 @@ class PlacementSearch:
     model: Model
     context: int
 
+    sequences: int | None = None
+    """Most requests of a step, where the blueprint says none and the cache has no room for the engine's own choice."""
+
     def find_placement(self) -> PlacedRole:
         """Return the placement of the role.
 
@@ -120,6 +123,9 @@ class PlacementSearch:
         available_types = self._select_by_pool_size(pool, fitting_types)
         nodes = self._count_nodes(available_types[0])
         device = available_types[0].accelerators
+        batch, fit = self._select_batch(device), self._compute_common_fit(available_types)
+        if (sequences := self._limit_sequences(batch, fit)) != batch.sequences:
+            return dataclasses.replace(self, sequences=sequences).find_placement()
         return PlacedRole(
             key_path=self.key_path,
             role=role,
@@ -131,11 +137,11 @@ class PlacementSearch:
             parallelism=Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert),
             resources=self._compute_resources(pool, available_types, nodes),
             platform=self._select_platform(device),
-            batch=self._select_batch(device),
+            batch=batch,
             wide_experts=self._wide_experts,
             spare_experts=self._spare_experts,
             tolerations=self._list_tolerations(),
-            fit=self._compute_common_fit(available_types),
+            fit=fit,
             awake_share=self._utilization if self._others else None,
         )
 
@@ -193,8 +199,21 @@ class PlacementSearch:
             engine_batch = memory.Batch(tokens=max(engine_batch.tokens, self.context), sequences=engine_batch.sequences)
         return memory.Batch(
             tokens=tuning.batch_tokens or int(self._find_reckoned("batch_tokens", engine_batch.tokens)),
-            sequences=tuning.sequences or int(self._find_reckoned("sequences", engine_batch.sequences)),
+            sequences=self.sequences
+            or tuning.sequences
+            or int(self._find_reckoned("sequences", engine_batch.sequences)),
         )
+
+    def _limit_sequences(self, batch: memory.Batch, fit: memory.Fit | None) -> int:
+        """Return requests of a step, each of which has room for its state in the cache, unless the blueprint says more.
+
+        A power of 2 that leaves a fifth of the room, by which the prediction may be wrong.
+        """
+        states = fit.most_sequences if fit else None
+        is_said = self.sequences or self.settings.tuning.sequences or self._find_reckoned("sequences", 0)
+        if is_said or states is None or min(batch.sequences, batch.tokens) <= states:
+            return batch.sequences
+        return 1 << max(0, int(states * 0.8).bit_length() - 1)
 
     @property
     def _others(self) -> list[str]:

@@ -442,15 +442,22 @@ def test_requests_that_keep_a_state_are_as_many_as_the_cache_has_room_for(tmp_pa
     """vLLM ends after all else of its start, with `max_num_seqs (1024) exceeds available Mamba cache blocks`."""
     fleet = FLEET + "  h100: {types: p5.4xlarge, size: 0..4, orchestrator: eks}\n"
     text = f"name: mine\n{format_blueprint('pool: h100', model='Qwen/Qwen3.6-27B')}"
-    with pytest.raises(InputError) as refusal:
-        resolving.resolve_files(tmp_path, text, fleet, "eks")
-    assert str(refusal.value).endswith(
-        "tuning.sequences: 1024: each request of a step keeps a state in the cache of Qwen/Qwen3.6-27B, which has room for "
-        "about 339: the engine ends. Fix: set tuning: {sequences: 256}, or more accelerators."
-    )
-    deployment = resolving.resolve_files(tmp_path, f"{text}tuning: {{sequences: 256}}\n", fleet, "eks")
+    deployment = resolving.resolve_files(tmp_path, text, fleet, "eks")
     assert get_flag(deployment.services[0], "--max-num-seqs") == "256"
-    assert resolving.resolve_files(tmp_path, text.replace("Qwen3.6-27B", "Qwen3-14B"), fleet, "eks").workers
+    for chosen, name in (
+        ("tuning: {sequences: 512}", "sequences"),
+        ("engine_arguments: {max_num_seqs: 512}", "max_num_seqs"),
+    ):
+        with pytest.raises(InputError) as refusal:
+            resolving.resolve_files(tmp_path, f"{text}{chosen}\n", fleet, "eks")
+        assert str(refusal.value).endswith(
+            f"{name}: 512: each request of a step keeps a state in the cache of Qwen/Qwen3.6-27B, which has room for "
+            f"about 378: the engine ends. Fix: remove {name}, or use more accelerators."
+        )
+    deployment = resolving.resolve_files(tmp_path, f"{text}engine_arguments: {{max_num_seqs: 300}}\n", fleet, "eks")
+    assert deployment.services[0].command.count("--max-num-seqs") == 1
+    other = resolving.resolve_files(tmp_path, text.replace("Qwen3.6-27B", "Qwen3-14B"), fleet, "eks")
+    assert "--max-num-seqs" not in other.services[0].command
 
 
 def test_each_draft_token_has_a_state_of_its_own(tmp_path: Path) -> None:

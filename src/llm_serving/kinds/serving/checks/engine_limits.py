@@ -144,18 +144,14 @@ def _check_step(node: Node) -> Iterator[Conflict]:
     yield from _check_adapted_drafts(node)
     fit = node.placed.fit
     states = fit.most_sequences if fit and not node.conventions.is_local else None
-    if states is not None and min(batch.sequences, batch.tokens) > states:
+    if sequences_path and states is not None and min(batch.sequences, batch.tokens) > states:
         reason = (
             f"each request of a step keeps a state in the cache of {node.placed.model.name}, which has room for about "
             f"{states}: the engine ends"
         )
-        fix = f"set tuning: {{sequences: {_choose_sequences(states)}}}, or more accelerators"
-        yield Conflict(sequences_path or ("tuning", "sequences"), reason, fix, batch.sequences)
-
-
-def _choose_sequences(states: int) -> int:
-    """Return a power of 2 that leaves a fifth of the states, by which the prediction may be wrong."""
-    return 1 << max(0, int(states * 0.8).bit_length() - 1)
+        yield Conflict(
+            sequences_path, reason, f"remove {sequences_path[-1]}, or use more accelerators", batch.sequences
+        )
 
 
 def _check_adapted_drafts(node: Node) -> Iterator[Conflict]:

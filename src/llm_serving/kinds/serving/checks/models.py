@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog import command_parts, engine_options, engines, models, records
 from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
 from llm_serving.catalog.models import Model
+from llm_serving.engines.memory import describe_other_vocabulary
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.drafts import find_draft, predicts_itself
@@ -80,19 +81,11 @@ def _check_model(
 
 
 def _check_vocabulary(settings: Blueprint, model: Model) -> Iterator[Conflict]:
-    """Yield a draft model that counts other tokens than the model.
-
-    Source: vLLM 0.32.0, config/speculative.py, verify_equal_vocab_size_if_draft_model.
-    """
-    speculative = settings.tuning.speculative
-    if speculative is None or speculative.method != "draft_model":
+    """Yield a draft model that counts other tokens than the model."""
+    speculative, draft = settings.tuning.speculative, find_draft(settings.tuning)
+    if speculative is None or speculative.method != "draft_model" or draft is None:
         return
-    draft = find_draft(settings.tuning)
-    if draft and draft.is_known and model.is_known and draft.vocabulary != model.vocabulary:
-        reason = (
-            f"its vocabulary has {draft.vocabulary} tokens and that of {model.name} {model.vocabulary}, and the engine "
-            "starts with equal ones only"
-        )
+    if reason := describe_other_vocabulary(model, draft):
         fix = "use a smaller model whose config.json has the same vocab_size, or set method: ngram"
         yield Conflict(("tuning", "speculative", "model"), reason, fix, draft.name)
 
