@@ -99,7 +99,7 @@ def _add_eks_cluster(
     depends_on: list[ITerraformDependable],
 ) -> aws.eks_cluster.EksCluster:
     e = aws.eks_cluster
-    return e.EksCluster(
+    cluster = e.EksCluster(
         stack,
         "cluster",
         name=stack.cluster_name,
@@ -132,6 +132,10 @@ def _add_eks_cluster(
         tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()},
         depends_on=depends_on,
     )
+    # EKS refuses subnets of other zones than those that the cluster was made in; nodes may be in any of the VPC.
+    # Sources: EKS user guide, "Amazon EKS VPC and subnet requirements", 2026-11; aws/containers-roadmap#2258.
+    cluster.add_override("lifecycle.ignore_changes", ["vpc_config[0].subnet_ids"])
+    return cluster
 
 
 def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.SecurityGroup:

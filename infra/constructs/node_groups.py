@@ -55,9 +55,13 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
 
 
 def add_node_group(
-    context: NodeGroupContext, group: Group, tags: Mapping[str, str] | None = None
+    context: NodeGroupContext, group: Group, tags: Mapping[str, str] | None = None, *, is_rooted: bool = False
 ) -> aws.eks_node_group.EksNodeGroup:
-    """Add a node group with its launch template, and the capacity that it starts in."""
+    """Add a node group with its launch template, and the capacity that it starts in.
+
+    Args:
+        is_rooted: it stays in the zones that it was made in. In others Terraform would replace it, all nodes at once.
+    """
     template = machines.add_template(
         context,
         group,
@@ -96,7 +100,8 @@ def add_node_group(
         depends_on=[*context.dependencies],
     )
     # An autoscaler moves it, and a block's start and end; of a pool's new size `node_group_settings` tells EKS.
-    eks_node_group.add_override("lifecycle.ignore_changes", ["scaling_config"])
+    ignored = ["scaling_config", *(["subnet_ids"] if is_rooted else [])]
+    eks_node_group.add_override("lifecycle.ignore_changes", ignored)
     return eks_node_group
 
 

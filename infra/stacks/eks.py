@@ -56,7 +56,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     )
     context = _build_context(stack, fleet_network, cluster.resource, efa=any(group.efa for group in eks_groups))
     system_group = build_system_group(fleet)
-    system_node_group = node_groups.add_node_group(context, system_group)
+    system_node_group = node_groups.add_node_group(context, system_group, is_rooted=True)
     eks_add_ons.add(stack, cluster=cluster.resource, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,37 @@ def test_one_zone_in_place_of_another_is_refused(context: FleetContext) -> None:
         "is. Nothing was changed. Fix: add the zone, apply and deploy each blueprint; then remove the other, deploy, "
         "and apply again."
     )
+
+
+def test_a_zone_that_a_cluster_of_eks_was_made_in_stays(context: FleetContext, aws: str) -> None:
+    file = context.document.path
+    file.write_text(FLEET.replace("orchestrator: ecs", "orchestrator: eks"))
+    context = replace(context, document=load(file, Fleet))
+    removed_zones.require_clusters_zones(context, build_plans("delete"))  # there is no cluster
+    ec2, eks = context.aws.client("ec2"), context.aws.client("eks")
+    vpc = ec2.create_vpc(CidrBlock="10.8.0.0/16")["Vpc"]["VpcId"]
+    subnets = [
+        ec2.create_subnet(VpcId=vpc, AvailabilityZone=f"us-west-2{zone}", CidrBlock=f"10.8.{number}.0/24")["Subnet"]
+        for number, zone in enumerate("ab")
+    ]
+    ids = [subnet["SubnetId"] for subnet in subnets]
+    eks.create_cluster(name="left", roleArn=f"arn:aws:iam::{'1' * 12}:role/x", resourcesVpcConfig={"subnetIds": ids})
+    try:
+        removed_zones.require_clusters_zones(context, build_plans("create"))
+        with pytest.raises(CheckFailed) as error:
+            removed_zones.require_clusters_zones(context, build_plans("delete"))
+        assert str(error.value) == (
+            f"{file}: zones: the cluster of EKS was made in us-west-2b, and EKS moves no cluster to other zones. Nothing "
+            "was changed. Fix: add it to `zones` again; pools leave a zone by `zones` of their own."
+        )
+        file.write_text(file.read_text().replace("[us-west-2a]", "[us-west-2a, us-west-2b]"))
+        both = replace(context, document=load(file, Fleet))
+        removed_zones.require_clusters_zones(both, build_plans("delete"))  # of another zone, added later
+    finally:
+        eks.delete_cluster(name="left")
+        for subnet_id in ids:
+            ec2.delete_subnet(SubnetId=subnet_id)
+        ec2.delete_vpc(VpcId=vpc)
 
 
 def test_a_subnet_that_something_is_in_is_not_deleted(context: FleetContext, aws: str) -> None:

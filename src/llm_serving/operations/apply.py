@@ -31,14 +31,15 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
     Raises:
         CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
-            that services use or subnets that something is in, has names of others, or moves Kubernetes otherwise than
-            by a step that the file says.
+            that services use or subnets that something is in or a cluster is bound to, has names of others, or moves
+            Kubernetes otherwise than by a step that the file says.
         CommandFailed: Terraform failed; the same command resumes.
     """
     kubernetes_version.require_stated(context, approved_plans)
     capacity_providers.require_unused(context, approved_plans)
     taken_names.require_free(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
+    removed_zones.require_clusters_zones(context, approved)
     for wave in removed_zones.order_waves(context, approved):
         deferred = [name for name, folder in wave.items() if name in approved and not (folder / plans.FILE).is_file()]
         new_plans = {plan.name: plan for plan in plans.create(context, deferred)} if deferred else {}

@@ -1,9 +1,12 @@
 """Zones that the fleet file has no more: their subnets are deleted last, and only once nothing is in them.
 
+A cluster of EKS stays in the zones that it was made in, and so does its node group of the system.
+
 EC2 deletes no subnet that a network interface is in. Applied before the stacks whose machines are there, as the network
 is otherwise, Terraform would try for twenty minutes and fail.
 
-Source: EC2 API reference, DeleteSubnet; hashicorp/terraform-provider-aws 5.100, aws_subnet, Timeouts.
+Source: EC2 API reference, DeleteSubnet; hashicorp/terraform-provider-aws 5.100, aws_subnet, Timeouts; EKS user guide,
+"Amazon EKS VPC and subnet requirements", 2026-11.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.aws import session
+from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import NETWORK, StackPlan
@@ -39,6 +43,31 @@ def order_waves(context: FleetContext, approved: Mapping[str, StackPlan]) -> lis
         )
     others = ({name: folder for name, folder in wave.items() if name != NETWORK} for wave in context.waves)
     return [*filter(None, others), {NETWORK: context.folders[NETWORK]}]
+
+
+def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:
+    """Require that the file has the zones that a cluster of EKS was made in.
+
+    Raises:
+        CheckFailed: it lacks one; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    if "eks" not in context.fleet.orchestrators or not _deletes_subnets(approved):
+        return
+    subnet_ids: list[str] = []
+    with session.translate_errors(), session.ignore_errors("ResourceNotFoundException"):
+        cluster = context.aws.client("eks").describe_cluster(name=names.format_cluster_name(context.fleet))["cluster"]
+        subnet_ids = cluster["resourcesVpcConfig"]["subnetIds"]
+    if not subnet_ids:
+        return
+    with session.translate_errors():
+        subnets = context.aws.client("ec2").describe_subnets(SubnetIds=subnet_ids)["Subnets"]
+    if lacking := sorted({subnet["AvailabilityZone"] for subnet in subnets} - {*context.fleet.zones}):
+        raise CheckFailed(
+            f"{context.document.path}: zones: the cluster of EKS was made in {join_words(lacking)}, and EKS moves no "
+            "cluster to other zones. Nothing was changed. Fix: add it to `zones` again; pools leave a zone by `zones` "
+            "of their own."
+        )
 
 
 def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:

@@ -174,6 +174,18 @@ def test_terraform_leaves_the_number_of_nodes_alone_and_the_function_hears_of_a_
             assert events[name]["scaling"] == scaling
 
 
+def test_another_zone_moves_neither_the_cluster_nor_the_systems_nodes(machines: Stack) -> None:
+    """EKS would refuse the one, and Terraform replace the other: all of CoreDNS and Karpenter at once."""
+    resources = machines["resource"]
+    assert resources["aws_eks_cluster"]["cluster"]["lifecycle"] == {"ignore_changes": ["vpc_config[0].subnet_ids"]}
+    rooted = {
+        name
+        for name, group in resources["aws_eks_node_group"].items()
+        if "subnet_ids" in group["lifecycle"]["ignore_changes"]
+    }
+    assert rooted == {"system"}
+
+
 def test_only_a_fleet_with_a_block_lets_the_function_schedule(stacks: Stacks) -> None:
     def list_actions(shape: str) -> str:
         return str(stacks[shape, "eks"]["resource"]["aws_iam_role_policy"]["node-groups-role-policy"]["policy"])
