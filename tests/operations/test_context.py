@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,30 @@ def test_a_local_state_of_another_account_or_region_is_refused(tmp_path: Path, r
         f"{account}, and this is us-west-2 of 123456789012: Terraform would take them for deleted. Nothing was changed. "
         f"Fix: sign in to {account} with region: {region}, or give another fleet another name."
     )
+
+
+def test_a_bucket_takes_the_place_of_local_states_only_once_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fleet_context = build_context(tmp_path)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"{FLEET}state: s3://my-states/fleets\n")
+    fleet_context = replace(fleet_context, document=inputs.read_fleet(file))
+    instance = {"mode": "managed", "type": "aws_vpc", "name": "vpc", "instances": [{}]}
+    destroyed = json.dumps({"outputs": {}, "resources": []})
+    for name in ("network", "serving-other"):
+        Path(f"terraform.kept.{name}.tfstate").write_text(json.dumps({"outputs": {}, "resources": [instance]}))
+    with pytest.raises(CheckFailed) as error:
+        context.initialize_stacks(fleet_context)
+    folder = "no-such-program -chdir=cdktf.out/stacks/network"
+    assert str(error.value) == (
+        f"{file}: state: s3://my-states/fleets: the stack network is in terraform.kept.network.tfstate, and Terraform "
+        f"would make it a second time. Nothing was changed. Fix: run `blueprint state make`, then {folder} init "
+        f"-reconfigure, then {folder} state push {tmp_path}/terraform.kept.network.tfstate, then delete the file."
+    )
+    Path("terraform.kept.network.tfstate").write_text(destroyed)
+    context._require_moved_states(fleet_context)
 
 
 def test_a_local_state_is_read_without_terraform(tmp_path: Path) -> None:

@@ -175,12 +175,11 @@ def initialize_stacks(context: FleetContext) -> None:
     """Initialize Terraform for every stack; again once the bucket of its state was created.
 
     Raises:
-        CheckFailed: a local state is of another account or region, or one was not written to the bucket.
+        CheckFailed: a local state is of another account or region, or is not in the bucket that the file names.
     """
     if not context.endpoint:
         _require_written_states(context)
-        if context.fleet.state == "local":
-            _require_own_states(context)
+        (_require_own_states if context.fleet.state == "local" else _require_moved_states)(context)
     state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():
@@ -234,6 +233,29 @@ def _require_own_states(context: FleetContext) -> None:
                 f"Nothing was changed. Fix: sign in to {account} with region: {region}, or give another fleet another "
                 "name."
             )
+
+
+def _require_moved_states(context: FleetContext) -> None:
+    """Require that no local state has what a bucket should: the file may have said `state: local` before.
+
+    Terraform finds nothing in the bucket, and makes everything a second time.
+
+    Raises:
+        CheckFailed: one has.
+    """
+    texts = dict(_read_local_states(context))
+    for name, folder in context.folders.items():
+        if not state.parse_state(name, texts.get(name, "")).resources:
+            continue
+        file = _format_local_state(context, name)
+        terraform = (context.program.program, f"-chdir={console.shorten_path(folder)}")
+        init = console.quote_command((*terraform, "init", "-reconfigure"))
+        push = console.quote_command((*terraform, "state", "push", str(file)))
+        raise CheckFailed(
+            f"{context.document.path}: state: {context.fleet.state}: the stack {name} is in "
+            f"{console.shorten_path(file)}, and Terraform would make it a second time. Nothing was changed. Fix: run "
+            f"`blueprint state make`, then {init}, then {push}, then delete the file."
+        )
 
 
 def _has_state_store(context: FleetContext) -> bool:
@@ -292,9 +314,14 @@ def _read_local_states(context: FleetContext) -> Iterator[tuple[str, str]]:
         for file in sorted(parent.glob("*/terraform.tfstate")):
             yield file.parent.name, file.read_text()
         return
-    prefix, suffix = f"terraform.{context.fleet.name}.", ".tfstate"
+    prefix, suffix = _format_local_state(context, "*").name.split("*")
     for file in sorted(context.document.path.absolute().parent.glob(f"{prefix}*{suffix}")):
         yield file.name.removeprefix(prefix).removesuffix(suffix), file.read_text()
+
+
+def _format_local_state(context: FleetContext, name: str) -> Path:
+    """Return the file of a stack's local state on AWS, as `infra.stacks.base` names it."""
+    return context.document.path.absolute().parent / f"terraform.{context.fleet.name}.{name}.tfstate"
 
 
 def _read_s3_states(context: FleetContext) -> Iterator[tuple[str, str]]:
