@@ -11,6 +11,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ThreadLocalRandom;
@@ -28,7 +29,8 @@ final class Call<T> {
     /** What all calls of a client share. */
     record Shared(
             HttpClient http,
-            ScheduledExecutorService executor,
+            Executor executor,
+            ScheduledExecutorService timers,
             Endpoints endpoints,
             Map<String, String> headers,
             int maxRetries,
@@ -85,7 +87,7 @@ final class Call<T> {
 
     private synchronized void schedule(Runnable task, long nanos) {
         if (!ended) {
-            timers.add(shared.executor().schedule(task, nanos, TimeUnit.NANOSECONDS));
+            timers.add(shared.timers().schedule(task, nanos, TimeUnit.NANOSECONDS));
         }
     }
 

@@ -16,7 +16,10 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.ThreadFactory;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import java.util.regex.Pattern;
@@ -25,7 +28,7 @@ import javax.net.ssl.SSLContext;
 /**
  * Calls servers with the API of OpenAI, each call within a deadline.
  *
- * <p>One client serves all threads. It has two threads of its own, however many calls are in flight; what depends on a
+ * <p>One client serves all threads. It has three threads of its own, however many calls are in flight; what depends on a
  * future runs on them unless it is added with an {@code Async} method. Canceling a future cancels the call.
  */
 public final class LlmClient implements AutoCloseable {
@@ -45,18 +48,17 @@ public final class LlmClient implements AutoCloseable {
     private final Duration deadline;
     private final double hedgePercentile;
     private final Supplier<String> requestIds;
+    private final ExecutorService executor;
     private final Call.Shared shared;
 
     private LlmClient(Builder builder) {
         deadline = builder.deadline;
         hedgePercentile = builder.hedgePercentile;
         requestIds = builder.requestIds;
-        ScheduledThreadPoolExecutor executor = new ScheduledThreadPoolExecutor(1, task -> {
-            Thread thread = new Thread(task, "llm-client");
-            thread.setDaemon(true);
-            return thread;
-        });
-        executor.setRemoveOnCancelPolicy(true);
+        executor = Executors.newSingleThreadExecutor(startThreads("llm-client"));
+        // Not that thread: java.net.http looks names up on it, and a DNS that does not answer must hold no deadline up.
+        ScheduledThreadPoolExecutor timers = new ScheduledThreadPoolExecutor(1, startThreads("llm-client-timer"));
+        timers.setRemoveOnCancelPolicy(true);
         HttpClient.Builder http = HttpClient.newBuilder()
                 // All calls would share one connection of HTTP/2: java.net.http fails those beyond what the server takes
                 // on it, 128 at an ALB, and keeps it for all further calls where it has silently broken.
@@ -73,6 +75,7 @@ public final class LlmClient implements AutoCloseable {
         shared = new Call.Shared(
                 http.build(),
                 executor,
+                timers,
                 new Endpoints(endpoints),
                 Map.copyOf(builder.headers),
                 builder.maxRetries,
@@ -141,7 +144,16 @@ public final class LlmClient implements AutoCloseable {
     @Override
     public void close() {
         List.copyOf(shared.open()).forEach(call -> call.cancel(true));
-        shared.executor().shutdown();
+        shared.timers().shutdown();
+        executor.shutdown();
+    }
+
+    private static ThreadFactory startThreads(String name) {
+        return task -> {
+            Thread thread = new Thread(task, name);
+            thread.setDaemon(true);
+            return thread;
+        };
     }
 
     private <T> CompletableFuture<T> call(String path, Object request, Class<T> type, Duration deadline) {

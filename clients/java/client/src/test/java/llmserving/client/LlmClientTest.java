@@ -16,6 +16,7 @@ import java.net.ServerSocket;
 import java.net.Socket;
 import java.net.SocketException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -38,6 +39,7 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 
 @Timeout(60)
 class LlmClientTest {
@@ -217,6 +219,27 @@ class LlmClientTest {
     void aBodyThatComesTooSlowlyMeetsTheDeadline() {
         server.enqueue(answer().throttleBody(1, 200, TimeUnit.MILLISECONDS));
         assertMissesDeadline();
+    }
+
+    @Test
+    void aDnsThatDoesNotAnswerMeetsTheDeadline(@TempDir Path folder) throws Exception {
+        Path names = folder.resolve("names"); // whose reader waits for a writer
+        assertEquals(0, new ProcessBuilder("mkfifo", names.toString()).start().waitFor());
+        Process program = new ProcessBuilder(
+                        Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                        "-Djdk.net.hosts.file=" + names,
+                        "-cp",
+                        System.getProperty("java.class.path"),
+                        UnknownName.class.getName())
+                .redirectErrorStream(true)
+                .start();
+        try {
+            assertTrue(program.waitFor(30, TimeUnit.SECONDS), "the program waits for the name");
+            String printed = new String(program.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+            assertEquals("no answer within 200 ms", printed.strip());
+        } finally {
+            program.destroyForcibly();
+        }
     }
 
     private void assertMissesDeadline() {
