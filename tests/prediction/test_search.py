@@ -155,5 +155,12 @@ def test_accelerators_that_no_engine_here_runs_on_are_out() -> None:
     ]
 
 
+def test_trainium2_of_which_an_engine_takes_whole_nodes_only_is_out() -> None:
+    problem = ask("Qwen/Qwen3-8B", 1, (200, 900), (20, 90), (TTFT, ITL), "")
+    result = search.search(replace(problem, prices=[(instances.find("trn2.3xlarge"), 2.0)]))
+    assert result.candidates == []
+    assert [(row.instance, row.limited_by) for row in result.rejected] == [("trn2.3xlarge", "engine")]
+
+
 def test_simulations_are_repeatable() -> None:
     assert search.search(CASES["dense"]).candidates == find("dense").candidates

@@ -247,8 +247,13 @@ class _Search:
                 self._reject(instance, reason, "price", math.inf)
                 continue
             seen[key] = instance.name, usd_h
-            if device.name in _WITHOUT_ENGINE:
-                reason = f"AWS's plugin of vLLM runs on Trainium2 and later, not on {device.name}"
+            if device.kind == "neuron":
+                # Where the plugin runs, `blueprint check` takes neither part of a node nor any model or step.
+                reason = (
+                    f"AWS's plugin of vLLM runs on Trainium2 and later, not on {device.name}"
+                    if device.name in _WITHOUT_ENGINE
+                    else "AWS's plugin of vLLM takes whole nodes and compiles for few requests, which is not tried"
+                )
                 self._reject(instance, reason, "engine", math.inf)
                 continue
             if not has_facts(device):
@@ -549,7 +554,7 @@ def _compute_fit(model: Model, instance: Instance, split: Split, context: int, k
 
 def _list_number_types(model: Model, device: Accelerators) -> Iterable[tuple[str, str]]:
     """Yield types of weights and of the KV cache that the hardware multiplies."""
-    has_fp8 = device.kind == "gpu" and "fp8" in device.dense_tflops
+    has_fp8 = "fp8" in device.dense_tflops
     for precision in ("bf16", "fp8") if has_fp8 and not model.scheme else ("bf16",):
         yield precision, "auto"
         if has_fp8:
