@@ -27,6 +27,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
+from llm_serving.kinds.streaming.resolve import SETTINGS_VARIABLE
 from llm_serving.kinds.streaming.validation import outcomes
 from llm_serving.kinds.streaming.validation import validate as validation
 from llm_serving.kinds.streaming.validation.report import EventCounts
@@ -402,6 +403,20 @@ def read_failures(url: str) -> str:
             return str(answer.read().decode())
     except (OSError, ValueError):
         return ""
+
+
+def test_a_job_starts_again_after_kafka_forgot_the_transactions_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """Kafka knows as little of a transaction that never was as of one that it forgot."""
+    assert folder.name == "shop"
+    [settings] = {service.env.get(SETTINGS_VARIABLE) for service in load_local().services} - {None}
+    assert settings
+    java = programs.build_java(heap_mb=64)
+    source = Path(__file__).with_name("CommitForgotten.java")
+    subprocess.run(["javac", "-cp", java[-1], "-d", str(tmp_path), str(source)], check=True, timeout=120)
+    commit = [*java[:-1], f"{tmp_path}:{java[-1]}", "stream.CommitForgotten"]
+    environment = {**os.environ, SETTINGS_VARIABLE: settings}
+    done = subprocess.run(commit, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.startswith("known: org.apache.kafka.common.errors.InvalidPidMappingException"), done
 
 
 def test_a_deleted_topic_of_events_fails_the_job_with_the_reason(folder: Path) -> None:

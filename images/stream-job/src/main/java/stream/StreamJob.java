@@ -4,6 +4,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.concurrent.TimeUnit;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.connector.sink2.Sink;
 import org.apache.flink.connector.base.DeliveryGuarantee;
 import org.apache.flink.connector.kafka.sink.KafkaRecordSerializationSchema;
 import org.apache.flink.connector.kafka.sink.KafkaSink;
@@ -92,8 +93,8 @@ public final class StreamJob {
                 .build();
     }
 
-    private static KafkaSink<Outcome> buildSink(Settings settings, String topic) {
-        return KafkaSink.<Outcome>builder()
+    static Sink<Outcome> buildSink(Settings settings, String topic) {
+        return RestartableSink.wrap(KafkaSink.<Outcome>builder()
                 .setBootstrapServers(settings.kafka().brokers())
                 .setKafkaProducerConfig(Topics.buildProperties(settings.kafka()))
                 .setProperty("transaction.timeout.ms", Long.toString(TRANSACTION_TIMEOUT.toMillis()))
@@ -105,6 +106,6 @@ public final class StreamJob {
                         .setValueSerializationSchema(
                                 (Outcome outcome) -> outcome.json.getBytes(StandardCharsets.UTF_8))
                         .build())
-                .build();
+                .build());
     }
 }
