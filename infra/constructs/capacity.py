@@ -17,6 +17,7 @@ from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.lifecycle import keep_until_unused
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -46,7 +47,9 @@ def _add_placement_group(stack: FleetStack, group: Group) -> list[ITerraformDepe
     if isinstance(existing, aws.placement_group.PlacementGroup):
         return [existing]
     ec2_name = names.format_placement_group_name(stack.fleet.name, group.placement_group)
-    return [aws.placement_group.PlacementGroup(stack, name, name=ec2_name, strategy="cluster")]
+    placement_group = aws.placement_group.PlacementGroup(stack, name, name=ec2_name, strategy="cluster")
+    keep_until_unused(placement_group)
+    return [placement_group]
 
 
 def _add_reservation(

@@ -18,6 +18,7 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import machines
 from infra.constructs.expression import format_reference
+from infra.constructs.lifecycle import keep_until_unused
 from llm_serving.fleet import ecs_node_config, groups, machine_images
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -72,10 +73,9 @@ def add_capacity_provider(
             ),
         ),
     )
-    # Terraform deletes a resource before it changes what named it, and ECS deletes no provider that a cluster has:
-    # DELETE_FAILED, for which the AWS provider waits 20 minutes. With this, the association goes first.
-    # Sources: hashicorp/terraform-provider-aws#14393 and #48156; opentofu and terraform, transform_destroy_cbd.go.
-    provider.add_override("lifecycle.create_before_destroy", True)
+    # ECS deletes no provider that a cluster has: DELETE_FAILED, for which the AWS provider waits 20 minutes. With this,
+    # the association goes first. Sources: hashicorp/terraform-provider-aws#14393 and #48156.
+    keep_until_unused(provider)
     return provider
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.lifecycle import keep_until_unused
 from infra.constructs.security_group import add_rule, add_security_group
 from llm_serving.fleet import names
 
@@ -18,6 +19,7 @@ def add_efa_group(stack: FleetStack, *, vpc_id: str) -> aws.security_group.Secur
     name = names.format_efa_group_name(stack.fleet.name, stack.node.id)
     description = "EFA traffic between machines of the fleet"
     group = add_security_group(stack, "efa", name=name, description=description, vpc_id=vpc_id)
+    keep_until_unused(group)
     for direction, rule, peers in (("in", "ingress", "from"), ("out", "egress", "to")):
         description = f"EFA traffic {peers} machines of this group"
         add_rule(stack, f"efa-{rule}", group, direction, description, peer=group, title=f"{name}-{rule}")

@@ -16,6 +16,7 @@ from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant
+from infra.constructs.lifecycle import keep_until_unused
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
@@ -144,6 +145,7 @@ def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.Secu
     group = add_security_group(
         stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
     )
+    keep_until_unused(group)
     for number, client in enumerate(stack.fleet.eks.private_from, start=1):
         cidr, peer_id = (None, client) if client.startswith("sg-") else (client, None)
         rule, title = f"api-client-{number}", f"{name}-{number}"

@@ -8,6 +8,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformOutput
 from infra.constructs import alarm
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.lifecycle import keep_until_unused
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from infra.constructs.task_place import TaskPlace
 from llm_serving.services.load_balancer import StackLoadBalancer
@@ -134,7 +135,7 @@ def _add_target_group(
             path=health_path, matcher="200", interval=10, timeout=5, healthy_threshold=2, unhealthy_threshold=3
         ),
     )
-    target_group.add_override("lifecycle.create_before_destroy", True)
+    keep_until_unused(target_group)
     return target_group
 
 

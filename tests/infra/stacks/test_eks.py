@@ -186,6 +186,20 @@ def test_another_zone_moves_neither_the_cluster_nor_the_systems_nodes(machines: 
     assert rooted == {"system"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("aws_security_group", "api-clients"),  # `private_from` may go
+        ("aws_security_group", "efa"),  # so may a pool's `efa`
+        ("aws_placement_group", "placement-wide-a"),  # and its `placement_group`
+    ],
+)
+def test_what_aws_does_not_delete_while_it_is_in_use_goes_after_its_users(
+    machines: Stack, kind: str, name: str
+) -> None:
+    assert machines["resource"][kind][name]["lifecycle"] == {"create_before_destroy": True}
+
+
 def test_only_a_fleet_with_a_block_lets_the_function_schedule(stacks: Stacks) -> None:
     def list_actions(shape: str) -> str:
         return str(stacks[shape, "eks"]["resource"]["aws_iam_role_policy"]["node-groups-role-policy"]["policy"])

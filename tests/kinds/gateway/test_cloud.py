@@ -165,10 +165,10 @@ def test_a_model_of_bedrock_answers_by_the_role_s_signature_and_no_key(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("node", "percent"), [("cache.t4g.micro", 50), ("cache.t4g.small", 30), ("cache.t4g.medium", None), ("cache.r7g.large", None)]
+    ("node", "percent"), [("cache.t4g.micro", 50), ("cache.t4g.small", 30), ("cache.t4g.medium", 25), ("cache.r7g.large", 25)]
 )  # fmt: skip
 def test_meanings_are_compared_by_a_model_of_bedrock_and_small_nodes_set_memory_aside(
-    tmp_path: Path, node: str, percent: int | None
+    tmp_path: Path, node: str, percent: int
 ) -> None:
     text = f"{MINIMAL.replace('{mock: Hello.}', '{mock: Hello.}, cache: {semantic: {embedding: {bedrock: amazon.titan-embed-text-v2:0}}}')}"
     deployment = resolve(tmp_path, f"{text}aws: {{cache_type: {node}}}\n", "ecs")
@@ -183,7 +183,7 @@ def test_meanings_are_compared_by_a_model_of_bedrock_and_small_nodes_set_memory_
     assert deployment.stack.bedrock_models == ("amazon.titan-embed-text-v2:0",)
     assert deployment.stack.cache_reserve_percent == percent
     plain = resolve(tmp_path, f"{MINIMAL}aws: {{cache_type: {node}}}\n", "ecs", name="plain")
-    assert plain.stack and plain.stack.cache_reserve_percent is None
+    assert plain.stack and plain.stack.cache_reserve_percent == 25, "a parameter group that goes is refused"
 
 
 def test_nodes_with_disks_search_nothing(tmp_path: Path) -> None:

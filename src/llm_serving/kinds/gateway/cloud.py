@@ -46,9 +46,9 @@ MAX_NAME = 40
 DATA_TIERING = re.compile(r"cache\.r\d+gd\..+")
 """Node types with disks. Source: ElastiCache user guide, "Search features and limits" and "Data tiering", 2026-11."""
 
-_BURSTING, _RESERVES = ("t2", "t3", "t4g"), {"micro": 50, "small": 30}
-"""Percent of the memory of such nodes that must be set aside where they search, by their size. Source: ElastiCache user
-guide, "Search features and limits", 2026-11."""
+_BURSTING, _RESERVES, _USUAL_RESERVE = ("t2", "t3", "t4g"), {"micro": 50, "small": 30}, 25
+"""Percent of the memory of such nodes that must be set aside where they search, by their size, and of all others.
+Source: ElastiCache user guide, "Search features and limits" and "Managing reserved memory", 2026-11."""
 
 MAX_SETTINGS = 48 * 1024
 """Maximum bytes of teams and routes together. A task definition has 64 KiB. Source: ECS developer guide, "Amazon ECS
@@ -140,10 +140,15 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
     )
 
 
-def _find_reserve(settings: Blueprint) -> int | None:
-    """Find the share of memory that small nodes set aside where they search; None for ElastiCache's own, 25."""
+def _find_reserve(settings: Blueprint) -> int:
+    """Find the share of memory that nodes set aside.
+
+    Said for all of them: a parameter group that only some have would go while the cache still has it, which ElastiCache
+    refuses, where a larger type takes the place of a small one.
+    """
     family, _, size = settings.aws.cache_type.removeprefix("cache.").partition(".")
-    return _RESERVES.get(size) if family in _BURSTING and litellm_settings.list_embeddings(settings) else None
+    searches = family in _BURSTING and litellm_settings.list_embeddings(settings)
+    return _RESERVES.get(size, _USUAL_RESERVE) if searches else _USUAL_RESERVE
 
 
 def build_services(

@@ -52,8 +52,8 @@ class GatewayStack(Settings):
     database_gib: Annotated[int, Field(ge=20, le=32_768)]
     backup_days: Annotated[int, Field(ge=1, le=35)]
     cache_type: str
-    cache_reserve_percent: Annotated[int, Field(ge=25, le=100)] | None = None
-    """Share of the cache's memory that is set aside; None for ElastiCache's own."""
+    cache_reserve_percent: Annotated[int, Field(ge=25, le=100)] = 25
+    """Share of the cache's memory that is set aside; ElastiCache's own is 25."""
 
     bedrock_guardrail: str = ""
     """Id of the guardrail that the gateway asks."""
