@@ -27,8 +27,9 @@ ECS sends the signal as it takes the task's address from the DNS, where clients 
 `infra.constructs.task_network` sets; issues 343 and 1639 of aws/containers-roadmap, read 2026-11.
 """
 
-ECS_STOP_DELAY_S = 15
-"""That time to live, and some seconds for the DNS to learn of it."""
+ECS_STOP_DELAY_S = 45
+"""That time to live, some seconds for the DNS to learn of it, and the 30 for which Java, a stream's job too, keeps an
+address whatever its time to live: OpenJDK 17, sun.net.InetAddressCachePolicy.DEFAULT_POSITIVE."""
 
 START_WAIT_VARIABLE = "FRONT_START_WAIT_S"
 """Tells the nginx of images/router how long it waits for the router to know an engine before it lets clients in.

@@ -492,7 +492,7 @@ def test_the_orchestrator_runs_beside_nginx_on_fargate(stacks: Stacks) -> None:
     assert router["stopTimeout"] == orchestrator["stopTimeout"]
     # ECS stops them in the reverse order: nginx, which goes on until clients have forgotten the address, before it.
     assert router["dependsOn"] == [{"containerName": "orchestrator", "condition": "START"}]
-    assert {"name": STOP_DELAY_VARIABLE, "value": "15"} in router["environment"]
+    assert {"name": STOP_DELAY_VARIABLE, "value": "45"} in router["environment"]
     [wait] = [item["value"] for item in router["environment"] if item["name"] == START_WAIT_VARIABLE]
     grace_s = filter_by_type(stacks["aggregated"], "aws_ecs_service")["router-0"]["health_check_grace_period_seconds"]
     assert int(wait) < min(router["healthCheck"]["startPeriod"], grace_s), "ECS would replace it meanwhile"

@@ -76,7 +76,7 @@ def test_clients_reach_it_by_name_on_each_target(tmp_path: Path, target: str, ur
     }, "the fleet's network, and no other address"
 
 
-@pytest.mark.parametrize(("target", "pre_stop_s", "delay_s"), [("eks", 10, None), ("ecs", 0, "15")])
+@pytest.mark.parametrize(("target", "pre_stop_s", "delay_s"), [("eks", 10, None), ("ecs", 0, "45")])
 def test_a_gateway_waits_until_clients_know_that_it_goes(
     tmp_path: Path, target: str, pre_stop_s: int, delay_s: str | None
 ) -> None:

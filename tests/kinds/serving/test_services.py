@@ -64,7 +64,7 @@ def test_on_ecs_the_router_stops_within_fargates_limit(tmp_path: Path) -> None:
     worker, router = resolve_services(tmp_path, SCALED.format(pool="on-ecs"), "ecs")
     assert (worker.stop.stop_s, worker.stop.pre_stop_s) == (130, 0)
     assert router.stop.stop_s == 120
-    assert int(router.env[STOP_DELAY_VARIABLE]) == 15, "a name's time to live, and what the DNS takes"
+    assert int(router.env[STOP_DELAY_VARIABLE]) == 45, "a name's time to live, and what the DNS and Java take"
     assert int(router.env[START_WAIT_VARIABLE]) == 30
     assert not {START_WAIT_VARIABLE, STOP_DELAY_VARIABLE} & worker.env.keys(), "the router asks each engine by itself"
     assert router.probe is not None
