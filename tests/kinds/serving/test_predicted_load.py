@@ -9,6 +9,7 @@ from llm_serving import paths
 from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.targets import planning
+from tests.kinds.serving import resolving
 
 BLUEPRINT = """\
 pattern: aggregated
@@ -77,3 +78,21 @@ def test_accelerators_that_pcie_joins_promise_less_than_replicas_of_one(tmp_path
 
 def test_without_accelerators_there_is_no_estimate(tmp_path: Path) -> None:
     assert _estimate(tmp_path, target="local", model="tiny") is None
+
+
+def test_on_trainium2_a_step_has_the_requests_that_it_is_compiled_for(tmp_path: Path) -> None:
+    fleet = (
+        "name: demo\nregion: us-east-2\nzones: [us-east-2a, us-east-2b]\norchestrator: eks\n"
+        "pools:\n  wide: {types: trn2.48xlarge, zones: us-east-2b, size: 0..4}\n"
+    )
+
+    def estimate(tuning: str) -> float | None:
+        text = BLUEPRINT.format(
+            model="Qwen/Qwen3-32B", accelerators="64, data: 8", sequences=8, tuning="", traffic="", ttft=5000
+        )
+        text = "name: mine\n" + text.replace("tuning: {sequences: 8}\n", tuning)
+        deployment = resolving.resolve_files(tmp_path, text, fleet, "eks")
+        return predicted_load.predict_requests_per_s(deployment)
+
+    default = estimate("")
+    assert default and default == estimate("tuning: {sequences: 8, batch_tokens: 2048}\n")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llm_serving.catalog import engines, instances, models, step_times
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.engines import base
-from llm_serving.engines.memory import ReplicaSetup, Split
+from llm_serving.engines.memory import Batch, ReplicaSetup, Split
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
@@ -173,7 +173,9 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
             adapter_modules=row.list_adapter_modules(role.engine_arguments),
         ),
     )
-    batch = memory.select_batch(device)
+    batch, compiled = memory.select_batch(device), row.platforms[device.kind].limits
+    if compiled:
+        batch = Batch(tokens=compiled.select_segment(batch.tokens, served.context), sequences=compiled.sequences)
     limits = Limits(tuning.sequences or batch.sequences, tuning.batch_tokens or batch.tokens, fit.cache_tokens)
     lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
     return _Found(StepTime(model, device, split, tuning.kv_cache), limits, lanes)
