@@ -144,6 +144,14 @@ def test_events_whose_dead_letters_kafka_would_refuse_are_refused(folder: Path) 
     resolve(folder)
 
 
+def test_checkpoints_after_which_kafka_would_have_aborted_the_answers_are_refused(folder: Path) -> None:
+    change(folder / "blueprint.yaml", "checkpoint: 1s", "checkpoint: 1h")
+    with pytest.raises(InputError, match=r"checkpoint: \"1h\""):
+        resolve(folder)
+    change(folder / "blueprint.yaml", "checkpoint: 1h", "checkpoint: 30min")
+    resolve(folder)
+
+
 def test_exactly_one_endpoint_is_asked(folder: Path) -> None:
     change(folder / "blueprint.yaml", "mock: {latency: 0.1s}", "mock: {}\n  deployment: chat")
     with pytest.raises(InputError, match=r"it must have exactly one of mock, deployment and url\. Fix: set mock: \{\}"):

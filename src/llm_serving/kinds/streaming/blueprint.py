@@ -234,7 +234,9 @@ class Blueprint(BaseBlueprint):
     partitions: Annotated[int, Field(ge=1, le=10_000)] = 4
     """Partitions of each topic."""
 
-    checkpoint: Annotated[Duration, Field(ge=0.1, le=3600)] = parse_default("1s")
+    # Kafka aborts a transaction, which lasts from one checkpoint to the next, after an hour, as StreamJob says.
+    # A job that fails just before a checkpoint has half of it to start again.
+    checkpoint: Annotated[Duration, Field(ge=0.1, le=1800)] = parse_default("1s")
     """Time between checkpoints. Readers of Kafka as `read_committed` see answers that late; the cache has them at
     once."""
 
