@@ -68,7 +68,8 @@ run "a_cluster_for_karpenter" {
         config = {
           nodeRepairConfig = { enabled = true, maxUnhealthyNodeThresholdCount = 1, maxParallelNodesRepairedCount = 1 }
         }
-        block = null
+        scaling = { minSize = 3, maxSize = 6 }
+        block   = null
       } &&
       aws_cloudwatch_log_group.node-groups-log.kms_key_id == aws_kms_key.cluster-key.arn
     )
