@@ -125,7 +125,7 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
         kafka_versions=[KAFKA_VERSION],
         server_properties=_BROKER_SETTINGS,
     )
-    return m.MskCluster(
+    cluster = m.MskCluster(
         context.stack,
         "kafka",
         cluster_name=stream.name,
@@ -158,6 +158,9 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
             )
         ),
     )
+    # Brokers stay in their subnets: another zone at the beginning of the fleet's would replace them, with all events.
+    cluster.add_override("lifecycle.ignore_changes", ["broker_node_group_info[0].client_subnets"])
+    return cluster
 
 
 def add_cache(context: StreamContext, groups: Groups) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:

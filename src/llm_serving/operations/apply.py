@@ -8,7 +8,14 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.aws import state_bucket
-from llm_serving.operations import capacity_providers, kubernetes_version, plans, removed_zones, taken_names
+from llm_serving.operations import (
+    capacity_providers,
+    kubernetes_version,
+    lasting_resources,
+    plans,
+    removed_zones,
+    taken_names,
+)
 from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
@@ -31,10 +38,11 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
     Raises:
         CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
-            that services use or subnets that something is in or a cluster is bound to, has names of others, or moves
-            Kubernetes otherwise than by a step that the file says.
+            that services use or subnets that something is in or a cluster is bound to, replaces what lasts, has names
+            of others, or moves Kubernetes otherwise than by a step that the file says.
         CommandFailed: Terraform failed; the same command resumes.
     """
+    lasting_resources.require_kept(context, approved_plans)
     kubernetes_version.require_stated(context, approved_plans)
     capacity_providers.require_unused(context, approved_plans)
     taken_names.require_free(context, approved_plans)

@@ -82,6 +82,11 @@ def test_the_apply_waits_for_an_update_of_every_broker_one_after_the_other(stack
     assert timeouts == {"shop": "120m", "outside": "360m"}, "three brokers and twelve"
 
 
+def test_brokers_stay_in_their_zones_when_the_fleet_gets_another_one(stacks: Stacks) -> None:
+    kafka = stacks["shop"]["resource"]["aws_msk_cluster"]["kafka"]
+    assert kafka["lifecycle"] == {"ignore_changes": ["broker_node_group_info[0].client_subnets"]}, "or all events go"
+
+
 def test_brokers_let_a_transaction_live_as_long_as_the_job_may_take_to_start_and_forget_it_soon_after(
     stacks: Stacks,
 ) -> None:

@@ -1,0 +1,60 @@
+"""What no plan may replace: Terraform would delete it with what it holds, and make an empty one of the same name.
+
+A change of one line does it, such as `network.cidr`. Who wants that makes the new one beside the old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from llm_serving.fleet.checks import join_words
+from llm_serving.operations.context import FleetContext, read_states
+from llm_serving.operations.plans import NETWORK, StackPlan
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.terraform import synthesis
+
+_VPC = "aws_vpc"
+
+_LOSSES: Mapping[str, str] = {
+    "aws_db_instance": "its keys, budgets and records",
+    "aws_ec2_capacity_reservation": "capacity that EC2 may not have again",
+    "aws_ecr_repository": "its images",
+    "aws_eks_cluster": "all that runs on it",
+    "aws_elasticache_replication_group": "what it keeps",
+    "aws_kms_key": "whatever it encrypted",
+    "aws_msk_cluster": "its events and answers",
+    "aws_s3_bucket": "its objects",
+    _VPC: "the network of all that runs in it",
+}
+"""What would be lost, by kind of resource."""
+
+
+def require_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that the plans replace nothing that lasts, and delete no VPC that other stacks are in.
+
+    Raises:
+        CheckFailed: they do; names each, with what would be lost, and the fix.
+    """
+    lost = [line for plan in stack_plans for line in _list_lost(context, plan)]
+    if lost:
+        raise CheckFailed(
+            f"{context.document.path}: Terraform would replace {join_words(lost)}. Nothing was changed. Fix: take back "
+            "the change that it follows from; for a new one, make another pool, deployment or fleet beside this one."
+        )
+
+
+def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
+    for address, change in plan.plan.resources.items():
+        kind = address.partition(".")[0]
+        if kind == _VPC:
+            is_lost = "delete" in change.actions and _is_network_used(context)
+        else:
+            is_lost = kind in _LOSSES and change.verb == "replaced"
+        if is_lost:
+            yield f"{plan.name}: {address}, and {_LOSSES[kind]} would be gone"
+
+
+def _is_network_used(context: FleetContext) -> bool:
+    """Return whether another stack has resources in the fleet's network."""
+    users = [name for name, folder in context.folders.items() if NETWORK in synthesis.read_needs(folder)]
+    return any(stack_state.resources for stack_state in read_states(context, users).values())

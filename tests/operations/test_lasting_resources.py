@@ -1,0 +1,69 @@
+"""Plans that would replace what holds data, the network of what runs, or capacity that EC2 may not have again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_serving.aws.session import AwsSession
+from llm_serving.operations import lasting_resources
+from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import StackPlan
+from llm_serving.services import inputs
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.terraform.plan import parse_plan
+from llm_serving.terraform.runner import Terraform
+from tests.terraform.plan_data import build_change, build_plan
+
+FLEET = """\
+name: kept
+region: us-west-2
+zones: us-west-2a
+orchestrator: ecs
+pools:
+  general: {types: g6.xlarge, size: 1}
+"""
+VPC = "aws_vpc.vpc"
+REPLACED, DELETED = ("delete", "create"), ("delete",)
+
+
+def check(tmp_path: Path, address: str, *actions: str, used: bool = True) -> None:
+    """Check a plan of the stack `network`, while the stack `ecs` is applied or not."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    folders = {name: tmp_path / "stacks" / name for name in ("network", "ecs")}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        backend = {"local": {"path": f"../../{name}.tfstate"}}
+        needs = ["network"] if name == "ecs" else []
+        (folder / "cdk.tf.json").write_text(json.dumps({"//": {"needs": needs}, "terraform": {"backend": backend}}))
+        cluster = {"mode": "managed", "type": "aws_ecs_cluster", "name": "cluster", "instances": [{}]}
+        applied = [cluster] if used or name == "network" else []
+        (tmp_path / f"{name}.tfstate").write_text(json.dumps({"outputs": {}, "resources": applied}))
+    program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
+    context = FleetContext(inputs.read_fleet(file), tmp_path, folders, program, AwsSession("us-west-2"), "123456789012")
+    plan = StackPlan("network", 1, parse_plan(build_plan(build_change(address, *actions))))
+    lasting_resources.require_kept(context, [plan])
+
+
+@pytest.mark.parametrize("actions", [REPLACED, DELETED], ids=["another range", "a VPC of the user's own"])
+def test_the_network_of_what_runs_is_kept(tmp_path: Path, actions: tuple[str, ...]) -> None:
+    with pytest.raises(CheckFailed) as error:
+        check(tmp_path, VPC, *actions)
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml: Terraform would replace network: aws_vpc.vpc, and the network of all that runs in it "
+        "would be gone. Nothing was changed. Fix: take back the change that it follows from; for a new one, make another "
+        "pool, deployment or fleet beside this one."
+    )
+    check(tmp_path, VPC, *actions, used=False)
+
+
+def test_what_holds_data_is_deleted_by_itself_and_not_replaced(tmp_path: Path) -> None:
+    for kind in lasting_resources._LOSSES:
+        with pytest.raises(CheckFailed, match=f"{kind}.one, and .* would be gone"):
+            check(tmp_path, f"{kind}.one", *REPLACED)
+        check(tmp_path, f"{kind}.one", "update")
+    check(tmp_path, "aws_msk_cluster.kafka", *DELETED)  # a pool or a deployment that the user removes
+    check(tmp_path, "aws_launch_template.one", *REPLACED)
