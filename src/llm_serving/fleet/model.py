@@ -416,7 +416,7 @@ class Fleet(Settings):
     """Pools of instances, by the name that blueprints use."""
 
     tags: Annotated[dict[TagKey, TagValue], Field(max_length=40)] = Field(default_factory=dict)
-    """Tags on all resources."""
+    """Tags on all resources. A change replaces the instances of node groups and of ECS, some at a time."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (check_unique("zones", self.zones), *super().find_conflicts())

@@ -26,6 +26,7 @@ from llm_serving.rehearsal import emulator_gaps
 from llm_serving.services import kinds
 from llm_serving.settings.units import format_count
 from llm_serving.tables import fleet_table
+from llm_serving.terraform.plan import UPDATED
 
 _MAX_SHOWN = 20
 """Most resources listed for one stack; Terraform's log has all."""
@@ -98,11 +99,11 @@ def _format_count(number: int, colour: str) -> Text:
 
 
 def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableType]:
-    """List existing resources that would be changed or destroyed."""
+    """List existing resources that would be changed or destroyed, first what goes."""
     for plan in stack_plans:
-        rows = [(address, action) for address, action in plan.plan.affected.items()]
+        rows = sorted(plan.plan.affected.items(), key=lambda row: row[1] == UPDATED)
         for address, action in rows[:_MAX_SHOWN]:
-            colour = "yellow" if action == "updated in-place" else "bold red"
+            colour = "yellow" if action == UPDATED else "bold red"
             moves = plan.plan.resources[address].moves
             versions = f"  {' -> '.join(moves)}" if moves else ""
             yield Padding(Text.assemble((action, colour), f"  {plan.name}: {address}{versions}"), (0, 0, 0, 2))
@@ -117,8 +118,25 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> It
         yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
         yield Text("      A pool's new size or types take `blueprint platform install` too", "dim")
     for plan in stack_plans:
+        if groups := _list_renewed(plan):
+            pace = _PACES.get(plan.name, "")
+            yield Text.assemble(
+                ("drain ", "bold"), (f"{plan.name}: every instance of {join_words(groups)}{pace}", "yellow")
+            )
+    for plan in stack_plans:
         for kind, count in plan.not_emulated.items():
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
+
+
+_PACES = {"eks": ", one of a group at a time", "ecs": ", a tenth of a group at a time, at least one"}
+"""How fast a changed launch template reaches what runs, by stack: as `infra.constructs.node_groups` and
+`capacity_providers` have it."""
+
+
+def _list_renewed(plan: StackPlan) -> list[str]:
+    """List the groups whose instances are replaced: their launch template changes, if only by the fleet's tags."""
+    changes = plan.plan.select("aws_launch_template")
+    return [name.removesuffix("-template") for name, change in changes.items() if change.verb == UPDATED]
 
 
 def describe_cost(context: FleetContext) -> str:

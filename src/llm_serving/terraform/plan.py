@@ -19,10 +19,11 @@ FORMAT_MAJOR = "1"
 
 NO_OP = "no-op"
 _READ = "read"
+UPDATED = "updated in-place"
 
 _VERBS: Mapping[tuple[str, ...], str] = {
     ("create",): "created",
-    ("update",): "updated in-place",
+    ("update",): UPDATED,
     ("delete",): "destroyed",
     ("delete", "create"): "replaced",
     ("create", "delete"): "replaced",
