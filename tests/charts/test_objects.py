@@ -308,6 +308,23 @@ def test_a_pod_has_least_privilege(render_chart: Render, preset: Preset, name: s
         assert spec["enableServiceLinks"] is False
 
 
+def test_neurons_compiler_starts_where_it_may_write(render_chart: Render, preset: Preset) -> None:
+    """neuronx-cc leaves a folder where it is started, and vLLM's plugin starts it where the engine runs.
+
+    Sources: aws-neuron/aws-neuron-sdk, issue 806 (`/home/ubuntu/MiniGPT-4/neuronxcc-u35c1edk`); AWShtokoyo/vllm-neuron
+    at eabd4c9, vllm_neuron/compile/backend.py, neuroncc_compile, which names no `cwd`.
+    """
+    [engine] = [
+        pod["spec"]["containers"][0]
+        for pod in list_pods(render_chart(preset("llama-3.3-70b-trn2")))
+        if pod["spec"]["containers"][0]["name"] == "engine"
+    ]
+    assert engine["securityContext"]["readOnlyRootFilesystem"]
+    assert {"name": "tmp", "mountPath": engine["workingDir"]} in engine["volumeMounts"]
+    manifests = render_chart(preset("llama-3.3-70b-p5"))
+    assert not any("workingDir" in container for pod in list_pods(manifests) for container in pod["spec"]["containers"])
+
+
 def test_files_are_fetched_before_the_engine_starts(render_chart: Render) -> None:
     weights = {"weights": "s3://my-models/llama/"}
     [pod] = [

@@ -180,6 +180,10 @@ capabilities:
 {{- define "inference.container" -}}
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
+{{- if eq .role.resources.accelerator.name "aws.amazon.com/neuron" }}
+# The compiler leaves a tree of files where it is started, and the image's own folder is read-only here.
+workingDir: /tmp
+{{- end }}
 {{- with .command }}
 command:
   {{- range . }}
