@@ -46,6 +46,8 @@ RENAMED = {
 
 _JINJA = re.compile(r"\{[{%#].*?[}%#]\}")
 
+_INCLUDE = re.compile(r'^\{% include "(templates/[\w.]+)" %\}\n', re.MULTILINE)
+
 _MISSING = re.compile(r"has no attribute '(\w+)'")
 
 MANIFEST = ".rendered.json"
@@ -79,10 +81,16 @@ def list_targets(folder: Path) -> list[str]:
 
 def find_own_templates(folder: Path, target: str) -> list[Path]:
     """Return the templates that a deploy of `folder` can use and that are not copies of this repository's."""
-    shipped = {path.read_bytes() for path in paths.PATTERNS.rglob(f"*{SUFFIX}")}
+    texts = [path.read_text(encoding="utf-8") for path in paths.PATTERNS.rglob(f"*{SUFFIX}")]
+    shipped = {text.encode() for text in (*texts, *map(inline_includes, texts))}
     # Those of this repository include others from templates/ alone, where the folder's own come first.
     used = [find_template(folder, target), *sorted((folder / "templates").rglob(f"*{SUFFIX}"))]
     return [path for path in used if path.read_bytes() not in shipped]
+
+
+def inline_includes(text: str) -> str:
+    """Return a template's text with that of this repository's templates in place of their includes."""
+    return _INCLUDE.sub(lambda include: (paths.PATTERNS / include[1]).read_text(encoding="utf-8"), text)
 
 
 def render_text(deployment: Deployment, source: Path) -> str:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.cli.commands import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services import inputs
 from llm_serving.settings.document import load
+from llm_serving.targets import render
 
 PATTERNS = Path(__file__).resolve().parents[3] / "blueprints"
 PRESETS = sorted((path.parents[1].name, path.stem) for path in PATTERNS.glob("*/presets/*.yaml"))
@@ -60,6 +62,19 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
     assert (Path("mine") / schema).resolve() == PATTERNS / "blueprint.schema.json"
     assert inputs.read_blueprint(Path("mine")).value.pattern == pattern
     assert not Path("mine/presets").exists()
+
+
+@pytest.mark.parametrize("pattern", sorted(folder.name for folder in paths.list_patterns()))
+def test_the_templates_of_a_copy_are_not_called_the_users_own_until_they_are_edited(
+    run_cli: Command, pattern: str
+) -> None:
+    run_cli("new", "mine", "--from", pattern)
+    templates = sorted(Path("mine").glob("*.j2"))
+    targets = [path.name.split(".")[0] for path in templates]
+    assert [render.find_own_templates(Path("mine"), target) for target in targets] == [[], [], []]
+    for template, target in zip(templates, targets, strict=True):
+        template.write_text(f"{template.read_text()}# edited\n")
+        assert render.find_own_templates(Path("mine"), target) == [template]
 
 
 @pytest.mark.parametrize(

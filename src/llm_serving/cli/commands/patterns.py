@@ -157,13 +157,7 @@ def _list_presets(pattern: Path) -> list[str]:
 def _inline_includes(folder: Path) -> None:
     """Replace the includes of the templates by their text, so that users can edit every line."""
     for template in folder.glob("*.j2"):
-        expanded = re.sub(
-            r'^\{% include "(templates/[\w.]+)" %\}\n',
-            lambda include: (PATTERNS / include[1]).read_text(encoding="utf-8"),
-            template.read_text(encoding="utf-8"),
-            flags=re.MULTILINE,
-        )
-        template.write_text(expanded, encoding="utf-8")
+        template.write_text(render.inline_includes(template.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _read_summary(folder: Path) -> str:
