@@ -63,20 +63,17 @@ def _render_table(candidates: list[Candidate], limited: Sequence[str], *, is_met
 
 
 def render_chart(answer: Answer) -> str:
-    """Render price against the 95th percentile as SVG, a curve for each metric with a limit."""
-    candidates = answer.result.candidates or ([answer.result.closest] if answer.result.closest else [])
-    ordered = sorted(candidates, key=lambda candidate: candidate.usd_h)
-    limits = {limit.metric: limit.ms for limit in answer.limits}
-    curves = {
-        metric.removesuffix("_ms").upper(): [(row.usd_h, row.predicted[metric].p95) for row in ordered]
-        for metric in limits
-        if ordered
-    }
-    return charts.render_curves(
-        "Price and latency",
-        "USD/h",
-        "p95, ms",
-        curves,
-        {metric.removesuffix("_ms").upper(): ms for metric, ms in limits.items()},
-        {row.configuration.instance.name: row.usd_h for row in ordered},
-    )
+    """Render the latencies that the SLO limits as an SVG file, the cheapest deployment first."""
+    closest = [answer.result.closest] if answer.result.closest else []
+    rows = answer.result.candidates[: answer.top] or closest
+    names = [f"{row.usd_h:,.2f} USD/h  {row.configuration.instance.name}" for row in rows]
+    figures = []
+    for limit in answer.limits if rows else ():
+        latencies = [row.predicted[limit.metric] for row in rows]
+        intervals = [
+            charts.Interval(name, latency.low, latency.p95, latency.high)
+            for name, latency in zip(names, latencies, strict=True)
+        ]
+        title, limit_name = f"{limit.metric.removesuffix('_ms').upper()} p95", f"{limit.statistic} {limit.ms:g} ms"
+        figures.append(charts.render_intervals(title, "ms", intervals, limit_name, limit.ms))
+    return charts.render_file(figures)

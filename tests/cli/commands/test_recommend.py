@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,6 +19,8 @@ ASKED = (
     "--model", "Qwen/Qwen3-8B", "--arrivals", "2/s", "--input-tokens", "500..1500", "--output-tokens", "100..200",
     "--ttft-p95", "1000", "--itl-p95", "60",
 )  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
+
 FEW = ("--type", "g6e.xlarge", "--type", "g6.12xlarge", "--type", "p5.4xlarge")
 
 
@@ -68,10 +71,28 @@ def test_what_is_written_is_accepted_by_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(*ASKED, *FEW, "--shared-prefix", "400", "--write", "mine", "--chart", "chart.svg") == 0
+    assert run(*ASKED, *FEW, "--shared-prefix", "400", "--write", "mine") == 0
     assert "Next: blueprint check mine --fleet mine/fleet.yaml --target eks\n" in capsys.readouterr().out
     assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
-    assert "<svg" in Path("chart.svg").read_text("utf-8")
+
+
+def test_the_chart_is_a_file_that_shows_what_the_table_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    candidates = run_json(capsys, *ASKED, *FEW, "--chart", "chart.svg")["candidates"]
+    picture = ElementTree.parse("chart.svg").getroot()
+    assert picture.tag == f"{SVG}svg", "no browser draws a file without its namespace"
+    assert "svg text" in picture.findtext(f"{SVG}style", "")
+    labels = [f"{row['usd_per_hour']:,.2f} USD/h  {row['instance']}" for row in candidates]
+    figures = picture.findall(f"{SVG}svg")
+    assert figures
+    for figure, metric in zip(figures, ("ttft_ms", "itl_ms"), strict=True):
+        names = [element.text or "" for element in figure.iter(f"{SVG}text")]
+        assert [name for name in names if "USD/h" in name] == labels
+        dots = [float(element.get("cx", "")) for element in figure.iter(f"{SVG}circle")]
+        values = [row["predicted"][metric]["p95"] for row in candidates]
+        assert sorted(dots) == [dot for _, dot in sorted(zip(values, dots, strict=True))], "further right is slower"
 
 
 def test_a_replica_of_several_nodes_is_written_with_a_pool_that_joins_them(

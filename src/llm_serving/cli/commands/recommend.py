@@ -54,7 +54,9 @@ def recommend(
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Types to compare.")] = 3,
     explain: Annotated[str | None, typer.Option(metavar="TYPE", help="Say why this type is out.")] = None,
-    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Write price against latency as SVG.")] = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the latencies of the cheapest as SVG.")
+    ] = None,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the best as a blueprint.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,11 +1,14 @@
-"""Charts of a report as SVG: distributions and time lines. The page's CSS sets the colours. No input or output."""
+"""Charts as SVG: distributions, time lines, choices side by side. The page's CSS sets the colours."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from typing import NamedTuple
 
 from llm_serving.validation.statistics.sample_statistics import Latency, compute_percentile
 
@@ -14,8 +17,8 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 10, 50, 34
 LOW_TOP = 34
 """Top of a chart without marks above."""
 
-LETTER_WIDTH, ROW_HEIGHT = 7.2, 14
-"""Pixels of a letter and of a row of labels."""
+LETTER_WIDTH, ROW_HEIGHT, INTERVAL_HEIGHT = 7.2, 14, 22
+"""Pixels of a letter, of a row of labels and of a row of choices."""
 
 BINS = 40
 COLUMNS = 240
@@ -46,6 +49,15 @@ class Scale:
         step = _round_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+class Interval(NamedTuple):
+    """A value of one choice, and the bounds that it lies within."""
+
+    name: str
+    low: float
+    value: float
+    high: float
 
 
 def _round_step(minimum: float) -> float:
@@ -278,16 +290,48 @@ def render_steps(title: str, values: Sequence[float], width_s: float, unit: str,
     return _render_svg(title, caption, body)
 
 
-def _render_x_axis(scale: Scale, unit: str) -> list[str]:
-    base = HEIGHT - BOTTOM
-    elements = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
+def render_intervals(title: str, unit: str, rows: Sequence[Interval], limit_name: str, limit: float) -> str:
+    """Render a row for each choice: a dot at its value, and a line from the lowest to the highest that it may have."""
+    height = LOW_TOP + len(rows) * INTERVAL_HEIGHT + BOTTOM
+    left = 2 + max(len(row.name) for row in rows) * LETTER_WIDTH
+    x = Scale(0, max(limit, *(row.high for row in rows)) * 1.05, left, WIDTH - RIGHT)
+    body = [*_render_x_axis(x, unit, height), _render_text(2, 14, title, "start", "mark")]
+    body.append(f'<line class="limit" x1="{x(limit)}" x2="{x(limit)}" y1="6" y2="{height - BOTTOM}"/>')
+    shift, anchor = (4, "start") if x(limit) < WIDTH / 2 else (-4, "end")
+    body.append(_render_text(x(limit) + shift, 14, f"limit {limit_name}", anchor, "limit"))
+    for number, row in enumerate(rows):
+        y = LOW_TOP + (number + 0.5) * INTERVAL_HEIGHT
+        body.append(_render_text(2, y + 4, row.name, "start", "" if number else "mark"))
+        body.append(f'<line class="line" x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}"/>')
+        body.append(f'<circle class="dot" cx="{x(row.value)}" cy="{y}" r="4"/>')
+    return _render_svg(title, f"{len(rows)} choices, limit {limit_name}.", body, height)
+
+
+def render_file(charts: Sequence[str]) -> str:
+    """Render an SVG file of charts below one another, in the colors of the pages."""
+    heights = [float(chart.split('"', 2)[1].split()[3]) for chart in charts]
+    tops = list(itertools.accumulate(heights, initial=0.0))[:-1]
+    placed = (
+        chart.replace("<svg ", f'<svg y="{top}" width="{WIDTH}" height="{height}" ', 1)
+        for chart, top, height in zip(charts, tops, heights, strict=True)
+    )
+    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {sum(heights)}"><style>{style}</style>'
+        f'<rect class="card" width="100%" height="100%"/>{"".join(placed)}</svg>\n'
+    )
+
+
+def _render_x_axis(scale: Scale, unit: str, height: float = HEIGHT) -> list[str]:
+    base = height - BOTTOM
+    elements = [f'<line class="axis" x1="{scale.start}" x2="{scale.end}" y1="{base}" y2="{base}"/>']
     for tick in scale.compute_ticks(7):
         elements.append(f'<line class="axis" x1="{scale(tick)}" x2="{scale(tick)}" y1="{base}" y2="{base + 4}"/>')
         label = format_number(tick)
         elements.append(
             _render_text(min(scale(tick), WIDTH - len(label) * LETTER_WIDTH / 2), base + 17, label, "middle")
         )
-    return [*elements, _render_text(WIDTH - RIGHT, HEIGHT - 2, unit, "end")]
+    return [*elements, _render_text(WIDTH - RIGHT, height - 2, unit, "end")]
 
 
 def _render_y_axis(scale: Scale, unit: str) -> list[str]:
@@ -306,8 +350,8 @@ def _render_empty(title: str) -> str:
     return _render_svg(title, "No samples.", [_render_text(WIDTH / 2, HEIGHT / 2, "no samples", "middle")])
 
 
-def _render_svg(title: str, caption: str, body: Sequence[str]) -> str:
+def _render_svg(title: str, caption: str, body: Sequence[str], height: float = HEIGHT) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
         f"{''.join(body)}</svg>"
     )
