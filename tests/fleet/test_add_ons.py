@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -132,6 +133,22 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
     ]
     assert {"neuron", "karpenter", "node-pools"} <= set(list_rows("mixed"))
     assert "nvidia-device-plugin" not in list_rows("trn2")
+
+
+@pytest.mark.parametrize(
+    "pool", [{"types": "trn2.48xlarge", "zones": ["us-east-2b"]}, {"types": "g6e.2xlarge", "os": "bottlerocket"}]
+)
+def test_a_broken_accelerator_of_any_maker_rings_while_its_repair_waits(pool: dict[str, Any]) -> None:
+    """Node repair acts on `AcceleratedHardwareReady`, whoever made the accelerator and whatever system is on the node."""
+    fleet = {
+        "name": "demo",
+        "region": "us-east-2",
+        "zones": ["us-east-2a", "us-east-2b"],
+        "pools": {"only": {**pool, "size": "0..4"}},
+        "add_ons": {"observability": True},
+    }
+    rows = [row.add_on.name for row in add_ons.select_add_ons(Fleet.model_validate(fleet))]
+    assert {"node-monitoring", "gpu-alerts"} <= set(rows)
 
 
 def test_prometheus_leaves_most_of_a_system_nodes_disk_to_others() -> None:
