@@ -14,6 +14,7 @@ from llm_serving.operations import (
     lasting_resources,
     plans,
     removed_zones,
+    replaced_node_groups,
     taken_names,
 )
 from llm_serving.operations.context import FleetContext, initialize_stacks
@@ -38,13 +39,14 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
     Raises:
         CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
-            that services use or subnets that something is in or a cluster is bound to, replaces what lasts, has names
-            of others, or moves Kubernetes otherwise than by a step that the file says.
+            that services use, nodes that a pool needs, or subnets that something is in or a cluster is bound to,
+            replaces what lasts, has names of others, or moves Kubernetes otherwise than by a step that the file says.
         CommandFailed: Terraform failed; the same command resumes.
     """
     lasting_resources.require_kept(context, approved_plans)
     kubernetes_version.require_stated(context, approved_plans)
     capacity_providers.require_unused(context, approved_plans)
+    replaced_node_groups.require_empty(context, approved_plans)
     taken_names.require_free(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
     removed_zones.require_clusters_zones(context, approved)
