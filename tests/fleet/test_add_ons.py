@@ -30,7 +30,7 @@ def list_rows(name: str) -> list[str]:
 
 
 def test_every_row_is_pinned_has_a_source_and_a_known_condition() -> None:
-    own = ("always", "accelerators", "nvidia", "neuron", "efa", "karpenter", "node-groups", "logs")
+    own = ("always", "accelerators", "gpus", "nvidia", "neuron", "efa", "karpenter", "node-groups", "logs")
     words = {*own, *AddOns.model_fields}
     for row in add_ons.load_add_ons():
         assert set(row.when.split(" and ")) <= words, row.name
@@ -149,6 +149,7 @@ def test_a_broken_accelerator_of_any_maker_rings_while_its_repair_waits(pool: di
     }
     rows = [row.add_on.name for row in add_ons.select_add_ons(Fleet.model_validate(fleet))]
     assert {"node-monitoring", "gpu-alerts"} <= set(rows)
+    assert ("dcgm-exporter" in rows) == ("os" in pool), "it measures GPUs, of Bottlerocket too"
 
 
 def test_prometheus_leaves_most_of_a_system_nodes_disk_to_others() -> None:

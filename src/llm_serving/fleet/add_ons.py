@@ -93,6 +93,7 @@ def _find_conditions(fleet: Fleet) -> set[str]:
     eks_groups = [group for group in resolve_all(fleet) if group.orchestrator == "eks"]
     values = _collect_values(fleet)
     flags = {
+        "gpus": bool(values["gpu_pools"]),
         "nvidia": bool(values["nvidia_pools"]),
         "neuron": bool(values["neuron_pools"]),
         "efa": bool(values["efa_pools"]),
