@@ -281,7 +281,10 @@ def test_binary_huge_and_missing_files_are_refused() -> None:
     Path("fleet.yaml").unlink()
     with pytest.raises(InputError) as error:
         load(Path("fleet.yaml"), Fleet)
-    assert str(error.value) == "fleet.yaml: there is no such file. Fix: name the path of a file that exists."
+    assert str(error.value) == (
+        "fleet.yaml: there is no such file. "
+        "Fix: go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one."
+    )
 
 
 def test_all_mistakes_of_the_file_are_reported_together_conflicts_included() -> None:

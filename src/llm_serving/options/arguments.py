@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llm_serving.options import completions
+from llm_serving.settings import yaml_source
 from llm_serving.targets import registry
 from llm_serving.targets.base import LoadOrigin
 
@@ -34,6 +35,6 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of th
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 
-FLEET = Path("fleet.yaml")
+FLEET = yaml_source.DEFAULT_FLEET
 OUT = Path("cdktf.out")
 TARGET = registry.DEFAULT

@@ -26,6 +26,9 @@ from llm_serving.settings.untrusted_file import NotAFile, open_regular
 MAX_BYTES = 200_000
 """Settings are written by hand; a larger file is another file given by mistake."""
 
+DEFAULT_FLEET = Path("fleet.yaml")
+"""The file that commands read without --fleet."""
+
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
 """Keys and items in all, aliases counted each time they are used: a few lines of them can stand for billions."""
@@ -179,7 +182,10 @@ def _suggest_path(path: Path) -> str:
     except OSError:
         names = []
     yamls = [name for name in names if name.endswith((".yaml", ".yml"))]
-    matches = difflib.get_close_matches(path.name, yamls, n=1) or sorted(yamls)[:1]
+    matches = difflib.get_close_matches(path.name, yamls, n=1)
+    if path == DEFAULT_FLEET and not matches:
+        return "go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one"
+    matches = matches or sorted(yamls)[:1]
     return (
         f"name the path of a file that exists, such as {path.with_name(matches[0])}"
         if matches

@@ -147,7 +147,7 @@ def test_a_mistake_in_the_template_is_reported_at_its_line(capsys: pytest.Captur
     [
         (["nowhere"], ["nowhere: there is no such folder. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
         (["mein"], ["mein: there is no such folder. Fix: name the folder of a blueprint, such as mine."]),
-        (["fleet.yaml"], ["fleet.yaml: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, .."]),
+        (["fleet.yaml"], ["fleet.yaml: it is a file, and a blueprint is a folder. Fix: name the folder of a blueprint."]),
         (["."], [".: the folder holds no blueprint.yaml. Fix: name the folder of a blueprint; `blueprint new` creates one."]),
         (["mine", "--fleet", "no.yaml"], ["no.yaml: there is no such file. Fix: name the path of a file that exists, such as fleet.yaml."]),
         (["mine", "--fleet", "mine"], ["mine: it is a directory. Fix: name the path of the file, such as mine/fleet.yaml."]),

@@ -269,7 +269,7 @@ def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
     Path("mine/blueprint.yaml").write_text(VALID)
     assert get_error("mien") == "mien: there is no such folder. Fix: name the folder of a blueprint, such as mine."
     assert get_error("mine/blueprint.yaml") == (
-        "mine/blueprint.yaml: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, mine."
+        'mine/blueprint.yaml: it is a file, and a blueprint is a folder. Fix: name the folder that holds it, "mine".'
     )
     (nearest,) = [line for line in [get_error("agregated")] if "such as" in line]
     assert nearest.endswith(f"such as {ROOT / 'blueprints/aggregated'}.")

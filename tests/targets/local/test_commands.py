@@ -107,7 +107,10 @@ def test_a_missing_fleet_file_is_named(working_folder: Path, run_cli: RunCli, co
     (working_folder / "fleet.yaml").unlink()
     code, _, err = run_cli(command, "mine")
     assert code == 2
-    assert err == "fleet.yaml: there is no such file. Fix: name the path of a file that exists.\n"
+    assert err == (
+        "fleet.yaml: there is no such file. "
+        "Fix: go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one.\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])
@@ -225,6 +228,26 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
 def test_destroy_without_a_deployment_succeeds(working_folder: Path, run_cli: RunCli) -> None:
     code, out, _ = run_cli("destroy", "mine")
     assert (code, out) == (0, "mine: not deployed here\n")
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "validate", "destroy"])
+def test_a_deployment_of_another_directory_is_not_called_missing(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_cli: RunCli, command: str
+) -> None:
+    config = working_folder / ".blueprint" / "mine" / "supervisord.conf"
+    config.parent.mkdir(parents=True)
+    config.touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert run_cli(command, str(working_folder / "mine")) == (
+        2,
+        "",
+        f"mine: deployed from {working_folder}, and not from {elsewhere}. Fix: run the command in that directory.\n",
+    )
+    config.unlink()
+    code, out, err = run_cli("destroy", str(working_folder / "mine"))
+    assert (code, out, err) == (0, "mine: not deployed here\n", "")
 
 
 def test_status_names_the_process_that_does_not_run(

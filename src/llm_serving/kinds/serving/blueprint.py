@@ -434,7 +434,8 @@ def read(folder: Path) -> Document[Blueprint]:
         raise build_file_error(folder, "there is no such folder", _suggest_folder(folder))
     if not folder.is_dir():
         reason = "it is a file, and a blueprint is a folder"
-        raise build_file_error(folder, reason, f"name the folder that holds it, {folder.parent}")
+        holder = f'that holds it, "{folder.parent}"' if folder.name == FILE_NAME else "of a blueprint"
+        raise build_file_error(folder, reason, f"name the folder {holder}")
     if not os.path.lexists(folder / FILE_NAME):  # reading it names a loop or a dangling link
         reason = f"the folder holds no {FILE_NAME}"
         raise build_file_error(folder, reason, "name the folder of a blueprint; `blueprint new` creates one")

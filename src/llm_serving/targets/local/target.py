@@ -141,7 +141,8 @@ class LocalTarget(Target):
         """Return the deployment's directory, also while the user is editing the blueprint.
 
         Raises:
-            InputError: the folder has no blueprint and nothing of it is deployed, or it has no template for the target.
+            InputError: the folder has no blueprint and nothing of it is deployed, it has no template for the target, or it
+                is deployed from another directory.
         """
         fallback = DeploymentDir(folder.resolve().name, Path.cwd())
         try:
@@ -151,7 +152,21 @@ class LocalTarget(Target):
                 return fallback
             raise
         render.find_template(folder, self.name)
-        return DeploymentDir(resolve_name(document), Path.cwd())
+        directory = DeploymentDir(resolve_name(document), Path.cwd())
+        _require_same_root(directory, folder)
+        return directory
+
+
+def _require_same_root(directory: DeploymentDir, folder: Path) -> None:
+    """Refuse a deployment that is not here and was deployed from a directory above its blueprint.
+
+    Raises:
+        InputError: names that directory.
+    """
+    for root in () if deploy.exists(directory) else folder.resolve().parents:
+        if DeploymentDir(directory.name, root).config.exists():
+            fix = "run the command in that directory"
+            raise InputError(f"{directory.name}: deployed from {root}, and not from {directory.root}. Fix: {fix}.")
 
 
 TARGET = LocalTarget()
