@@ -29,7 +29,7 @@ VPC = "aws_vpc.vpc"
 REPLACED, DELETED = ("delete", "create"), ("delete",)
 
 
-def check(tmp_path: Path, address: str, *actions: str, used: bool = True) -> None:
+def check(tmp_path: Path, address: str, *actions: str, used: bool = True, reason: str = "") -> None:
     """Check a plan of the stack `network`, while the stack `ecs` is applied or not."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
@@ -44,7 +44,8 @@ def check(tmp_path: Path, address: str, *actions: str, used: bool = True) -> Non
         (tmp_path / f"{name}.tfstate").write_text(json.dumps({"outputs": {}, "resources": applied}))
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     context = FleetContext(inputs.read_fleet(file), tmp_path, folders, program, AwsSession("us-west-2"), "123456789012")
-    plan = StackPlan("network", 1, parse_plan(build_plan(build_change(address, *actions))))
+    entry = {**build_change(address, *actions), "action_reason": reason}
+    plan = StackPlan("network", 1, parse_plan(build_plan(entry)))
     lasting_resources.require_kept(context, [plan])
 
 
@@ -67,3 +68,10 @@ def test_what_holds_data_is_deleted_by_itself_and_not_replaced(tmp_path: Path) -
         check(tmp_path, f"{kind}.one", "update")
     check(tmp_path, "aws_msk_cluster.kafka", *DELETED)  # a pool or a deployment that the user removes
     check(tmp_path, "aws_launch_template.one", *REPLACED)
+
+
+@pytest.mark.parametrize("address", [VPC, "aws_eks_cluster.cluster"])
+def test_what_an_apply_that_broke_off_left_is_made_anew(tmp_path: Path, address: str) -> None:
+    check(tmp_path, address, *REPLACED, reason="replace_because_tainted")
+    with pytest.raises(CheckFailed):
+        check(tmp_path, address, *REPLACED, reason="replace_because_cannot_update")

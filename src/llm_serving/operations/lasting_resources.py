@@ -46,6 +46,8 @@ def require_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
 def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
     for address, change in plan.plan.resources.items():
         kind = address.partition(".")[0]
+        if change.is_tainted:
+            continue
         if kind == _VPC:
             is_lost = "delete" in change.actions and _is_network_used(context)
         else:

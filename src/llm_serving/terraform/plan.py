@@ -46,6 +46,9 @@ class ResourceChange:
     is_import: bool = False
     """Whether it exists, and this plan takes it into the state."""
 
+    is_tainted: bool = False
+    """Whether it is replaced for it was never made whole, as where an earlier apply broke off."""
+
     moves: tuple[str, str] | None = None
     """Its `version` before and after, where that changes."""
 
@@ -165,6 +168,7 @@ def _parse_resources(payload: Mapping[str, Any]) -> Iterator[ResourceChange]:
                 actions,
                 _compute_digest(entry["change"]),
                 is_import=bool(entry["change"].get("importing")),
+                is_tainted=entry.get("action_reason") == "replace_because_tainted",
                 moves=_read_move(entry["change"]),
             )
 
