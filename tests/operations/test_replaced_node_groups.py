@@ -47,18 +47,20 @@ def cluster(aws: str) -> Iterator[AwsSession]:
     eks.delete_cluster(name="turned")
 
 
-def check(tmp_path: Path, session: AwsSession, pool: str = "", **actions: str) -> None:
+def check(tmp_path: Path, session: AwsSession, pool: str = "", *, is_tainted: bool = False, **actions: str) -> None:
     """Check a plan for a fleet with the pool `general`, if any: the actions by node group."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET + (f"  general: {pool}\n" if pool else ""))
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     context = FleetContext(inputs.read_fleet(file), tmp_path, {}, program, session, "123456789012")
-    changes = {f"aws_eks_node_group.{name}": (action,) for name, action in actions.items()}
-    plan = Plan({address: ResourceChange(address, verbs) for address, verbs in changes.items()})
+    changes = {f"aws_eks_node_group.{name}": tuple(action.split()) for name, action in actions.items()}
+    rows = {address: ResourceChange(address, verbs, is_tainted=is_tainted) for address, verbs in changes.items()}
+    plan = Plan(rows)
     replaced_node_groups.require_empty(context, [StackPlan("eks", 1, plan)])
 
 
 ANOTHER_TYPE = "{types: g6e.xlarge, size: 2, zones: us-west-2a}"
+SAME_TYPE = "{types: g6.xlarge, size: 2, zones: us-west-2a}"
 BY_KARPENTER = "{types: g6.xlarge, size: 0..4, zones: us-west-2a}"
 
 
@@ -84,6 +86,7 @@ def test_what_is_only_removed_may_go_and_what_has_no_node(cluster: AwsSession, t
     check(tmp_path, cluster, ANOTHER_TYPE, **{OLD: "delete"})  # one of its types, after the other was there
     check(tmp_path, cluster, **{OLD: "delete", "other-m8g-xlarge-a-od": "create"})  # beside another pool's new group
     check(tmp_path, cluster, ANOTHER_TYPE, **{"no-such": "delete", NEW: "create"})
+    check(tmp_path, cluster, SAME_TYPE, is_tainted=True, **{OLD: "delete create"})  # its nodes did not join
     eks = cluster.client("eks")
     scale = {"clusterName": "turned", "nodegroupName": OLD}
     eks.update_nodegroup_config(**scale, scalingConfig={"desiredSize": 0})

@@ -29,12 +29,13 @@ def require_empty(context: FleetContext, stack_plans: Sequence[StackPlan]) -> No
         CheckFailed: some do; the message names their group with the fix.
         Unavailable: AWS refuses, or does not answer.
     """
-    actions = {name: change.actions for plan in stack_plans for name, change in plan.plan.select(_KIND).items()}
-    deleted = [name for name in actions if "delete" in actions[name]]
+    changes = {name: change for plan in stack_plans for name, change in plan.plan.select(_KIND).items()}
+    deleted = [name for name, change in changes.items() if "delete" in change.actions and not change.is_tainted]
+    created = {name for name, change in changes.items() if "create" in change.actions}
     pools = {
         group.pool
         for group in groups.resolve_all(context.fleet)
-        if "create" in actions.get(group.name, ()) or (group.orchestrator, group.kind) == ("eks", "karpenter")
+        if group.name in created or (group.orchestrator, group.kind) == ("eks", "karpenter")
     }
     if running := list(_list_running(context, deleted, pools)):
         raise CheckFailed(
