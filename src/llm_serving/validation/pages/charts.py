@@ -203,9 +203,18 @@ def render_curves(
         body.append(f'<path class="line curve-{number}" d="M{path}"/>')
         if len(curve) <= MAX_DOTS:
             body += [f'<circle class="dot" cx="{x(position)}" cy="{y(value)}" r="2.6"/>' for position, value in curve]
-        position, value = curve[-1]
-        body.append(_render_text(x(position), y(value) - 6, name, "end", "mark"))
+    body += _render_curve_names(x, y, curves)
     return _render_svg(title, f"{len(points)} points of {len(curves)} curves.", body)
+
+
+def _render_curve_names(x: Scale, y: Scale, curves: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[str]:
+    """Render the name of each curve at its end, the lower ones out of the way of those above them."""
+    free_top = 0.0
+    for name, curve in sorted(curves.items(), key=lambda item: -item[1][-1][1]):
+        position, value = curve[-1]
+        top = max(y(value) - 6, free_top)
+        free_top = top + ROW_HEIGHT
+        yield _render_text(x(position), top, name, "end", "mark")
 
 
 def _render_positions(x: Scale, marks: Mapping[str, float]) -> Iterator[str]:
