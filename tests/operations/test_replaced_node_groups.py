@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,9 @@ def cluster(aws: str) -> Iterator[AwsSession]:
     eks.delete_cluster(name="turned")
 
 
-def check(tmp_path: Path, session: AwsSession, pool: str = "", *, is_tainted: bool = False, **actions: str) -> None:
+def check(
+    tmp_path: Path, session: AwsSession, actions: Mapping[str, str], pool: str = "", *, is_tainted: bool = False
+) -> None:
     """Check a plan for a fleet with the pool `general`, if any: the actions by node group."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET + (f"  general: {pool}\n" if pool else ""))
@@ -73,7 +75,7 @@ def test_nodes_do_not_end_before_their_pool_has_others(
     cluster: AwsSession, tmp_path: Path, pool: str, actions: dict[str, str]
 ) -> None:
     with pytest.raises(CheckFailed) as error:
-        check(tmp_path, cluster, pool, **actions)
+        check(tmp_path, cluster, actions, pool)
     assert str(error.value) == (
         f"{tmp_path}/fleet.yaml: the plan ends 2 nodes of the node group {OLD} before their pool has others. Nothing was "
         "changed. Fix: keep what the pool had beside what is new (with size: 0..N, `by: node-groups`), or add another "
@@ -82,13 +84,13 @@ def test_nodes_do_not_end_before_their_pool_has_others(
 
 
 def test_what_is_only_removed_may_go_and_what_has_no_node(cluster: AwsSession, tmp_path: Path) -> None:
-    check(tmp_path, cluster, **{OLD: "delete"})  # the pool
-    check(tmp_path, cluster, ANOTHER_TYPE, **{OLD: "delete"})  # one of its types, after the other was there
-    check(tmp_path, cluster, **{OLD: "delete", "other-m8g-xlarge-a-od": "create"})  # beside another pool's new group
-    check(tmp_path, cluster, ANOTHER_TYPE, **{"no-such": "delete", NEW: "create"})
-    check(tmp_path, cluster, SAME_TYPE, is_tainted=True, **{OLD: "delete create"})  # its nodes did not join
+    check(tmp_path, cluster, {OLD: "delete"})  # the pool
+    check(tmp_path, cluster, {OLD: "delete"}, ANOTHER_TYPE)  # one of its types, after the other was there
+    check(tmp_path, cluster, {OLD: "delete", "other-m8g-xlarge-a-od": "create"})  # beside another pool's new group
+    check(tmp_path, cluster, {"no-such": "delete", NEW: "create"}, ANOTHER_TYPE)
+    check(tmp_path, cluster, {OLD: "delete create"}, SAME_TYPE, is_tainted=True)  # its nodes did not join
     eks = cluster.client("eks")
     scale = {"clusterName": "turned", "nodegroupName": OLD}
     eks.update_nodegroup_config(**scale, scalingConfig={"desiredSize": 0})
-    check(tmp_path, cluster, ANOTHER_TYPE, **{OLD: "delete", NEW: "create"})
+    check(tmp_path, cluster, {OLD: "delete", NEW: "create"}, ANOTHER_TYPE)
     eks.update_nodegroup_config(**scale, scalingConfig={"desiredSize": 2})
