@@ -34,7 +34,7 @@ _FILE = Path(__file__).with_name("load_job.yaml")
 
 @contextlib.contextmanager
 def run(
-    plan: DeploymentPlan, urls: Sequence[str], *, limit_s: int, program: LoadProgram | None = None
+    plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
 ) -> Iterator[LoadJob]:
     """Run a pod for each input's URL, and delete the Job with all that belongs to it after the block.
 

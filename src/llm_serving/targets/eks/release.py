@@ -63,7 +63,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     if not changes and release.is_latest:
         readiness.wait_until_ready(plan)
         return False
-    require_images(plan)
+    images.require_images(plan)
     require_objects(plan)
     confirm(changes)
     with console.step("Apply namespace and service account"):
@@ -78,16 +78,6 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             raise CheckFailed(_describe_remedy(plan, release)) from None
         raise CheckFailed(f"{error}\n{_roll_back(plan, release)}") from None
     return True
-
-
-def require_images(plan: DeploymentPlan) -> None:
-    """Check that the fleet's registry has the release's images that are its own.
-
-    Raises:
-        CheckFailed: an image is missing.
-        Unavailable: AWS cannot be asked.
-    """
-    images.require_images(plan, (service.image for service in plan.deployment.services))
 
 
 def require_objects(plan: DeploymentPlan) -> None:

@@ -19,7 +19,7 @@ from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release, values_check
-from llm_serving.targets.on_aws import deployment_stack
+from llm_serving.targets.on_aws import deployment_stack, images
 
 FILE, STACK_FILE = "eks.yaml", "stack.yaml"
 """The rendered files: values of the chart, and the data of the stack where that chart does not take them."""
@@ -70,7 +70,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     with deployment_stack.open_context(plan, file) as stack_context:
         [stack] = fleet_plans.create(stack_context)
         if changes := _join(deployment_stack.describe_changes(stack), release.diff(plan)):
-            release.require_images(plan)
+            images.require_images(plan)
             release.require_objects(plan)
             confirm(changes)
         if not stack.is_empty:

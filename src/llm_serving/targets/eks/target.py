@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from llm_serving import console
@@ -11,7 +10,6 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.load_program import LoadProgram
 from llm_serving.targets.base import Confirm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import (
@@ -27,7 +25,6 @@ from llm_serving.targets.eks import (
 )
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws.aws_target import AwsTarget
-from llm_serving.validation.remote.play import Containers
 
 
 class EksTarget(AwsTarget):
@@ -49,6 +46,7 @@ class EksTarget(AwsTarget):
     list_metrics_pages = staticmethod(pods.list_metrics_pages)
     show_role_logs = staticmethod(pods.show_logs)
     open_tunnel = staticmethod(release.open_tunnel)
+    launch_drivers = staticmethod(load_job.run)
 
     def format_namespace(self, fleet: Fleet) -> str:  # noqa: ARG002
         """Return that of all releases."""
@@ -90,12 +88,6 @@ class EksTarget(AwsTarget):
         """Upgrade the release and wait until all pods are ready; returns whether anything changed."""
         deploy = stacked_release.deploy if plan.deployment.stack else release.deploy
         return deploy(plan, confirm, force=force)
-
-    def launch_drivers(
-        self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
-    ) -> AbstractContextManager[Containers]:
-        """Run the pods of a Job."""
-        return load_job.run(plan, urls, limit_s=limit_s, program=program)
 
     def wait_until_ready(self, plan: DeploymentPlan) -> None:
         """Wait for the release's own conditions."""

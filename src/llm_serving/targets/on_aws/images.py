@@ -32,22 +32,26 @@ class MissingImage:
         return f"is not in the fleet's registry{newest}"
 
 
-def require_images(plan: DeploymentPlan, images: Iterable[str]) -> None:
-    """Check that the fleet's registry has those of the images that are its own.
+def require_images(plan: DeploymentPlan, images: Iterable[str] | None = None) -> None:
+    """Check that the fleet's registry has those of the images, or of the deployment's if None, that are its own.
 
     Raises:
         CheckFailed: an image is missing; what pulls it would wait until the deploy gives up.
         Unavailable: AWS cannot be asked.
     """
-    for missing in list_missing(plan, images):
+    for missing in list_missing(plan, _list_images(plan) if images is None else images):
         raise CheckFailed(f"{missing.image} {missing.reason}. Nothing was changed. Fix: {_format_fix(plan, missing)}")
 
 
 def check_images(plan: DeploymentPlan) -> list[CheckResult]:
     """Return a result for each image of the deployment's that is the fleet's own, for a preflight."""
-    images = _select_own(plan, (service.image for service in plan.deployment.services))
+    images = _select_own(plan, _list_images(plan))
     missing = {row.image: row for row in list_missing(plan, images)}
     return [_build_result(plan, image, missing.get(image)) for image in images]
+
+
+def _list_images(plan: DeploymentPlan) -> list[str]:
+    return [service.image for service in plan.deployment.services]
 
 
 def _build_result(plan: DeploymentPlan, image: str, missing: MissingImage | None) -> CheckResult:

@@ -56,24 +56,18 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
 
 def build_program_source(plan: DeploymentPlan, launch: LaunchDrivers) -> LoadSource:
     """Return a program in the fleet's network as the source of a load."""
-    bucket = plan.deployment.environment.results_bucket
 
     def send(load: ProgramLoad, folder: Path) -> None:
-        limit_s = int(2 * INSTANCE_START_S + load.timeout_s)
-        RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), INSTANCE_START_S).send(load, folder)
+        _build_drivers(plan, launch, load.timeout_s).send(load, folder)
 
     return LoadSource("The load came from a container in the fleet's network, on a core of its own.", play=send)
 
 
 def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[MetricsPage]) -> LoadSource:
     """Return the drivers in the fleet's network as the source of a load."""
-    bucket = plan.deployment.environment.results_bucket
 
     def play(load_plan: LoadPlan, user_file: Path) -> None:
-        # Time for machines to start, for the load, and to send its results.
-        limit_s = int(2 * INSTANCE_START_S + load_plan.timeout_s)
-        drivers = RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), INSTANCE_START_S)
-        drivers.play(load_plan, user_file)
+        _build_drivers(plan, launch, load_plan.timeout_s).play(load_plan, user_file)
 
     return LoadSource(
         "The load came from drivers in the fleet's network, each on a core of its own, apart from the engines where "
@@ -82,3 +76,10 @@ def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[Me
         pages=tuple(pages),
         max_processes=MAX_DRIVERS,
     )
+
+
+def _build_drivers(plan: DeploymentPlan, launch: LaunchDrivers, timeout_s: float) -> RemoteDrivers:
+    # Time for machines to start, for the load, and to send its results.
+    limit_s = int(2 * INSTANCE_START_S + timeout_s)
+    bucket = plan.deployment.environment.results_bucket
+    return RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), INSTANCE_START_S)
