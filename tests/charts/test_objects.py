@@ -312,7 +312,8 @@ def test_neurons_compiler_starts_where_it_may_write(render_chart: Render, preset
     """neuronx-cc leaves a folder where it is started, and vLLM's plugin starts it where the engine runs.
 
     Sources: aws-neuron/aws-neuron-sdk, issue 806 (`/home/ubuntu/MiniGPT-4/neuronxcc-u35c1edk`); AWShtokoyo/vllm-neuron
-    at eabd4c9, vllm_neuron/compile/backend.py, neuroncc_compile, which names no `cwd`.
+    at eabd4c9, vllm_neuron/compile/backend.py, neuroncc_compile, which names no `cwd`. AWS's image of vLLM 0.24 is started
+    in a volume of its own (aws-neuron/deep-learning-containers at 2be9ed1); that of 0.29 could not be read.
     """
     [engine] = [
         pod["spec"]["containers"][0]

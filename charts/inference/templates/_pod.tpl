@@ -181,7 +181,7 @@ capabilities:
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
 {{- if eq .role.resources.accelerator.name "aws.amazon.com/neuron" }}
-# The compiler leaves a tree of files where it is started, and the image's own folder is read-only here.
+# The compiler leaves files where it is started. The image's own folder can be written to only where it is a volume.
 workingDir: /tmp
 {{- end }}
 {{- with .command }}
