@@ -38,8 +38,15 @@ class _Console(Console):
             yield segment if segment.control else Segment(make_safe(segment.text), segment.style)
 
 
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
 out = _Console(highlight=False, soft_wrap=True)
 err = _Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def print_log(line: str, end: str = "\n") -> None:
+    """Print a program's line without its colors."""
+    out.print(_COLORS.sub("", line), end=end, markup=False)
 
 
 def print_result(renderable: RenderableType) -> None:

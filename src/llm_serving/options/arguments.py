@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,21 @@ import typer
 
 from llm_serving.options import completions
 from llm_serving.settings import yaml_source
+from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.targets import registry
 from llm_serving.targets.base import LoadOrigin
+
+
+def require_url(url: str | None) -> str | None:
+    """Return the value of --url.
+
+    Raises:
+        InputError: it is no URL of a server.
+    """
+    if url is not None and not re.match(r"https?://[^/\s]", url):
+        raise InputError(f"--url: {quote_value(url)}: it is not a URL. Fix: use one such as http://127.0.0.1:8000.")
+    return url
+
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")]
 Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]

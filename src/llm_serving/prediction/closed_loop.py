@@ -9,7 +9,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes, load
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup, Split, count_ranks
+from llm_serving.engines.memory import ReplicaSetup, Split, count_ranks, list_tensor_sizes
 from llm_serving.prediction.simulation import Limits, Request, Simulation
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.settings.errors import CheckFailed, InputError
@@ -46,7 +46,7 @@ def predict(
     """Predict the means of a closed loop on one replica, on vLLM's own limits.
 
     Raises:
-        InputError: the type has no accelerators, or too few of them.
+        InputError: the type has no accelerators or too few of them, or the model cannot be split so often.
         CheckFailed: the model or a request has no room.
     """
     device = instance.accelerators
@@ -54,6 +54,11 @@ def predict(
         raise InputError(f"--type: {instance.name}: it has no accelerators. Fix: use a type that has.")
     if tensor > count_ranks(device):
         raise InputError(f"--tensor: {tensor}: {instance.name} has {count_ranks(device)}. Fix: use that or less.")
+    if misfit := vllm.describe_indivisible(model, Split(tensor)):
+        sizes = [
+            size for size in list_tensor_sizes(model, instance) if not vllm.describe_indivisible(model, Split(size))
+        ]
+        raise InputError(f"--tensor: {tensor}: {misfit}. Fix: use {' or '.join(map(str, sizes))}.")
     context = round((input_tokens + output_tokens) * (1 + _SPREAD))
     fit = vllm.compute_fit(model, instance, ReplicaSetup(tensor, context=context))
     if not fit.fits:

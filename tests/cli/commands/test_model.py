@@ -282,6 +282,7 @@ def test_predict_gives_the_means_of_a_published_closed_loop(capsys: pytest.Captu
     [
         (("--precision", "fp7"), '--precision: "fp7": there is no such precision. Fix: use bf16 or fp8 or fp4.\n'),
         (("--tensor", "16"), "--tensor: 16: p5.48xlarge has 8. Fix: use that or less.\n"),
+        (("--tensor", "3"), "--tensor: 3: 64 attention heads do not divide by 3. Fix: use 1 or 2 or 4 or 8.\n"),
         (
             ("--output-tokens", "50000"),
             "--output-tokens: 50000: with the prompt it is longer than the context of 40960 tokens. "

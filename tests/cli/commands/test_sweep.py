@@ -112,6 +112,10 @@ def test_an_interrupted_sweep_prints_and_keeps_the_loads_before(
     [
         (["--by", "tokens"], '--by: "tokens": there is no such load. Fix: use rate or users.\n'),
         (["--from", "20", "--to", "10"], "--from: 20: it is not below --to, 10. Fix: use 1.25.\n"),
+        (
+            ["--url", "127.0.0.1:8000"],
+            '--url: "127.0.0.1:8000": it is not a URL. Fix: use one such as http://127.0.0.1:8000.\n',
+        ),
         (["--to", "0"], "--to: 0: it is not a load. Fix: use a number above 0.\n"),
         (
             ["--point-time", "30"],

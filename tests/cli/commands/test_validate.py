@@ -204,3 +204,10 @@ def test_another_driver_runs_on_this_machine_alone(capsys: pytest.CaptureFixture
     assert (
         capsys.readouterr().err == '--load-from: "cluster": guidellm runs on this machine. Fix: use --load-from here.\n'
     )
+
+
+def test_what_is_no_url_is_refused_before_a_load_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["validate", "mine", "--url", "gateway.example.com"]) == 2
+    assert capsys.readouterr().err == (
+        '--url: "gateway.example.com": it is not a URL. Fix: use one such as http://127.0.0.1:8000.\n'
+    )

@@ -9,7 +9,7 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.options import quantities
-from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, require_url
 from llm_serving.services import inputs
 from llm_serving.services.kinds import Capability
 from llm_serving.settings import diagnostics
@@ -33,7 +33,10 @@ def sweep(
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another endpoint of the deployment, such as a gateway's.")
+        str | None,
+        typer.Option(
+            metavar="URL", callback=require_url, help="Another endpoint of the deployment, such as a gateway's."
+        ),
     ] = None,
     by: Annotated[
         str | None, typer.Option(metavar="rate|users", help="What to increase; default: as in `traffic`.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
+from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, require_url
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.base import LoadOrigin
 from llm_serving.workflows import serving
@@ -21,6 +21,7 @@ def validate(
         str | None,
         typer.Option(
             metavar="URL",
+            callback=require_url,
             help="Another endpoint of the deployment, such as a gateway's. BLUEPRINT_API_KEY is its bearer token, sent "
             "only by https or to this machine.",
         ),

@@ -131,13 +131,13 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     since = 0
     with clients.translate_errors():
         for line in read_last_lines(client, deployed, role, lines):
-            console.out.print(line, markup=False)
+            console.print_log(line)
         while follow:
             since = since or int(time.time() * 1000)
             time.sleep(2)
             for event in _list_events(client, deployed, role, since):
                 since = max(since, event["timestamp"] + 1)
-                console.out.print(_format_line(event["logStreamName"], event["message"]), markup=False)
+                console.print_log(_format_line(event["logStreamName"], event["message"]))
 
 
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:

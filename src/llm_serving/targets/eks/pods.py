@@ -82,8 +82,7 @@ def _print_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool)
         log = open_api(plan).stream_log(name, get_namespace(plan), container=container, lines=lines, follow=follow)
         with contextlib.suppress(ApiError):  # a pod that is not running has none, which must not hide the others'
             for line in log:
-                text = f"[pod/{name}/{container}] {line}"
-                console.out.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+                console.print_log(f"[pod/{name}/{container}] {line}", end="")
 
 
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:

@@ -70,4 +70,4 @@ def _read_whole_lines(file: Path, start: int) -> bytes:
 
 
 def _print_line(file: Path, line: str, show_name: bool) -> None:
-    console.out.print(f"{file.stem} | {line}" if show_name else line, markup=False)
+    console.print_log(f"{file.stem} | {line}" if show_name else line)

@@ -141,8 +141,8 @@ class LocalTarget(Target):
         """Return the deployment's directory, also while the user is editing the blueprint.
 
         Raises:
-            InputError: the folder has no blueprint and nothing of it is deployed, it has no template for the target, or it
-                is deployed from another directory.
+            InputError: the folder has no blueprint and nothing of it is deployed, it has no template for the target, or
+                it is deployed from another directory.
         """
         fallback = DeploymentDir(folder.resolve().name, Path.cwd())
         try:

@@ -214,7 +214,9 @@ class Server:
             raise Unavailable(f"{self._url} returned {error.code} {error.reason}. Fix: run blueprint logs.") from None
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise Unavailable(f"{self._plan.url} is unreachable: {reason}. Fix: run blueprint status.") from None
+            raise Unavailable(
+                f"{self._plan.url} is unreachable: {reason}. Fix: run blueprint status, or check --url."
+            ) from None
         return True
 
     def count_tokens(self, content: Any) -> int:

@@ -202,6 +202,8 @@ def _send_request(user: Any, body: dict[str, Any]) -> bytes:
             f"{user.plan.url} did not answer the first request within {deadline:g} s. Fix: run blueprint logs."
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise DriverError(f"{user.plan.url} is unreachable: {error}. Fix: run blueprint status.") from None
+        raise DriverError(
+            f"{user.plan.url} is unreachable: {error}. Fix: run blueprint status, or check --url."
+        ) from None
     finally:
         connection.close()
