@@ -183,7 +183,7 @@ def test_loads_that_differ_are_noted() -> None:
     assert comparison.compare(_simulate(1), repeated).notes == ["run 2: another traffic: arrivals 20 instead of 10"]
     assert comparison.compare(_simulate(1), repeated).other_load
     assert comparison.compare(_simulate(1), _simulate(2, driver="aiperf")).notes == [
-        "run 2: another driver: aiperf instead of None"
+        "run 2: another driver: aiperf instead of none"
     ]
     assert not comparison.compare(_simulate(1), _simulate(2, traffic={"arrivals": 10, "requests": 9})).other_load
 
@@ -231,7 +231,7 @@ def test_what_is_compared_is_named_apart_from_loads_that_differ() -> None:
     assert compared.notes == []
     assert compared.differences == [
         "engine: sglang instead of vllm",
-        "tuning: {'batch_tokens': 8192} instead of None",
+        "tuning: batch_tokens 8192 instead of none",
     ]
     assert "engine: sglang instead of vllm" in comparison_page.render("run 1", [compared], comparison.MARGIN)
 

@@ -188,7 +188,8 @@ def _compare_settings(baseline: ValidationRun, run: ValidationRun, parts: Sequen
 
 
 def _describe_difference(before: Any, after: Any) -> str:
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        return f"{after} instead of {before}"
-    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    return ", ".join(f"{key} {after.get(key)} instead of {before.get(key)}" for key in keys)
+    old, new = (value or {} for value in (before, after))
+    if not isinstance(old, dict) or not isinstance(new, dict) or not (old or new):
+        return " instead of ".join("none" if value is None else str(value) for value in (after, before))
+    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {_describe_difference(old.get(key), new.get(key))}" for key in keys)
