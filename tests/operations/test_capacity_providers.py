@@ -101,3 +101,47 @@ def test_a_provider_that_no_service_uses_is_deleted(tmp_path: Path, monkeypatch:
 
 def test_a_plan_that_deletes_no_provider_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tmp_path, monkeypatch, "cp-moved-general-g6-a-od", "update")
+
+
+@pytest.mark.parametrize(
+    "name", ["aws_launch_template.general-g6-a-od-template", "aws_autoscaling_group.general-g6-a-od-machines"]
+)
+def test_instances_do_not_change_to_a_type_that_their_services_do_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The refresh of the group would go on until no instance is left that has a task."""
+
+    def check_types(*types: str, verb: str = "update") -> None:
+        ecs = boto3.client("ecs", region_name="us-west-2", aws_access_key_id="x", aws_secret_access_key="x")
+        service = {
+            "serviceName": "mine-worker",
+            "capacityProviderStrategy": [{"capacityProvider": "cp-moved-general-g6-a-od", "weight": 1}],
+            "placementConstraints": [
+                {"type": "memberOf", "expression": expression}
+                for expression in (
+                    f"attribute:ecs.instance-type in [{', '.join(types)}]",
+                    "attribute:ecs.availability-zone in [us-west-2a]",
+                )
+                if types
+            ],
+        }
+        with Stubber(ecs) as stub:
+            if verb == "update":
+                stub.add_response("list_services", {"serviceArns": [SERVICE]}, {"cluster": "moved"})
+                asked = {"cluster": "moved", "services": [SERVICE], "include": ["TAGS"]}
+                stub.add_response("describe_services", {"services": [service]}, asked)
+            plans = [StackPlan("ecs", 1, Plan({name: ResourceChange(name, (verb,))}))]
+            capacity_providers.require_placeable(build_context(tmp_path, monkeypatch, ecs), plans)
+            stub.assert_no_pending_responses()
+
+    with pytest.raises(CheckFailed) as error:
+        check_types("g6.12xlarge", "g6.48xlarge")
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml: services on ECS would lose their instances and start on no new one: mine-worker takes "
+        "g6.12xlarge and g6.48xlarge, and cp-moved-general-g6-a-od would have g6.xlarge. Nothing was changed. Fix: write "
+        "the new type after the old in the pool, run this and `blueprint deploy DIR --target ecs`; then remove the old, "
+        "deploy, and run this again."
+    )
+    check_types("g6.12xlarge", "g6.xlarge")
+    check_types()
+    check_types("g6.12xlarge", verb="create")

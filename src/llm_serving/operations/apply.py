@@ -38,14 +38,14 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
         approved_plans: the plans that the user has seen; other stacks are left alone.
 
     Raises:
-        CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
-            that services use, nodes that a pool needs, or subnets that something is in or a cluster is bound to,
-            replaces what lasts, has names of others, or moves Kubernetes otherwise than by a step that the file says.
+        CheckFailed: a plan that had to be made again has changes that the approved one has not, or one of the checks
+            finds that the plans would end what is in use, take names of others, or move Kubernetes unasked.
         CommandFailed: Terraform failed; the same command resumes.
     """
     lasting_resources.require_kept(context, approved_plans)
     kubernetes_version.require_stated(context, approved_plans)
     capacity_providers.require_unused(context, approved_plans)
+    capacity_providers.require_placeable(context, approved_plans)
     replaced_node_groups.require_empty(context, approved_plans)
     taken_names.require_free(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}

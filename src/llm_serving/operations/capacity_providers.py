@@ -1,14 +1,19 @@
-"""Capacity providers that a plan deletes: no ECS service may still start tasks on one.
+"""Capacity providers that a plan deletes, or gives other instances: no ECS service may still need what they were.
 
 ECS takes a provider off its cluster only when no task of the cluster runs on it, and Terraform would try for ten
 minutes and fail. A service moves with its deployment's next `blueprint deploy`, which reads the changed fleet file.
+
+Another type of the same family is a provider's in place: its instances are replaced one after the other, whether the
+services' placement constraints take the new type or not.
 
 Source: ECS API reference, PutClusterCapacityProviders and DeleteCapacityProvider, 2026-11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from llm_serving.aws import session
 from llm_serving.fleet import groups, names
@@ -34,13 +39,10 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
     }
     if not deleted:
         return
-    cluster, ecs = names.format_cluster_name(context.fleet), context.aws.client("ecs")
-    with session.translate_errors():
-        services = list(ecs_tasks.describe_services(ecs, cluster, ecs_tasks.list_services(ecs, cluster)))
     users = [
         f"{service['serviceName']} uses {join_words(sorted(used))}"
-        for service in services
-        if (used := deleted & {item["capacityProvider"] for item in service.get("capacityProviderStrategy", [])})
+        for service in _describe_services(context)
+        if (used := deleted & _list_providers(service))
     ]
     if users:
         add_first = (
@@ -53,3 +55,61 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
             f"{join_words(users)}. Nothing was changed. Fix: {add_first}run `blueprint deploy DIR --target ecs` with "
             "this fleet file first, which moves the tasks; then run this again."
         )
+
+
+def require_placeable(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that services may run on the types that a plan gives the instances of their capacity providers.
+
+    Raises:
+        CheckFailed: one may not; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    changed = {
+        address.partition(".")[2]
+        for plan in stack_plans
+        if plan.name == "ecs"
+        for address, change in plan.plan.resources.items()
+        if "update" in change.actions
+    }
+    types = {
+        groups.format_provider_name(context.fleet, group): group.types
+        for group in groups.resolve_all(context.fleet)
+        if changed & {f"{group.name}-template", f"{group.name}-machines"}
+    }
+    if not types:
+        return
+    stranded = [
+        f"{service['serviceName']} takes {join_words(sorted(allowed))}, and {provider} would have "
+        f"{join_words(types[provider])}"
+        for service in _describe_services(context)
+        if (allowed := set(_list_types(service)))
+        for provider in sorted(types.keys() & _list_providers(service))
+        if allowed.isdisjoint(types[provider])
+    ]
+    if stranded:
+        raise CheckFailed(
+            f"{context.document.path}: services on ECS would lose their instances and start on no new one: "
+            f"{join_words(stranded)}. Nothing was changed. Fix: write the new type after the old in the pool, run this "
+            "and `blueprint deploy DIR --target ecs`; then remove the old, deploy, and run this again."
+        )
+
+
+def _describe_services(context: FleetContext) -> list[dict[str, Any]]:
+    cluster, ecs = names.format_cluster_name(context.fleet), context.aws.client("ecs")
+    with session.translate_errors():
+        return list(ecs_tasks.describe_services(ecs, cluster, ecs_tasks.list_services(ecs, cluster)))
+
+
+def _list_providers(service: dict[str, Any]) -> set[str]:
+    return {item["capacityProvider"] for item in service.get("capacityProviderStrategy", [])}
+
+
+_TYPES = re.compile(r"attribute:ecs\.instance-type in \[(.+)\]")
+"""As `infra.constructs.task_service` writes it."""
+
+
+def _list_types(service: dict[str, Any]) -> Iterator[str]:
+    """Yield the instance types of a service's placement constraint."""
+    for constraint in service.get("placementConstraints", []):
+        if match := _TYPES.fullmatch(constraint.get("expression", "")):
+            yield from match[1].split(", ")
