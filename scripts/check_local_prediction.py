@@ -14,11 +14,11 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+import psutil
 import yaml
 
 from llm_serving import paths
@@ -79,16 +79,9 @@ def main(arguments: Sequence[str]) -> int:
             command_line.run(["destroy", "mine", "--yes"])
 
 
-def measure_others(seconds: float = 10.0) -> float:
-    """Return what all processes use, in percent of a core, while this one sleeps."""
-
-    def read_busy_s() -> float:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-        return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-    before_s = read_busy_s()
-    time.sleep(seconds)
-    return 100 * (read_busy_s() - before_s) / seconds
+def measure_others() -> float:
+    """Return what all processes use within ten seconds, in percent of a core, while this one sleeps."""
+    return sum(psutil.cpu_percent(10, percpu=True))
 
 
 def write_blueprint() -> None:
