@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_serving.catalog import engines, models
+from llm_serving.catalog.engines import Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
@@ -46,10 +47,18 @@ def _compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     return memory_model.compute_fit(model, instance, setup)
 
 
-def _select_platforms(model: Model) -> set[str]:
-    """Kinds of processors in pools that the model's engine runs on."""
-    platforms = engines.load_engines()[engines.find_reader(model.formats)].platforms
-    return {kind for kind, platform in platforms.items() if platform.on_pools}
+def _get_platforms(model: Model) -> Mapping[str, Platform]:
+    return engines.load_engines()[engines.find_reader(model.formats)].platforms
+
+
+def _runs_on(model: Model, instance: Instance) -> bool:
+    """Return whether the model's engine runs it on a pool of this type."""
+    kind = instance.accelerators.kind if instance.accelerators else "cpu"
+    platform = _get_platforms(model).get(kind)
+    if platform is None or not platform.on_pools:
+        return False
+    limits = platform.limits
+    return limits is None or (instance.family in limits.families and model.kind in limits.architectures)
 
 
 def _describe_indivisible(model: Model, fit: Fit) -> str:
@@ -62,9 +71,9 @@ def _select_memory_model(model: Model) -> MemoryModel:
 
 def _list_degrees(model: Model, instance: Instance) -> tuple[int, ...]:
     """Ways to split the model on a type: by accelerators, or whole on all of its CPUs."""
-    if instance.accelerators is None:
-        return (1,) if "cpu" in _select_platforms(model) else ()
-    return memory.list_tensor_sizes(model, instance) if instance.accelerators.kind in _select_platforms(model) else ()
+    if not _runs_on(model, instance):
+        return ()
+    return memory.list_tensor_sizes(model, instance) if instance.accelerators else (1,)
 
 
 def build_payload(
@@ -102,11 +111,14 @@ def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context:
     """Render the model's numbers, a table for GPUs and one for Neuron devices, and a legend."""
     parts: list[RenderableType] = [*_render_header(model, fits, context, dtype), Text()]
     for kind, title in (("gpu", "GPUs"), ("neuron", "NeuronCores")):
-        kind_instances = [
-            instance for instance in instances.values() if instance.accelerators and instance.accelerators.kind == kind
-        ]
-        if any(fits[instance.name] for instance in kind_instances):
+        of_kind = [row for row in instances.values() if row.accelerators and row.accelerators.kind == kind]
+        kind_instances = [row for row in of_kind if fits[row.name]]
+        if kind_instances:
             parts += [_render_table(model, kind_instances, fits, title), Text()]
+        others = [row.name for row in of_kind if not fits[row.name]]
+        if others and kind in _get_platforms(model):
+            reader = engines.find_reader(model.formats)
+            parts += [Text(f"{reader} does not run it on {_format_names(others)}", style="dim"), Text()]
     no_accelerators = [instance for instance in instances.values() if not instance.accelerators]
     cpu_instances = [instance for instance in no_accelerators if fits[instance.name]]
     if cpu_instances:

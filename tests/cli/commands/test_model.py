@@ -54,6 +54,25 @@ def test_fit_shows_cache_tokens_or_missing_memory(capsys: pytest.CaptureFixture[
     assert "m8g.medium" in text
 
 
+@pytest.mark.parametrize(
+    ("model", "others"),
+    [
+        ("Qwen/Qwen3-8B", "trn1.32xlarge, inf2.48xlarge"),
+        ("Qwen/Qwen3-30B-A3B", "trn1.32xlarge, trn2.48xlarge, inf2.48xlarge"),
+    ],
+)
+def test_fit_has_no_row_of_neuron_devices_that_the_engine_refuses(
+    model: str, others: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    types = ("trn1.32xlarge", "trn2.48xlarge", "inf2.48xlarge")
+    assert _run_cli("fit", model, *(word for name in types for word in ("--type", name))) == 0
+    text = capsys.readouterr().out
+    assert f"vllm does not run it on {others}" in text
+    assert {line.split(",")[0] for line in text.splitlines() if "split 8 ways" in line} == set(types) - set(
+        others.split(", ")
+    )
+
+
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-235B-A22B-FP8", "openai/gpt-oss-20b", "tiny"])
 def test_in_80_columns_fit_cuts_no_name_and_no_number(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
