@@ -132,3 +132,15 @@ def test_a_local_state_is_read_without_terraform(tmp_path: Path) -> None:
         "ecs": StackState({}, ()),
     }
     assert list(context.read_states(fleet_context, ["ecs"])) == ["ecs"]
+
+
+def test_a_cluster_that_the_file_has_no_more_is_found_by_its_state(tmp_path: Path) -> None:
+    fleet_context = build_context(tmp_path)
+    instance = {"mode": "managed", "type": "aws_eks_cluster", "name": "cluster", "instances": [{}]}
+    for name in ("eks", "ecs", "serving-other"):
+        file = tmp_path / f"terraform.kept.{name}.tfstate"
+        file.write_text(json.dumps({"outputs": {}, "resources": [instance]}))
+    assert context.find_orphan_clusters(fleet_context) == ["eks"]
+    assert context.find_orphan_stacks(fleet_context) == ["eks", "serving-other"]
+    (tmp_path / "terraform.kept.eks.tfstate").write_text(json.dumps({"outputs": {}, "resources": []}))
+    assert context.find_orphan_clusters(fleet_context) == []

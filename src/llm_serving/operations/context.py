@@ -10,13 +10,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from llm_serving import console, processes
 from llm_serving.aws import session, state_bucket
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.pool import Orchestrator
 from llm_serving.rehearsal import emulator, override
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
@@ -304,18 +306,35 @@ def find_orphan_stacks(context: FleetContext) -> list[str]:
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    texts = _read_s3_states(context) if context.fleet.state != "local" else _read_local_states(context)
-    return [name for name, text in texts if name not in context.folders and state.parse_state(name, text).resources]
+    return _find_undefined(context, "*")
 
 
-def _read_local_states(context: FleetContext) -> Iterator[tuple[str, str]]:
+def find_orphan_clusters(context: FleetContext) -> list[str]:
+    """Return the orchestrators whose cluster is still there, and that the fleet's file has no more.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    return [name for other in get_args(Orchestrator) for name in _find_undefined(context, other)]
+
+
+def _find_undefined(context: FleetContext, pattern: str) -> list[str]:
+    read = _read_s3_states if context.fleet.state != "local" else _read_local_states
+    return [
+        name
+        for name, text in read(context, pattern)
+        if name not in context.folders and state.parse_state(name, text).resources
+    ]
+
+
+def _read_local_states(context: FleetContext, pattern: str = "*") -> Iterator[tuple[str, str]]:
     if context.endpoint:
         parent = next(iter(context.folders.values())).parent
-        for file in sorted(parent.glob("*/terraform.tfstate")):
+        for file in sorted(parent.glob(f"{pattern}/terraform.tfstate")):
             yield file.parent.name, file.read_text()
         return
     prefix, suffix = _format_local_state(context, "*").name.split("*")
-    for file in sorted(context.document.path.absolute().parent.glob(f"{prefix}*{suffix}")):
+    for file in sorted(context.document.path.absolute().parent.glob(f"{prefix}{pattern}{suffix}")):
         yield file.name.removeprefix(prefix).removesuffix(suffix), file.read_text()
 
 
@@ -324,7 +343,7 @@ def _format_local_state(context: FleetContext, name: str) -> Path:
     return context.document.path.absolute().parent / f"terraform.{context.fleet.name}.{name}.tfstate"
 
 
-def _read_s3_states(context: FleetContext) -> Iterator[tuple[str, str]]:
+def _read_s3_states(context: FleetContext, pattern: str = "*") -> Iterator[tuple[str, str]]:
     if not _has_state_store(context):
         return
     bucket, _, prefix = context.fleet.state.removeprefix("s3://").partition("/")
@@ -334,6 +353,6 @@ def _read_s3_states(context: FleetContext) -> Iterator[tuple[str, str]]:
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
             for entry in page.get("Contents", ()):
                 name = entry["Key"].removeprefix(folder)
-                if name.endswith(".tfstate"):
+                if fnmatch(name, f"{pattern}.tfstate"):
                     text = s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()
                     yield name.removesuffix(".tfstate"), text

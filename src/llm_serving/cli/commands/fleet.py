@@ -79,7 +79,7 @@ def plan(
         if as_json:
             console.print_json(fleet_plan_table.build_payload(fleet_context, stack_plans))
         else:
-            console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
+            _print_plan(fleet_context, stack_plans)
     if exit_code and (changed := [stack_plan.name for stack_plan in stack_plans if not stack_plan.is_empty]):
         raise CheckFailed(f"{console.shorten_path(fleet)}: {', '.join(changed)}: the account differs from the file")
 
@@ -94,7 +94,7 @@ def apply(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, yes: Yes 
     with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as (document, aws):
         fleet_context, stack_plans = _plan_stacks(document, aws, out, stacks)
         with stack_apply.use_plans(fleet_context):
-            console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
+            _print_plan(fleet_context, stack_plans)
             if all(stack_plan.is_empty for stack_plan in stack_plans):
                 return
             confirm.ask("Apply this?", yes)
@@ -136,3 +136,14 @@ def _plan_stacks(
 ) -> tuple[FleetContext, list[StackPlan]]:
     fleet_context = context.prepare(document, aws, out=out, requested=stacks or ())
     return fleet_context, plans.create(fleet_context, stacks or None)
+
+
+def _print_plan(fleet_context: FleetContext, stack_plans: list[StackPlan]) -> None:
+    console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
+    for name in context.find_orphan_clusters(fleet_context):
+        console.out.print(
+            f"left  {name}: the file has this orchestrator no more, and its cluster goes on to cost. `blueprint fleet "
+            "destroy` destroys it with the fleet, once the file has it again",
+            style="yellow",
+            markup=False,
+        )
