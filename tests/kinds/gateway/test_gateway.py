@@ -815,14 +815,16 @@ def test_a_model_in_the_url_is_the_team_s_own_too(gateway: Running, path: str, p
     }
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("is_stream", "more"),
+    [(False, {}), (True, {}), (True, {"stream_options": None}), (True, {"stream_options": {"include_usage": False}})],
+)
 def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_records(
-    gateway: Running, is_stream: bool
+    gateway: Running, is_stream: bool, more: dict[str, Any]
 ) -> None:
     created = gateway.run("key", "create", "edge", "--team", "search")
-    fields = {"no-log": True, "custom_llm_provider": "ollama", "silent_model": "small"}
-    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if is_stream else {}
-    answer = ask(gateway.connect(created["key"]), "chat", extra_body=fields, stream=is_stream, **options)
+    fields = {"no-log": True, "custom_llm_provider": "ollama", "silent_model": "small", **more}
+    answer = ask(gateway.connect(created["key"]), "chat", extra_body=fields, stream=is_stream)
     tokens = (list(answer)[-1] if is_stream else answer).usage.total_tokens
     assert tokens > 16
     statement = (
@@ -836,6 +838,28 @@ def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_
 
     processes.wait_until(is_recorded, "the record", WAIT_S, 0.5)
     assert records == [{"total_tokens": tokens, "costs": True}]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_messages_cost_the_price_of_their_route_though_others_to_the_model_have_none(
+    gateway: Running, is_stream: bool
+) -> None:
+    created = gateway.run("key", "create", "edge", "--team", "outside")
+    messages = [{"role": "user", "content": "hi"}]
+    body = json.dumps({"model": "outside", "max_tokens": 16, "stream": is_stream, "messages": messages})
+    headers = {"Authorization": f"Bearer {created['key']}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{gateway.deployment.url}/v1/messages", body.encode(), headers)
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        assert "Answer" in response.read().decode()
+    statement = f"""SELECT total_tokens, spend FROM "LiteLLM_SpendLogs" WHERE api_key = '{created["id"]}'"""
+    records: list[dict[str, Any]] = []
+
+    def is_recorded() -> bool:
+        records[:] = database.query(gateway.login, statement)
+        return bool(records)
+
+    processes.wait_until(is_recorded, "the record", WAIT_S, 0.5)
+    assert records == [{"total_tokens": 12, "spend": pytest.approx(12e-6)}]
 
 
 def test_a_body_that_would_fill_the_memory_gets_413_before_the_key_is_looked_at(gateway: Running) -> None:

@@ -68,6 +68,9 @@ def build_config(
             "telemetry": False,
             # Or requests that differ in a parameter of engines only, such as min_p, get the same answer.
             "enable_caching_on_provider_specific_optional_params": True,
+            # Or it asks engines at /v1/responses, which some lack, bills the price of any route to a model of the same
+            # name, and nothing where the client hangs up (1.106.0, llms/anthropic/pass_through/messages/handler.py).
+            "use_chat_completions_url_for_anthropic_messages": True,
             "callbacks": [
                 GUARD,
                 *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else []),

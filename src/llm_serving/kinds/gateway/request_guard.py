@@ -44,6 +44,9 @@ _OWN_FIELDS = {*all_litellm_params, "priority", "extra_body", "extra_headers", "
 """Of a body, or of a header that LiteLLM writes there: it would read the client's as its own settings, such as
 `fallbacks`, which lead to models of other teams, and `no-log`, by which no budget and no record knows of a request."""
 
+_STREAMED_CALLS = ("acompletion", "atext_completion")
+"""LiteLLM's names of calls whose streams have the engine's count of tokens only where the request asks for it."""
+
 _PICTURES = "image_generation"
 """How LiteLLM's names of calls for pictures end."""
 
@@ -110,6 +113,10 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         controls = data.get("cache")
         for field in _OWN_FIELDS - _PROXY_FIELDS:
             data.pop(field, None)
+        if data.get("stream") and call_type in _STREAMED_CALLS:
+            # Or LiteLLM counts by a tokenizer of its own, and with `stream_options: null` nothing, also for the budget.
+            options = data.get("stream_options")
+            data["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         if self._cached:
             data["cache"] = self._build_cache(team, model, controls)
         limit = self._limits.get(team)
