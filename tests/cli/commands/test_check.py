@@ -72,6 +72,18 @@ def test_check_prints_one_line_for_each_part(capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_check_says_what_the_engines_cost_on_aws(capsys: pytest.CaptureFixture[str]) -> None:
+    price = "2 x 1 of g6e.2xlarge at 2.24208 USD/h on demand in us-west-2, 2026-01-21"
+    assert check(capsys, "mine", "--target", "eks")[1].splitlines()[-1] == f"cost      4.48 USD/h: worker: {price}"
+    edit("fleet.yaml", "pools:", "add_ons: {operators: on, observability: on}\npools:")
+    edit("mine/blueprint.yaml", "replicas: 2", "replicas: 2..4, scale: {queue: 4}")
+    assert (
+        check(capsys, "mine", "--target", "eks")[1].splitlines()[-1] == f"cost      4.48 to 8.97 USD/h: worker: {price}"
+    )
+    edit("fleet.yaml", "us-west-2", "ca-central-1")
+    assert "cost" not in check(capsys, "mine", "--target", "eks")[1], "no price is known there"
+
+
 def test_check_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine", "--json")
     response = json.loads(out)

@@ -9,7 +9,7 @@ from llm_serving.catalog import frameworks
 from llm_serving.kinds.serving import measured_capacity, predicted_load, router_policy
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
-from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.kinds.serving.price import price_deployment, price_replica
 from llm_serving.services import tasks
 from llm_serving.services.deployment import FoundDeployment, Traits
 from llm_serving.services.models import ServedModel
@@ -64,7 +64,22 @@ def describe(blueprint: Document[Blueprint], deployment: ServingDeployment) -> l
         *(("kv tiers", text) for text in deployment.cached_prompts),
         *(("weights", text) for text in _describe_weights(deployment)),
         *(("capacity", text) for text in measured_capacity.describe(deployment)),
+        *(("cost", text) for text in _describe_cost(deployment)),
     ]
+
+
+def _describe_cost(deployment: ServingDeployment) -> Iterator[str]:
+    """Yield what the engines cost an hour, from the fewest to the most replicas; nothing where a price is unknown."""
+    priced = price_deployment(deployment)
+    if priced is None:
+        return
+    least, reckoning = priced
+    most = sum(
+        role.replicas.max * (price_replica(role, deployment.environment.region) or 0)
+        for role in deployment.engine_roles
+    )
+    span = f"{least:.2f} to {most:.2f}" if most > least else f"{least:.2f}"
+    yield f"{span} USD/h: {reckoning}"
 
 
 def _build_workers(deployment: ServingDeployment) -> list[dict[str, Any]]:

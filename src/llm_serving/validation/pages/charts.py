@@ -198,7 +198,7 @@ def render_curves(
     body = [*_render_x_axis(x, unit_x), *_render_y_axis(y, unit_y)]
     body += _render_limits(y, visible_limits)
     body += _render_positions(x, marks)
-    for number, (name, curve) in enumerate(curves.items()):
+    for number, curve in enumerate(curves.values()):
         path = "L".join(f"{x(position)},{y(value)}" for position, value in curve)
         body.append(f'<path class="line curve-{number}" d="M{path}"/>')
         if len(curve) <= MAX_DOTS:
