@@ -103,6 +103,15 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
             "Fix: use a name that `blueprint list` shows.",
         ),
         (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml: there is no such file"),
+        (
+            ["--destroy", "--rehearse", "--yes"],
+            "--rehearse: it would have no effect. Fix: use it with --target eks or ecs, without --destroy, or remove it.",
+        ),
+        (["--with-data"], "--with-data: it would have no effect. Fix: use it with --destroy, or remove it."),
+        (
+            ["--with", "cdktf"],
+            "--with: it would have no effect. Fix: use it with --target eks or ecs, without --destroy, or remove it.",
+        ),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line_before_a_start(

@@ -39,9 +39,17 @@ def install(
 
     On AWS, shows the plan and the cost per hour, asks for confirmation once, and resumes an interrupted run.
     """
+    runs_on_aws = registry.load_target(target).needs_aws and not destroy
+    for option, is_set, has_effect, place in (
+        ("--with-data", with_data, destroy, "with --destroy"),
+        ("--rehearse", rehearse, runs_on_aws, "with --target eks or ecs, without --destroy"),
+        ("--with", with_ is not None, runs_on_aws, "with --target eks or ecs, without --destroy"),
+    ):
+        if is_set and not has_effect:
+            raise InputError(f"{option}: it would have no effect. Fix: use it {place}, or remove it.")
     if destroy:
         aws_workflow.undo(fleet, with_data=with_data, yes=yes)
-    elif not registry.load_target(target).needs_aws:
+    elif not runs_on_aws:
         _run_quickstart(blueprint, fleet, set_up_seconds)
     elif with_ not in (None, CDKTF):
         raise InputError(f"--with: {quote_value(with_)}: there is no such tool. Fix: use {CDKTF}, or remove --with.")
