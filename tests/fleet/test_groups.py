@@ -53,6 +53,21 @@ def test_g6e_on_eks_has_a_karpenter_node_pool_for_each_family_and_purchase_optio
     assert machine_groups[0].types == ("g6e.2xlarge", "g6e.4xlarge")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("size: 1, zones: us-west-2a", "size: 1"),  # the fleet gets another zone
+        ("size: 0..2", "size: 0..3"),  # and the pool grows to a group a zone
+        ("size: 1, zones: us-west-2a", "size: 4"),
+    ],
+)
+def test_a_small_pool_on_ecs_keeps_the_provider_that_its_services_use_as_it_grows(
+    make_groups: GroupFactory, before: str, after: str
+) -> None:
+    names = [{group.name for group in make_groups(f"types: g6.xlarge, {lines}", "ecs")} for lines in (before, after)]
+    assert names[0] == {"aa-g6-a-od"} <= names[1]
+
+
 def test_efa_on_eks_is_a_node_group_of_one_type_in_one_zone(make_groups: GroupFactory) -> None:
     (group,) = make_groups("types: p5.48xlarge, zones: us-west-2b, efa: on, size: 0..4")
     assert (group.kind, group.types, group.zones, group.efa) == ("node-group", ("p5.48xlarge",), ("us-west-2b",), 32)

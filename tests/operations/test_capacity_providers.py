@@ -90,8 +90,9 @@ def test_another_provider_in_its_place_is_made_first(tmp_path: Path, monkeypatch
     with pytest.raises(CheckFailed) as error:
         check(tmp_path, monkeypatch, "cp-moved-general-g6-a-od", "delete")
     assert str(error.value).endswith(
-        "Nothing was changed. Fix: keep what the pool had beside what is new and run this; then remove it, and run "
-        "`blueprint deploy DIR --target ecs` with this fleet file first, which moves the tasks; then run this again."
+        "Nothing was changed. Fix: keep what the pool had beside what is new, or add another pool, and run this; then "
+        "remove the old, and run `blueprint deploy DIR --target ecs` with this fleet file first, which moves the tasks; "
+        "then run this again."
     )
 
 

@@ -321,12 +321,16 @@ def _build_group(
     )
     images, nvme = _select_image_mode(pool, orchestrator, rows), _has_nvme_storage(pool, rows)
     letters = "".join(zone[-1] for zone in zones)
+    kind = select_kind(fleet, pool)
+    # Services on ECS know it by its name, and its Auto Scaling group changes zones in place: where the fleet gets one
+    # more, and where the pool grows to a group a zone.
+    in_name = letters[0] if kind == "capacity-provider" else letters
     label = first.name.replace(".", "-") if _needs_single_type(fleet, pool) else first.family
     return Group(
-        name=f"{name}-{label}-{letters}-{_format_option_code(pool, purchase, purchase_option)}",
+        name=f"{name}-{label}-{in_name}-{_format_option_code(pool, purchase, purchase_option)}",
         pool=name,
         orchestrator=orchestrator,
-        kind=select_kind(fleet, pool),
+        kind=kind,
         types=tuple(row.name for row in rows),
         zones=zones,
         purchase_option=purchase_option,
@@ -338,7 +342,7 @@ def _build_group(
         interfaces=requested,
         efa=sum(interface.kind != "interface" for interface in requested),
         placement_group=f"{name}-{letters}" if pool.placement_group == "cluster" else None,
-        labels={**_build_labels(name, first, purchase_option, select_kind(fleet, pool)), **pool.labels},
+        labels={**_build_labels(name, first, purchase_option, kind), **pool.labels},
         taints=_build_taints(pool, first) if orchestrator == "eks" else (),
         images=images,
         snapshot=pool.images.snapshot if isinstance(pool.images, Snapshot) else None,

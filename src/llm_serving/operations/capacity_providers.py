@@ -46,7 +46,7 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
     ]
     if users:
         add_first = (
-            "keep what the pool had beside what is new and run this; then remove it, and "
+            "keep what the pool had beside what is new, or add another pool, and run this; then remove the old, and "
             if ("create",) in actions.values()
             else ""
         )

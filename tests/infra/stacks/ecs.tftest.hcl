@@ -206,8 +206,8 @@ run "every_kind_of_instance" {
 
   assert {
     condition = (
-      aws_launch_template.pulled-g6e-abc-od-template.block_device_mappings[1].ebs[0].snapshot_id == "snap-0123456789abcdef0" &&
-      aws_launch_template.pulled-g6e-abc-od-template.image_id == "ami-0123456789abcdef0"
+      aws_launch_template.pulled-g6e-a-od-template.block_device_mappings[1].ebs[0].snapshot_id == "snap-0123456789abcdef0" &&
+      aws_launch_template.pulled-g6e-a-od-template.image_id == "ami-0123456789abcdef0"
     )
     error_message = "images come on a volume made from the snapshot, under the user's own AMI"
   }
