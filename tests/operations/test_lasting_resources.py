@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ VPC = "aws_vpc.vpc"
 REPLACED, DELETED = ("delete", "create"), ("delete",)
 
 
-def check(tmp_path: Path, address: str, *actions: str, used: bool = True, reason: str = "") -> None:
+def check(
+    tmp_path: Path, address: str, *actions: str, used: bool = True, reason: str = "", created: Sequence[str] = ()
+) -> None:
     """Check a plan of the stack `network`, while the stack `ecs` is applied or not."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
@@ -45,7 +48,8 @@ def check(tmp_path: Path, address: str, *actions: str, used: bool = True, reason
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     context = FleetContext(inputs.read_fleet(file), tmp_path, folders, program, AwsSession("us-west-2"), "123456789012")
     entry = {**build_change(address, *actions), "action_reason": reason}
-    plan = StackPlan("network", 1, parse_plan(build_plan(entry)))
+    others = [build_change(other, "create") for other in created]
+    plan = StackPlan("network", 1, parse_plan(build_plan(entry, *others)))
     lasting_resources.require_kept(context, [plan])
 
 
@@ -75,3 +79,15 @@ def test_what_an_apply_that_broke_off_left_is_made_anew(tmp_path: Path, address:
     check(tmp_path, address, *REPLACED, reason="replace_because_tainted")
     with pytest.raises(CheckFailed):
         check(tmp_path, address, *REPLACED, reason="replace_because_cannot_update")
+
+
+def test_reserved_capacity_is_not_given_back_for_another_of_the_same_apply(tmp_path: Path) -> None:
+    reservation = "aws_ec2_capacity_reservation.general-p5-a-cr-reservation"
+    check(tmp_path, reservation, *DELETED)
+    with pytest.raises(CheckFailed, match="capacity that EC2 may not have again would be gone"):
+        check(
+            tmp_path,
+            reservation,
+            *DELETED,
+            created=["aws_ec2_capacity_reservation.general-p5-48xlarge-a-cr-reservation"],
+        )

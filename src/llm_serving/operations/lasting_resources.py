@@ -13,11 +13,11 @@ from llm_serving.operations.plans import NETWORK, StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform import synthesis
 
-_VPC = "aws_vpc"
+_VPC, _RESERVATION = "aws_vpc", "aws_ec2_capacity_reservation"
 
 _LOSSES: Mapping[str, str] = {
     "aws_db_instance": "its keys, budgets and records",
-    "aws_ec2_capacity_reservation": "capacity that EC2 may not have again",
+    _RESERVATION: "capacity that EC2 may not have again",
     "aws_ecr_repository": "its images",
     "aws_eks_cluster": "all that runs on it",
     "aws_elasticache_replication_group": "what it keeps",
@@ -50,6 +50,9 @@ def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
             continue
         if kind == _VPC:
             is_lost = "delete" in change.actions and _is_network_used(context)
+        elif kind == _RESERVATION:  # another `by` or `efa` names its group, and so itself, anew
+            made = [other for other in plan.plan.select(kind).values() if "create" in other.actions]
+            is_lost = "delete" in change.actions and bool(made)
         else:
             is_lost = kind in _LOSSES and change.verb == "replaced"
         if is_lost:
