@@ -68,6 +68,6 @@ def test_a_disk_without_room_for_temporary_files_names_their_variable(monkeypatc
 
 
 def test_an_error_whose_fix_is_not_known_stays_as_it_is_but_for_a_path_that_is_to_be_written() -> None:
-    error = OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), "/x")
+    error = OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/x")
     assert os_errors.convert(error) is None
-    assert str(os_errors.explain(error, "/y")) == "/y: not a directory. Fix: use another folder."
+    assert str(os_errors.explain(error, "/y")) == "/y: file name too long. Fix: use another folder."
