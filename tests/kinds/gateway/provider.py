@@ -90,7 +90,8 @@ def run_provider() -> Iterator[Provider]:
             elif fault:
                 self._send_half(len(provider.received), HALF.split() if fault == "cut" else [])
             else:
-                self._send(200, *build_answer(len(provider.received), is_stream=is_stream))
+                name = f"chatcmpl-{self.headers['X-Request-Id']}"  # as vLLM 0.32.0 makes it
+                self._send(200, *build_answer(len(provider.received), is_stream=is_stream, name=name))
 
         def _send(self, status: int, kind: str, answer: bytes) -> None:
             self.send_response(status)
@@ -140,13 +141,14 @@ def build_event(number: int, choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_answer(number: int, *, is_stream: bool, reason: str = "stop") -> tuple[str, bytes]:
+def build_answer(number: int, *, is_stream: bool, reason: str = "stop", name: str = "") -> tuple[str, bytes]:
     """Build the content type and the body of a chat's answer, or of its stream of one event with the whole answer."""
     message = {"role": "assistant", "content": f"Answer {number}."}
     choice = {"index": 0, "finish_reason": reason, "delta" if is_stream else "message": message}
     answer = {
         **build_event(number, choice),
         **({} if is_stream else {"object": "chat.completion"}),
+        **({"id": name} if name else {}),
         "usage": {"prompt_tokens": 7, "completion_tokens": ANSWER_TOKENS, "total_tokens": 12},
     }
     text = json.dumps(answer)

@@ -840,6 +840,15 @@ def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_
     assert records == [{"total_tokens": tokens, "costs": True}]
 
 
+def test_calls_with_the_same_id_of_their_caller_have_a_record_each(gateway: Running) -> None:
+    """Such as all calls for a page, whose engine answers each with an id that is made of the caller's."""
+    created = gateway.run("key", "create", "edge", "--team", "outside")
+    client, messages = gateway.connect(created["key"]), [{"role": "user", "content": "hi"}]
+    for _ in range(3):
+        client.chat.completions.create(model="alone", messages=messages, extra_headers={"X-Request-Id": "page-1"})
+    wait_for_requests(gateway, "outside", 3, where=f"api_key = '{created['id']}'")
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_messages_cost_the_price_of_their_route_though_others_to_the_model_have_none(
     gateway: Running, is_stream: bool

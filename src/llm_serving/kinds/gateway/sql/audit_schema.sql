@@ -31,3 +31,12 @@ CREATE OR REPLACE TRIGGER blueprint_audit AFTER INSERT OR UPDATE OR DELETE ON "L
 FOR EACH ROW EXECUTE FUNCTION blueprint_audit_key();
 CREATE OR REPLACE TRIGGER blueprint_audit AFTER INSERT OR UPDATE OR DELETE ON "LiteLLM_TeamTable"
 FOR EACH ROW EXECUTE FUNCTION blueprint_audit_team();
+-- LiteLLM leaves out a record whose id is there already (skip_duplicates), and takes the engine's, which vLLM makes of the
+-- caller's X-Request-Id: of several calls with one id, as for a page, all but the first had none.
+CREATE OR REPLACE FUNCTION blueprint_request_id() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  NEW.request_id := concat_ws(' ', NEW.request_id, NEW.litellm_call_id, NEW."startTime");
+  RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER blueprint_request_id BEFORE INSERT ON "LiteLLM_SpendLogs"
+FOR EACH ROW EXECUTE FUNCTION blueprint_request_id();
