@@ -19,7 +19,7 @@ from infra.constructs.key import add_key, add_log_group, build_log_group_grant
 from infra.constructs.lifecycle import keep_until_unused
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
-from infra.constructs.security_group import HTTPS, add_rule, add_security_group
+from infra.constructs.security_group import HTTPS, add_client_rules, add_security_group
 from llm_serving.catalog import eks
 from llm_serving.fleet.model import Fleet, NewNetwork
 
@@ -146,10 +146,8 @@ def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.Secu
         stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
     )
     keep_until_unused(group)
-    for number, client in enumerate(stack.fleet.eks.private_from, start=1):
-        cidr, peer_id = (None, client) if client.startswith("sg-") else (client, None)
-        rule, title = f"api-client-{number}", f"{name}-{number}"
-        add_rule(stack, rule, group, "in", "Kubernetes API", HTTPS, cidr=cidr, peer_id=peer_id, title=title)
+    clients = stack.fleet.eks.private_from
+    add_client_rules(stack, "api-client", group, "Kubernetes API", HTTPS, clients, title=name)
     return group
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -29,6 +31,28 @@ def add_security_group(
     return aws.security_group.SecurityGroup(
         stack, construct_id, name=name, description=description, vpc_id=vpc_id, tags={"Name": name}
     )
+
+
+def add_client_rules(
+    stack: FleetStack,
+    name: str,
+    group: aws.security_group.SecurityGroup,
+    description: str,
+    port: int,
+    clients: Iterable[str],
+    *,
+    title: str = "",
+) -> None:
+    """Let in clients, each a range or the id of a security group, by rules that are named after them.
+
+    Named by their places, the rule of a client that goes would get the next one's range, which EC2 refuses while the
+    next rule has it: `InvalidPermission.Duplicate`, and the client stays let in.
+    """
+    for client in dict.fromkeys(clients):
+        cidr, peer_id = (None, client) if client.startswith("sg-") else (client, None)
+        word = re.sub("[./]", "-", client)
+        full_title = f"{title}-{word}" if title else ""
+        add_rule(stack, f"{name}-{word}", group, "in", description, port, cidr=cidr, peer_id=peer_id, title=full_title)
 
 
 def add_rule(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
+from infra.constructs.security_group import HTTPS, VpcRanges, add_client_rules, add_rule, add_security_group
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.services.deployments import USAGE
 from llm_serving.services.service import Service
@@ -53,9 +53,7 @@ def add_entry_rules(
     port = entry.port
     if entry.clients:
         add_rule(stack, f"{name}-from-{name}", group, "in", "The question that proves an answer", port, peer=group)
-        for index, client in enumerate(entry.clients):
-            cidr, peer_id = (client, None) if "/" in client else (None, client)
-            add_rule(stack, f"{name}-from-client-{index}", group, "in", "Clients", port, cidr=cidr, peer_id=peer_id)
+        add_client_rules(stack, f"{name}-from", group, "Clients", port, entry.clients)
     else:
         add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, vpc=vpc)
     add_rule(stack, f"{name}-to-{name}", group, "out", "The question that proves an answer", port, peer=group)
