@@ -7,11 +7,15 @@ import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from llm_serving.cli import main
-from llm_serving.settings.errors import Unavailable
+from llm_serving.operations.plans import StackPlan
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.terraform.plan import Plan, ResourceChange
 from llm_serving.workflows import aws
 from tests.http_handler import QuietHandler
 
@@ -197,3 +201,15 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
         Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Fix: install Node\.js"
     ):
         aws._require_tools(by_cdktf, is_emulated=True)
+
+
+def test_cdktf_applies_no_plan_that_is_refused_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[Any] = []
+    monkeypatch.setattr(aws, "_apply_with_cdktf", lambda *arguments: applied.append(arguments))
+    address = "aws_eks_cluster.cluster"
+    plan = StackPlan("eks", 1, Plan({address: ResourceChange(address, ("delete", "create"))}))
+    request: Any = SimpleNamespace(cdktf=True)
+    context: Any = SimpleNamespace(document=SimpleNamespace(path="fleet.yaml"))
+    with pytest.raises(CheckFailed, match=f"Terraform would replace eks: {address}"):
+        aws._apply_stacks(request, context, [plan])
+    assert applied == []

@@ -42,14 +42,8 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
             finds that the plans would end what is in use, take names of others, or move Kubernetes unasked.
         CommandFailed: Terraform failed; the same command resumes.
     """
-    lasting_resources.require_kept(context, approved_plans)
-    kubernetes_version.require_stated(context, approved_plans)
-    capacity_providers.require_unused(context, approved_plans)
-    capacity_providers.require_placeable(context, approved_plans)
-    replaced_node_groups.require_empty(context, approved_plans)
-    taken_names.require_free(context, approved_plans)
+    require_safe(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
-    removed_zones.require_clusters_zones(context, approved)
     for wave in removed_zones.order_waves(context, approved):
         deferred = [name for name, folder in wave.items() if name in approved and not (folder / plans.FILE).is_file()]
         new_plans = {plan.name: plan for plan in plans.create(context, deferred)} if deferred else {}
@@ -64,6 +58,22 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
         _apply(context, {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty})
         for plan in wave_plans:
             (wave[plan.name] / plans.FILE).unlink(missing_ok=True)
+
+
+def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that plans end nothing that is in use, take no names of others, and move Kubernetes as the file says.
+
+    Raises:
+        CheckFailed: they do not; nothing was changed.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    lasting_resources.require_kept(context, stack_plans)
+    kubernetes_version.require_stated(context, stack_plans)
+    capacity_providers.require_unused(context, stack_plans)
+    capacity_providers.require_placeable(context, stack_plans)
+    replaced_node_groups.require_empty(context, stack_plans)
+    removed_zones.require_clusters_zones(context, {plan.name: plan for plan in stack_plans})
+    taken_names.require_free(context, stack_plans)
 
 
 def ensure_state_bucket(context: FleetContext) -> None:

@@ -279,6 +279,7 @@ def _list_warnings(request: WorkflowRequest, fleet_context: FleetContext) -> lis
 
 def _apply_stacks(request: WorkflowRequest, fleet_context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
     if request.cdktf:
+        apply.require_safe(fleet_context, stack_plans)
         _apply_with_cdktf(fleet_context, [stack_plan.name for stack_plan in stack_plans])
     else:
         apply.apply(fleet_context, stack_plans)
