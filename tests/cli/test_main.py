@@ -92,6 +92,7 @@ def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
         (Unavailable("terraform is not here"), 3, "terraform is not here"),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device. Fix: make room on that disk."),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied. Fix: get the rights for it, or use another folder."),
+        (FileExistsError(errno.EEXIST, "File exists", "/x"), 3, "/x: file exists. Fix: rename what is there, or use another name."),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"), 3, "/x/y: not a directory. Fix: rename the file that is there in place of a directory."),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "/x"), 3, "/x: is a directory. Fix: rename the directory that is there in place of a file."),
         (shutil.Error([("/A", "/x", "[Errno 28] No space left on device: '/A' -> '/x'"), ("/B", "/y", "z")]), 3, "/x: no space left on device. Fix: make room on that disk."),

@@ -15,7 +15,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
-from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.terraform import synthesis
 
 ROOT = Path(__file__).parents[2]
@@ -88,9 +88,9 @@ def test_each_exit_code_is_an_error_with_the_message(
         synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out")
 
 
-def test_an_internal_error_of_the_app_is_no_failed_check(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_stacks_is_named_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file where the directory should be")
-    with pytest.raises(RuntimeError, match=r"ended with code 70:\nTraceback (?s:.*)FileExistsError"):
+    with pytest.raises(Unavailable, match=r"/out: file exists\. Fix: rename what is there, or use another name\.$"):
         synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out")
 
 

@@ -19,6 +19,7 @@ _FIXES = {
     errno.EROFS: "use a folder on a disk that can be written",
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
+    errno.EEXIST: "rename what is there, or use another name",
     errno.ENOTDIR: "rename the file that is there in place of a directory",
     errno.EISDIR: "rename the directory that is there in place of a file",
 }

@@ -3,11 +3,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from llm_serving.kinds.batch.client import BatchClient
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
 from tests.http_handler import QuietHandler
 
 
@@ -32,3 +33,10 @@ def test_another_server_at_its_url_is_named_with_the_beginning_of_its_answer(url
     assert str(error.value) == f"{url} is not a Batch API: it answered '<html>It works!</html>'. Fix: check its URL."
     with pytest.raises(Unavailable, match="is not a Batch API: it answered '\\[\\[\\["):
         BatchClient(url).read("batch_a")
+
+
+def test_an_empty_file_is_refused_by_its_own_name_before_it_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(InputError) as error:
+        BatchClient("http://127.0.0.1:9").upload(tmp_path / "rows.jsonl")
+    assert str(error.value) == f"{tmp_path / 'rows.jsonl'}: it is empty. Fix: name a file of rows."

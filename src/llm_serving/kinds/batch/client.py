@@ -57,6 +57,8 @@ class BatchClient:
         tail = f"\r\n--{boundary}--\r\n".encode()
         try:
             size = file.stat().st_size
+            if file.is_file() and not size:
+                raise InputError(f"{file}: it is empty. Fix: name a file of rows.")
             with file.open("rb") as source:
                 request = urllib.request.Request(
                     f"{self._url}/v1/files",
