@@ -101,6 +101,10 @@ def add_definition(
         )
         if on_fargate
         else None,
+        # Else Terraform deregisters the one before as it starts, and ECS takes a rollout that fails back to that: no
+        # service may be updated to an inactive definition from ten minutes on. Source: ECS API reference,
+        # DeregisterTaskDefinition, 2026-11.
+        skip_destroy=True,
     )
 
 

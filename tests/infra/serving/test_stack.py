@@ -35,6 +35,19 @@ def filter_by_type(stack: Stack, kind: str) -> dict[str, Stack]:
     return resources
 
 
+@each_shape
+def test_what_ran_before_stays_there_for_ecs_to_roll_back_to(stacks: Stacks, shape: str) -> None:
+    stack = stacks[shape]
+    services = filter_by_type(stack, "aws_ecs_service")
+    names = {
+        service["task_definition"].removeprefix("${aws_ecs_task_definition.").removesuffix(".arn}")
+        for service in services.values()
+    }
+    assert names
+    definitions = filter_by_type(stack, "aws_ecs_task_definition")
+    assert all(definitions[name]["skip_destroy"] for name in names), "ECS updates no service to an inactive one"
+
+
 def parse_containers(stack: Stack, task: str) -> dict[str, Any]:
     text = filter_by_type(stack, "aws_ecs_task_definition")[f"{task}-task"]["container_definitions"]
     return {container["name"]: container for container in json.loads(text)}
