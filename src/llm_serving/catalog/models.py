@@ -229,6 +229,10 @@ def _build_unknown_error(name: str) -> ModelError:
     if name.startswith(records.S3_SCHEME):
         fix = f"run `blueprint model fit {name}`, which reads it once"
         return ModelError("what lies there was not read yet", fix, subject=subject)
+    if name.startswith((".", "/", "~")):
+        path = Path.cwd() / name if name.startswith(".") else name
+        fix = "write the path of one, absolute or from the current directory"
+        return ModelError(f"{path} is no folder that holds config.json", fix, subject=subject)
     ways = "the path of a folder"
     if _may_be_on_hub(name):
         ways += f", or `blueprint model fit {name}`, which asks the hub once"
