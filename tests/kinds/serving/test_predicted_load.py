@@ -21,6 +21,7 @@ tuning: {{sequences: {sequences}{tuning}}}
 traffic: {{arrivals: 8/s, input_tokens: 1000, output_tokens: 200{traffic}}}
 slo:
   ttft_ms: {{p95: {ttft}}}
+engine_arguments: {{{arguments}}}
 """
 
 
@@ -32,6 +33,7 @@ def _estimate(root: Path, target: str = "eks", **values: object) -> float | None
         "tuning": "",
         "traffic": "",
         "ttft": 800,
+        "arguments": "",
         **values,
     }
     shutil.copytree(paths.PATTERNS / "aggregated", root / "mine", dirs_exist_ok=True)
@@ -46,6 +48,14 @@ def test_more_accelerators_and_larger_batches_promise_more(tmp_path: Path) -> No
     assert single and four and single < four < 8 * single
     small = _estimate(tmp_path, sequences=4)
     assert small and small < single
+
+
+def test_the_engines_own_options_count_as_those_of_tuning_do(tmp_path: Path) -> None:
+    by_tuning, by_argument = {"tuning": ", batch_tokens: 512"}, {"arguments": "max_num_batched_tokens: 512"}
+    assert _estimate(tmp_path, **by_tuning) == _estimate(tmp_path, **by_argument) != _estimate(tmp_path)
+    less = _estimate(tmp_path, arguments="gpu_memory_utilization: 0.5")
+    usual = _estimate(tmp_path)
+    assert less and usual and less < usual, "fewer requests have room in the cache"
 
 
 def test_a_stricter_slo_promises_less(tmp_path: Path) -> None:
@@ -88,7 +98,13 @@ def test_on_trainium2_a_step_has_the_requests_that_it_is_compiled_for(tmp_path: 
 
     def estimate(tuning: str) -> float | None:
         text = BLUEPRINT.format(
-            model="Qwen/Qwen3-32B", accelerators="64, data: 8", sequences=8, tuning="", traffic="", ttft=5000
+            model="Qwen/Qwen3-32B",
+            accelerators="64, data: 8",
+            sequences=8,
+            tuning="",
+            traffic="",
+            ttft=5000,
+            arguments="",
         )
         text = "name: mine\n" + text.replace("tuning: {sequences: 8}\n", tuning)
         deployment = resolving.resolve_files(tmp_path, text, fleet, "eks")

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue
 
 from llm_serving.catalog import engines, frameworks
 from llm_serving.catalog.engines import EngineMetric
+from llm_serving.engines.memory import Batch
 from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.objectives import LatencyObjective
@@ -114,6 +115,12 @@ class Role(ResolvedData):
 
     kv_block: int = 0
     """Tokens in one block of the engine's KV cache, which holds whole blocks of a prompt; 0 for the router."""
+
+    batch: Batch | None = None
+    """The largest step of each of its engines; None for the router."""
+
+    cache_tokens: int = 0
+    """Tokens that the KV cache of each of its engines holds; 0 where that is not computed."""
 
     engine_arguments: EngineArguments = Field(default_factory=dict)
     """The engine's own options: the blueprint's, and the role's over them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,8 +9,7 @@ from typing import NamedTuple
 
 from llm_serving.catalog import engines, instances, models, step_times
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.engines import base
-from llm_serving.engines.memory import Batch, ReplicaSetup, Split
+from llm_serving.engines.memory import Split
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
@@ -154,31 +152,13 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
     except (ModelError, InputError, IndexError):
         return None
     device, tuning, own = instance.accelerators, deployment.tuning, role.parallelism
-    if served is None or model is None or device is None or not step_time.has_facts(device):
+    if served is None or model is None or device is None or role.batch is None or not step_time.has_facts(device):
         return None
-    model = apply_quantization(model, tuning)
-    memory, context = base.get_memory_model(deployment.engine), min(served.context, model.max_context)
-    row = engines.load_engines()[deployment.engine]
-    spreads_experts = model.experts and "expert-data" in row.options
+    spreads_experts = model.experts and "expert-data" in engines.load_engines()[deployment.engine].options
     split = Split(own.tensor, own.pipeline, own.expert, own.data if spreads_experts and role.nodes == 1 else 1)
-    fit = memory.compute_fit(
-        model,
-        instance,
-        ReplicaSetup(
-            **dataclasses.asdict(split),
-            context=context,
-            dtype=tuning.kv_cache,
-            phase=role.name if role.name in (PREFILL, DECODE) else "",
-            adapters=row.count_adapters(role.engine_arguments, len(served.adapters)),
-            adapter_modules=row.list_adapter_modules(role.engine_arguments),
-        ),
-    )
-    batch, compiled = memory.select_batch(device), row.platforms[device.kind].limits
-    if compiled:
-        batch = Batch(tokens=compiled.select_segment(batch.tokens, served.context), sequences=compiled.sequences)
-    limits = Limits(tuning.sequences or batch.sequences, tuning.batch_tokens or batch.tokens, fit.cache_tokens)
+    limits = Limits(role.batch.sequences, role.batch.tokens, role.cache_tokens)
     lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
-    return _Found(StepTime(model, device, split, tuning.kv_cache), limits, lanes)
+    return _Found(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
 
 
 def _predict_role(

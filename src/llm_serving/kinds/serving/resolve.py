@@ -264,6 +264,8 @@ def _build_role(context: Context, blueprint: Document[Blueprint], placed: Placed
         weight=context.blueprint.roles.get_weight(placed.name),
         scale=resolve_scale(placed.name, role) if not conventions.is_local else None,
         kv_block=context.select_platform(placed).kv_block,
+        batch=placed.batch,
+        cache_tokens=placed.fit.cache_tokens if placed.fit else 0,
         engine_arguments=context.blueprint.merge_arguments(role),
         metrics=dict(context.engine.metrics),
     )
