@@ -181,7 +181,10 @@ def initialize_stacks(context: FleetContext) -> None:
     """
     if not context.endpoint:
         _require_written_states(context)
-        (_require_own_states if context.fleet.state == "local" else _require_moved_states)(context)
+        if context.fleet.state == "local":
+            _require_own_states(context)
+        else:
+            _require_moved_states(context)
     state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():
