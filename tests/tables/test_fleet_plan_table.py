@@ -45,11 +45,13 @@ def test_a_plan_says_which_instances_it_drains(tmp_path: Path, monkeypatch: pyte
     template = "aws_launch_template__{}-template".format
     plans = [
         build_plan("eks", **{template("system"): ("update",), template("h100"): ("update",)}),
+        build_plan("eks", **{"aws_eks_node_group__old": ("delete",)}),
         build_plan("ecs", **{template("general"): ("update",), template("new"): ("create",)}),
     ]
     lines = render("eks-multi-az", plans).splitlines()
     assert [line for line in lines if line.startswith("drain")] == [
         "drain eks: every instance of system and h100, one of a group at a time",
+        "drain eks: every instance of old, all at once",
         "drain ecs: every instance of general, a tenth of a group at a time, at least one",
     ]
     assert "drain" not in render("eks-multi-az", [build_plan("eks", aws_eks_node_group__system=("update",))])

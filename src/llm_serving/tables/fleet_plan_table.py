@@ -119,10 +119,10 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> It
         yield Text("      A pool's new size or types take `blueprint platform install` too", "dim")
     for plan in stack_plans:
         if groups := _list_renewed(plan):
-            pace = _PACES.get(plan.name, "")
-            yield Text.assemble(
-                ("drain ", "bold"), (f"{plan.name}: every instance of {join_words(groups)}{pace}", "yellow")
-            )
+            yield _render_drain(plan, groups, _PACES.get(plan.name, ""))
+        node_groups = plan.plan.select("aws_eks_node_group")
+        if groups := [name for name, change in node_groups.items() if "delete" in change.actions]:
+            yield _render_drain(plan, groups, ", all at once")
     for plan in stack_plans:
         for kind, count in plan.not_emulated.items():
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
@@ -131,6 +131,10 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> It
 _PACES = {"eks": ", one of a group at a time", "ecs": ", a tenth of a group at a time, at least one"}
 """How fast a changed launch template reaches what runs, by stack: as `infra.constructs.node_groups` and
 `capacity_providers` have it."""
+
+
+def _render_drain(plan: StackPlan, groups: Sequence[str], pace: str) -> Text:
+    return Text.assemble(("drain ", "bold"), (f"{plan.name}: every instance of {join_words(groups)}{pace}", "yellow"))
 
 
 def _list_renewed(plan: StackPlan) -> list[str]:
