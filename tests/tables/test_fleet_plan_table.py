@@ -45,7 +45,7 @@ def test_a_plan_says_which_instances_it_drains(tmp_path: Path, monkeypatch: pyte
     template = "aws_launch_template__{}-template".format
     plans = [
         build_plan("eks", **{template("system"): ("update",), template("h100"): ("update",)}),
-        build_plan("eks", **{"aws_eks_node_group__old": ("delete",)}),
+        build_plan("eks", aws_eks_node_group__old=("delete",)),
         build_plan("ecs", **{template("general"): ("update",), template("new"): ("create",)}),
     ]
     lines = render("eks-multi-az", plans).splitlines()
