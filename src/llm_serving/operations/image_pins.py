@@ -183,5 +183,6 @@ def _translate(reference: str, error: Exception) -> InputError | Unavailable:
         return InputError(f"{reference}: its registry has no such image. Fix: name an existing tag.")
     if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
         return Unavailable(f"{reference}: its registry asks for a login. Fix: name the image with its digest.")
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    cause = error.reason if type(error) is urllib.error.URLError else error
+    reason = str(cause).splitlines()[0] if str(cause) else type(error).__name__
     return Unavailable(f"{reference}: its registry does not answer ({reason}). Fix: check the network.")
