@@ -113,6 +113,23 @@ def test_a_missing_fleet_file_is_named(working_folder: Path, run_cli: RunCli, co
     )
 
 
+def test_names_of_an_account_that_is_not_known_are_pointed_out_also_where_credentials_have_expired(
+    working_folder: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli
+) -> None:
+    for name, value in (
+        ("ACCESS_KEY_ID", "expired"),
+        ("SECRET_ACCESS_KEY", "x"),
+        ("ENDPOINT_URL", "http://127.0.0.1:9"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    code, _, err = run_cli("render", "mine", "--target", "eks")
+    assert code == 0
+    assert err.splitlines()[-1] == (
+        "There are no AWS credentials, or AWS does not take them: names contain the embedded AWS's account "
+        "123456789012, not yours. Fix: sign in, or write `account` in the fleet file."
+    )
+
+
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])
 def test_a_target_without_a_template_is_refused(working_folder: Path, run_cli: RunCli, command: str) -> None:
     (working_folder / "mine" / "eks.yaml.j2").unlink()

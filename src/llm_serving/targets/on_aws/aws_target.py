@@ -36,7 +36,10 @@ from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
 
-_NO_ACCOUNT = f"No AWS credentials found: names contain the embedded AWS's account {emulator.ACCOUNT}, not yours."
+_NO_ACCOUNT = (
+    "There are no AWS credentials, or AWS does not take them: names contain the embedded AWS's account "
+    f"{emulator.ACCOUNT}, not yours. Fix: sign in, or write `account` in the fleet file."
+)
 
 _SCRATCH = "/scratch"
 """Directory that an engine's container may write to, besides /tmp."""
