@@ -80,6 +80,8 @@ def run_provider() -> Iterator[Provider]:
             fault, is_stream = find_fault(body), body.get("stream", False)
             if self.path.endswith("/images/generations"):
                 self._send(200, "application/json", b'{"created": 1, "data": [{"b64_json": "aGk="}]}')
+            elif self.path.endswith("/responses"):
+                self._send(200, "application/json", json.dumps(build_response(len(provider.received))).encode())
             elif fault.isdigit():
                 self._send(int(fault), "application/json", b'{"error": {"message": "injected fault"}}')
             elif fault == "abort":
@@ -155,6 +157,15 @@ def build_answer(number: int, *, is_stream: bool, reason: str = "stop", name: st
     if not is_stream:
         return "application/json", text.encode()
     return "text/event-stream", f"data: {text}\n\ndata: [DONE]\n\n".encode()
+
+
+def build_response(number: int) -> dict[str, Any]:
+    """Build an answer of the API of responses."""
+    text = {"type": "output_text", "text": f"Answer {number}.", "annotations": []}
+    message = {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": [text]}
+    usage = {"input_tokens": 7, "output_tokens": ANSWER_TOKENS, "total_tokens": 12}
+    answer = {"id": f"resp_{number}", "object": "response", "created_at": 1, "model": "known", "status": "completed"}
+    return {**answer, "output": [message], "usage": usage}
 
 
 def build_bedrock_answer(*, is_stream: bool) -> tuple[str, bytes]:

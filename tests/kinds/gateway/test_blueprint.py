@@ -85,7 +85,7 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
         "litellm_params": {
             "model": "openai/qwen", "api_base": f"{big.url}/v1", "api_key": "none", "weight": 3, **price,
         },
-        "model_info": {"id": "chat/big-a", "allowed_fails": 0},
+        "model_info": {"id": "chat/big-a", "allowed_fails": 0, "supports_reasoning": True},
     }  # fmt: skip
     assert second["litellm_params"] == {
         "model": "openai/gpt", "api_base": "https://llm.example.com/v1", "weight": 1,
@@ -185,10 +185,12 @@ def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_f
     assert config["model_list"][0]["model_info"] == {
         "id": "chat/big-a",
         "allowed_fails": 0,
+        "supports_reasoning": True,
         **traits,
         "prompt_characters": 2000,
     }
-    assert config["model_list"][1]["model_info"] == {"id": "chat/llm.example.com", "allowed_fails": 0}
+    second = {"id": "chat/llm.example.com", "allowed_fails": 0, "supports_reasoning": True}
+    assert config["model_list"][1]["model_info"] == second
     unasked = resolve(tmp_path / "edge", f"{EVERY_KEY}guardrails: {{find: email}}\n").entries[0].env
     assert unasked[gateway_program.PERSONAL_DATA_VARIABLE] == "[]"
 

@@ -849,6 +849,26 @@ def test_calls_with_the_same_id_of_their_caller_have_a_record_each(gateway: Runn
     wait_for_requests(gateway, "outside", 3, where=f"api_key = '{created['id']}'")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("responses", {"input": "hi", "reasoning": {"effort": "low"}}),
+        (
+            "messages",
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_tokens": 2000,
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
+            },
+        ),
+    ],
+)
+def test_an_engine_is_told_how_much_to_reason(gateway: Running, path: str, body: dict[str, Any]) -> None:
+    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("outside")
+    assert read_status(url, key, {"model": "alone", **body}) == 200
+    assert gateway.received[-1]["reasoning"]["effort"] == "low"
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_messages_cost_the_price_of_their_route_though_others_to_the_model_have_none(
     gateway: Running, is_stream: bool

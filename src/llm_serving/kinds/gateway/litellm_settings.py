@@ -190,6 +190,9 @@ def _build_model(settings: Blueprint, place: Place[Backend], region: str) -> dic
         "model_info": {
             "id": place.id,
             "allowed_fails": _ALLOWED_FAILS,
+            # Or it refuses `reasoning` of responses and `thinking` of messages, for models that its own list has not,
+            # with 400 (1.106.0, llms/openai/responses/transformation.py). The engine knows.
+            **({} if backend.bedrock else {"supports_reasoning": True}),
             **place.traits,
             **({"prompt_characters": backend.prompt_characters} if backend.prompt_characters else {}),
         },
