@@ -803,7 +803,12 @@ def test_an_unreachable_cluster_is_reported_in_one_line(
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
     code, _, err = run_cli("deploy", "--yes")
     assert code == 3
-    assert "Error: Kubernetes cluster unreachable" in err.splitlines()[-1]
+    last = err.splitlines()[-1]
+    assert "Error: Kubernetes cluster unreachable" in last
+    assert last.endswith(
+        ". Fix: run aws eks update-kubeconfig --name demo --region us-west-2, or blueprint platform tunnel where its "
+        "endpoint is private."
+    )
     assert "Traceback" not in err
 
 

@@ -83,6 +83,10 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     except Unavailable as error:
         if "release: not found" in str(error):
             return []
+        if "cluster unreachable" in str(error).lower():
+            command = console.quote_command(cluster.build_kubeconfig_command(plan.fleet.value))
+            fix = f"run {command}, or blueprint platform tunnel where its endpoint is private"
+            raise Unavailable(f"{str(error).rstrip('.')}. Fix: {fix}.") from None
         raise
     chart, name = plan.deployment.chart, plan.deployment.name
     if others := {entry["chart"].rpartition("-")[0] for entry in revisions} - {chart}:
