@@ -140,7 +140,7 @@ def test_the_resolvers_mistakes_have_their_lines(capsys: pytest.CaptureFixture[s
     assert code == 2
     assert err == (
         'mine/blueprint.yaml:3:24: roles.worker.pool: "genral": the fleet demo has no such pool. '
-        "Fix: use one of its pools, general.\n"
+        "Fix: use one of its pools, general, or add genral to them.\n"
     )
 
 

@@ -264,7 +264,7 @@ REFUSED = [
     (
         {"worker": "{pool: gpu}"},
         'blueprint.yaml:6:18: roles.worker.pool: "gpu": the fleet demo has no such pool. '
-        "Fix: use one of its pools, small, large, plain.",
+        "Fix: use one of its pools, small, large, plain, or add gpu to them.",
     ),
     (
         {"model": "tinyy"},

@@ -76,7 +76,7 @@ def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> t
     """
     pool = fleet.pools.get(role.pool)
     if pool is None:
-        fix = f"use one of its pools, {', '.join(fleet.pools)}"
+        fix = f"use one of its pools, {', '.join(fleet.pools)}, or add {role.pool} to them"
         raise PlacementError(Conflict((*key_path, "pool"), f"the fleet {fleet.name} has no such pool", fix, role.pool))
     known_types = instances.select_known(pool.types)
     if not known_types:
