@@ -125,7 +125,8 @@ def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context:
         parts += [_render_cpu_table(cpu_instances, fits), Text()]
     elif no_accelerators:
         parts.append(Text(f"No accelerators: {_format_names([row.name for row in no_accelerators])}", style="dim"))
-    return Group(*parts, *_render_legend(model, fits))
+    on_accelerators = [fit for name, type_fits in fits.items() if instances[name].accelerators for fit in type_fits]
+    return Group(*parts, *_render_legend(model, fits, on_accelerators))
 
 
 def _render_cpu_table(instances: Sequence[Instance], fits: Fits) -> Table:
@@ -258,13 +259,13 @@ def _render_cell(model: Model, fit: Fit | None) -> Text:
     return Text(f"-{format_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
 
-def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
+def _render_legend(model: Model, fits: Fits, on_accelerators: Sequence[Fit]) -> Iterator[Text]:
     all_fits = [fit for type_fits in fits.values() for fit in type_fits]
     if not model.is_known:
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
         return
-    misfits = [_describe_indivisible(model, fit) for fit in all_fits]
-    divisible = [fit for fit, misfit in zip(all_fits, misfits, strict=True) if not misfit]
+    misfits = [_describe_indivisible(model, fit) for fit in on_accelerators]
+    divisible = [fit for fit, misfit in zip(on_accelerators, misfits, strict=True) if not misfit]
     if any(fit.cache_bytes < 0 for fit in divisible):
         yield Text("-24 GB    short by this much memory per accelerator", style="dim")
     if any(fit.cache_bytes >= 0 and not fit.fits for fit in divisible):
@@ -274,9 +275,10 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     if any(fit.tokens_per_s for fit in all_fits):
         formula = "memory bandwidth / (weights that a token reads + half of its context's cache)"
         yield Text(f"tokens/s  at most, of one request: {formula}", style="dim")
-    share = f"{_select_memory_model(model).UTILIZATION:.0%} of the memory is used, the engine's default"
-    yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
-    if any(not fit.calibrated for fit in all_fits):
+    share = f": {_select_memory_model(model).UTILIZATION:.0%} of an accelerator's memory is used, the engine's default"
+    shown = share if on_accelerators else ""
+    yield Text(f"Computed, not measured{shown}; --type NAME explains one instance type.", style="dim")
+    if any(not fit.calibrated for fit in on_accelerators):
         yield Text(
             "Reserves were measured on H100, 16-bit or MXFP4, up to 4 ways; others are extrapolated.", style="dim"
         )

@@ -109,6 +109,17 @@ def test_fit_explains_one_instance_type_in_sentences(capsys: pytest.CaptureFixtu
     assert "p5.4xlarge, whole: does not fit: the cache holds 31344 tokens, 656 short of one request of 32000" in text
 
 
+def test_the_legend_of_types_without_accelerators_names_no_share_of_an_accelerator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run_cli("fit", "Qwen/Qwen3-8B", "--type", "m8g.large", "--type", "m8g.4xlarge") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "with 85% of its memory" in text and "Computed, not measured; --type NAME" in text
+    assert "92%" not in text and "H100" not in text and "per accelerator" not in text
+    assert _run_cli("fit", "Qwen/Qwen3-8B", "--type", "g6e.xlarge") == 0
+    assert "92% of an accelerator's memory is used" in " ".join(capsys.readouterr().out.split())
+
+
 def test_fit_without_videos_gives_their_memory_to_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("fit", "Qwen/Qwen2.5-VL-7B-Instruct", "--type", "g6.xlarge", "--context", "32900")
     assert _run_cli(*command) == 0
