@@ -141,7 +141,11 @@ def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
 
 def find_nearest_key(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str | None:
     """Return the key that a misspelt one at `loc` was meant for, unless the file has it too."""
-    matches = difflib.get_close_matches(str(loc[-1]), _list_free_keys(model_type, data, loc), n=1)
+    *_, (_, model) = walk_models(model_type, loc)
+    free_keys, other_names = _list_free_keys(model_type, data, loc), getattr(model, "other_names", {})
+    if (key := other_names.get(str(loc[-1]).replace("-", "_"))) in free_keys:
+        return str(key)
+    matches = difflib.get_close_matches(str(loc[-1]), free_keys, n=1)
     return matches[0] if matches else None
 
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, NoReturn, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, NoReturn, Self, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -55,6 +55,9 @@ class Settings(Described):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """What engines call some of its keys, in Python's form: who writes one is told the key."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         """Return the conflicts between fields, one iterator for each rule."""

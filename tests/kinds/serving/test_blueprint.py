@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.kinds.serving import blueprint
+from llm_serving.kinds.serving import blueprint, roles, tuning
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.document import load
@@ -141,6 +141,9 @@ TOKENS = "Fix: use a number of tokens such as"
         ),
         (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: use one of auth, chat_template, context, disruption, engine, engine_arguments, environment, framework, image, kind, load_balancer, logs, media_hosts, memory, name, reasoning, revision, task, tools, traces, tuning, warm_prompt, weights."]),
         (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: write model:."]),
+        (VALID + "max_model_len: 8k\n", ["7:1: max_model_len: unknown key. Fix: write context:."]),
+        (VALID + "tuning: {max-num-seqs: 8}\n", ["7:10: tuning.max-num-seqs: unknown key. Fix: write sequences:."]),
+        (VALID.replace("pool: general", "pool: general, tensor_parallel_size: 2"), ["4:27: roles.worker.tensor_parallel_size: unknown key. Fix: write accelerators:."]),
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: write a value, or leave it out."]),
@@ -273,6 +276,13 @@ def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
     )
     (nearest,) = [line for line in [get_error("agregated")] if "such as" in line]
     assert nearest.endswith(f"such as {ROOT / 'blueprints/aggregated'}.")
+
+
+def test_what_the_engine_calls_a_key_leads_to_one_that_exists() -> None:
+    for model in (Blueprint, tuning.Tuning, roles.EngineRole):
+        assert model.other_names
+        assert {*model.other_names.values()} <= {*model.model_fields}
+        assert not {*model.other_names} & {*model.model_fields}
 
 
 @pytest.mark.parametrize(

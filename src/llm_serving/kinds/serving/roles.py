@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -134,6 +134,13 @@ _DAY_MINUTES = 24 * 60
 class EngineRole(Settings):
     """A role that runs the engine."""
 
+    other_names: ClassVar = {
+        "tensor_parallel_size": "accelerators",
+        "pipeline_parallel_size": "pipeline",
+        "data_parallel_size": "data",
+        "enable_expert_parallel": "expert",
+    }
+
     pool: Name
     """The fleet's pool that it runs on."""
 
@@ -220,6 +227,8 @@ class WorkerRole(AnsweringRole):
 
 class ModelSettings(Settings):
     """How a model is loaded and its answers are read: of a blueprint for all roles, or of a role for itself."""
+
+    other_names: ClassVar = {"max_model_len": "context", "reasoning_parser": "reasoning"}
 
     weights: WeightsUri = "s3"
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""

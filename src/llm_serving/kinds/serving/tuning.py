@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -106,6 +106,15 @@ class KvTiers(Settings):
 
 class Tuning(Settings):
     """Settings of the engine; defaults are the engine's."""
+
+    other_names: ClassVar = {
+        "kv_cache_dtype": "kv_cache",
+        "enable_prefix_caching": "prefix_cache",
+        "enable_chunked_prefill": "chunked_prefill",
+        "max_num_batched_tokens": "batch_tokens",
+        "max_num_seqs": "sequences",
+        "speculative_config": "speculative",
+    }
 
     quantization: Literal["fp8"] | None = None
     """Quantizes 16-bit weights when they are loaded; not needed for a quantized checkpoint."""
