@@ -269,13 +269,20 @@ def _list_node_commands(orchestrator: Orchestrator, groups: Sequence[Group]) -> 
     return (_APPLY.format(orchestrator), *((_INSTALL,) if by_karpenter else ()))
 
 
+PACES: Mapping[str, str] = {
+    "ecs": "a tenth of a group at a time, at least one",
+    "eks": "one of a group at a time",
+}
+"""How fast a changed launch template reaches what runs: so the stacks have it."""
+
+
 def _describe_drain(orchestrator: Orchestrator, groups: Sequence[Group]) -> str:
     """Describe which nodes go, and how many at a time; the numbers are those of the stacks and of the NodePools."""
     own = [group for group in groups if group.orchestrator == orchestrator]
     pools = ", ".join(dict.fromkeys(group.pool for group in own))
     if orchestrator == "ecs":
-        return f"every instance of {pools}: a tenth of a group at a time, at least one"
-    nodes = "every node of system and of each node group, one of a group at a time"
+        return f"every instance of {pools}: {PACES[orchestrator]}"
+    nodes = f"every node of system and of each node group, {PACES[orchestrator]}"
     if any(group.kind == "karpenter" for group in own):
         nodes += "; Karpenter's nodes one of a NodePool at a time"
     return f"{nodes} ({pools})"

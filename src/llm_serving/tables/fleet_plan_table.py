@@ -15,7 +15,7 @@ from rich.text import Text
 
 from llm_serving import console
 from llm_serving.catalog import eks
-from llm_serving.fleet import cost
+from llm_serving.fleet import cost, upgrade
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import plans
@@ -119,22 +119,17 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> It
         yield Text("      A pool's new size or types take `blueprint platform install` too", "dim")
     for plan in stack_plans:
         if groups := _list_renewed(plan):
-            yield _render_drain(plan, groups, _PACES.get(plan.name, ""))
+            yield _render_drain(plan, groups, upgrade.PACES[plan.name])
         node_groups = plan.plan.select("aws_eks_node_group")
         if groups := [name for name, change in node_groups.items() if "delete" in change.actions]:
-            yield _render_drain(plan, groups, ", all at once")
+            yield _render_drain(plan, groups, "all at once")
     for plan in stack_plans:
         for kind, count in plan.not_emulated.items():
             yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
 
 
-_PACES = {"eks": ", one of a group at a time", "ecs": ", a tenth of a group at a time, at least one"}
-"""How fast a changed launch template reaches what runs, by stack: as `infra.constructs.node_groups` and
-`capacity_providers` have it."""
-
-
 def _render_drain(plan: StackPlan, groups: Sequence[str], pace: str) -> Text:
-    return Text.assemble(("drain ", "bold"), (f"{plan.name}: every instance of {join_words(groups)}{pace}", "yellow"))
+    return Text.assemble(("drain ", "bold"), (f"{plan.name}: every instance of {join_words(groups)}, {pace}", "yellow"))
 
 
 def _list_renewed(plan: StackPlan) -> list[str]:
