@@ -213,6 +213,11 @@ class Blueprint(BaseBlueprint, ModelSettings):
         values = [arguments.get(name) for name, meaning in row.reckoned_arguments.items() if meaning == setting]
         return next((value for value in values if isinstance(value, int | float)), None)
 
+    def find_step_number(self, role: EngineRole, setting: Literal["batch_tokens", "sequences"]) -> int | None:
+        """Return a number of the engine's step that the blueprint has, by `tuning` or the engine's own option."""
+        number = getattr(self.tuning, setting) or self.find_reckoned_argument(role, setting)
+        return int(number) if number else None
+
     def find_media_limit(self, role: EngineRole, medium: str) -> int | None:
         """Return most pictures or videos of a request that the engine is told to take; None where it is not told.
 

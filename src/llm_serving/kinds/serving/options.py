@@ -257,8 +257,8 @@ def _limits_sequences(node: Node) -> bool:
     if node.tuning.sequences or node.is_compiled:
         return True
     keeps_states = node.placed.fit is not None and node.placed.fit.most_sequences is not None
-    is_said = node.settings.find_reckoned_argument(node.role, "sequences") is not None
-    return keeps_states and not is_said and not node.conventions.is_local
+    has_own_number = node.settings.find_step_number(node.role, "sequences") is not None
+    return keeps_states and not has_own_number and not node.conventions.is_local
 
 
 def _has_mixture_ranks(node: Node) -> bool:

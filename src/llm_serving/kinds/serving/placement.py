@@ -6,6 +6,7 @@ Every refusal names its line of blueprint.yaml and what would fit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class PlacementSearch:
 
     def _select_batch(self, device: Accelerators | None) -> memory.Batch:
         """Return the largest step: of the blueprint, else the engine's choice."""
-        tuning, limits = self.settings.tuning, self._select_platform(device).limits
+        limits = self._select_platform(device).limits
         engine_batch = self._memory_model.select_batch(device)
         if limits:
             engine_batch = memory.Batch(
@@ -197,11 +198,10 @@ class PlacementSearch:
             )
         elif self.settings.engine_row.holds_whole_prompts and not splits_prompts(self.settings, self.model):
             engine_batch = memory.Batch(tokens=max(engine_batch.tokens, self.context), sequences=engine_batch.sequences)
+        find_number = functools.partial(self.settings.find_step_number, self.role)
         return memory.Batch(
-            tokens=tuning.batch_tokens or int(self._find_reckoned("batch_tokens", engine_batch.tokens)),
-            sequences=self.sequences
-            or tuning.sequences
-            or int(self._find_reckoned("sequences", engine_batch.sequences)),
+            tokens=find_number("batch_tokens") or engine_batch.tokens,
+            sequences=self.sequences or find_number("sequences") or engine_batch.sequences,
         )
 
     def _limit_sequences(self, batch: memory.Batch, fit: memory.Fit | None) -> int:
@@ -210,8 +210,8 @@ class PlacementSearch:
         A power of 2 that leaves a fifth of the room, by which the prediction may be wrong.
         """
         states = fit.most_sequences if fit else None
-        is_said = self.sequences or self.settings.tuning.sequences or self._find_reckoned("sequences", 0)
-        if is_said or states is None or min(batch.sequences, batch.tokens) <= states:
+        is_chosen = self.sequences or self.settings.find_step_number(self.role, "sequences")
+        if is_chosen or states is None or min(batch.sequences, batch.tokens) <= states:
             return batch.sequences
         return 1 << max(0, int(states * 0.8).bit_length() - 1)
 
