@@ -67,7 +67,7 @@ def render_chart(answer: Answer) -> str:
     closest = [answer.result.closest] if answer.result.closest else []
     rows = answer.result.candidates[: answer.top] or closest
     names = [f"{row.usd_h:,.2f} USD/h  {row.configuration.instance.name}" for row in rows]
-    figures = []
+    panels = []
     for limit in answer.limits if rows else ():
         latencies = [row.predicted[limit.metric] for row in rows]
         intervals = [
@@ -75,5 +75,5 @@ def render_chart(answer: Answer) -> str:
             for name, latency in zip(names, latencies, strict=True)
         ]
         title, limit_name = f"{limit.metric.removesuffix('_ms').upper()} p95", f"{limit.statistic} {limit.ms:g} ms"
-        figures.append(charts.render_intervals(title, "ms", intervals, limit_name, limit.ms))
-    return charts.render_file(figures)
+        panels.append(charts.Panel(title, "ms", intervals, limit_name, limit.ms))
+    return charts.render_panels(panels)

@@ -85,7 +85,7 @@ def test_the_chart_is_a_file_that_shows_what_the_table_says(
     assert picture.tag == f"{SVG}svg", "no browser draws a file without its namespace"
     assert "svg text" in picture.findtext(f"{SVG}style", "")
     labels = [f"{row['usd_per_hour']:,.2f} USD/h  {row['instance']}" for row in candidates]
-    figures = picture.findall(f"{SVG}svg")
+    figures = picture.findall(f"{SVG}g")
     assert figures
     for figure, metric in zip(figures, ("ttft_ms", "itl_ms"), strict=True):
         names = [element.text or "" for element in figure.iter(f"{SVG}text")]

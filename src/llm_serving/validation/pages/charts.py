@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +57,20 @@ class Interval(NamedTuple):
     low: float
     value: float
     high: float
+
+
+class Panel(NamedTuple):
+    """One quantity of several choices, a row for each: the first is the chosen one."""
+
+    title: str
+    unit: str
+    rows: Sequence[Interval]
+    limit_name: str
+    limit: float
+
+    @property
+    def height(self) -> int:
+        return LOW_TOP + len(self.rows) * INTERVAL_HEIGHT + BOTTOM
 
 
 def _round_step(minimum: float) -> float:
@@ -299,36 +312,36 @@ def render_steps(title: str, values: Sequence[float], width_s: float, unit: str,
     return _render_svg(title, caption, body)
 
 
-def render_intervals(title: str, unit: str, rows: Sequence[Interval], limit_name: str, limit: float) -> str:
-    """Render a row for each choice: a dot at its value, and a line from the lowest to the highest that it may have."""
-    height = LOW_TOP + len(rows) * INTERVAL_HEIGHT + BOTTOM
-    left = 2 + max(len(row.name) for row in rows) * LETTER_WIDTH
-    x = Scale(0, max(limit, *(row.high for row in rows)) * 1.05, left, WIDTH - RIGHT)
-    body = [*_render_x_axis(x, unit, height), _render_text(2, 14, title, "start", "mark")]
-    body.append(f'<line class="limit" x1="{x(limit)}" x2="{x(limit)}" y1="6" y2="{height - BOTTOM}"/>')
-    shift, anchor = (4, "start") if x(limit) < WIDTH / 2 else (-4, "end")
-    body.append(_render_text(x(limit) + shift, 14, f"limit {limit_name}", anchor, "limit"))
-    for number, row in enumerate(rows):
-        y = LOW_TOP + (number + 0.5) * INTERVAL_HEIGHT
-        body.append(_render_text(2, y + 4, row.name, "start", "" if number else "mark"))
-        body.append(f'<line class="line" x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}"/>')
-        body.append(f'<circle class="dot" cx="{x(row.value)}" cy="{y}" r="4"/>')
-    return _render_svg(title, f"{len(rows)} choices, limit {limit_name}.", body, height)
-
-
-def render_file(charts: Sequence[str]) -> str:
-    """Render an SVG file of charts below one another, in the colors of the pages."""
-    heights = [float(chart.split('"', 2)[1].split()[3]) for chart in charts]
-    tops = list(itertools.accumulate(heights, initial=0.0))[:-1]
-    placed = (
-        chart.replace("<svg ", f'<svg y="{top}" width="{WIDTH}" height="{height}" ', 1)
-        for chart, top, height in zip(charts, tops, heights, strict=True)
-    )
+def render_panels(panels: Sequence[Panel]) -> str:
+    """Render an SVG file of panels below one another, in the colors of the pages."""
+    figures, top = [], 0
+    for panel in panels:
+        label = escape(f"{panel.title}: {len(panel.rows)} choices, limit {panel.limit_name}.")
+        body = "".join(_render_panel(panel))
+        figures.append(f'<g role="img" aria-label="{label}" transform="translate(0,{top})">{body}</g>')
+        top += panel.height
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {sum(heights)}"><style>{style}</style>'
-        f'<rect class="card" width="100%" height="100%"/>{"".join(placed)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}"><style>{style}</style>'
+        f'<rect class="card" width="100%" height="100%"/>{"".join(figures)}</svg>\n'
     )
+
+
+def _render_panel(panel: Panel) -> Iterator[str]:
+    """Render a dot at the value of each choice, and a line from the lowest to the highest that it may have."""
+    rows, limit, base = panel.rows, panel.limit, panel.height - BOTTOM
+    left = 2 + max(len(row.name) for row in rows) * LETTER_WIDTH
+    x = Scale(0, max(limit, *(row.high for row in rows)) * 1.05, left, WIDTH - RIGHT)
+    yield from _render_x_axis(x, panel.unit, panel.height)
+    yield _render_text(2, 14, panel.title, "start", "mark")
+    yield f'<line class="limit" x1="{x(limit)}" x2="{x(limit)}" y1="6" y2="{base}"/>'
+    shift, anchor = (4, "start") if x(limit) < WIDTH / 2 else (-4, "end")
+    yield _render_text(x(limit) + shift, 14, f"limit {panel.limit_name}", anchor, "limit")
+    for number, row in enumerate(rows):
+        y = LOW_TOP + (number + 0.5) * INTERVAL_HEIGHT
+        yield _render_text(2, y + 4, row.name, "start", "" if number else "mark")
+        yield f'<line class="line" x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}"/>'
+        yield f'<circle class="dot" cx="{x(row.value)}" cy="{y}" r="4"/>'
 
 
 def _render_x_axis(scale: Scale, unit: str, height: float = HEIGHT) -> list[str]:
@@ -359,8 +372,8 @@ def _render_empty(title: str) -> str:
     return _render_svg(title, "No samples.", [_render_text(WIDTH / 2, HEIGHT / 2, "no samples", "middle")])
 
 
-def _render_svg(title: str, caption: str, body: Sequence[str], height: float = HEIGHT) -> str:
+def _render_svg(title: str, caption: str, body: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
         f"{''.join(body)}</svg>"
     )
