@@ -16,16 +16,9 @@ from llm_serving.services import inputs
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform.plan import parse_plan
 from llm_serving.terraform.runner import Terraform
+from tests.operations.test_context import FLEET
 from tests.terraform.plan_data import build_change, build_plan
 
-FLEET = """\
-name: kept
-region: us-west-2
-zones: us-west-2a
-orchestrator: ecs
-pools:
-  general: {types: g6.xlarge, size: 1}
-"""
 VPC = "aws_vpc.vpc"
 REPLACED, DELETED = ("delete", "create"), ("delete",)
 

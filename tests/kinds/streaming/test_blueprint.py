@@ -136,19 +136,28 @@ def test_a_missing_prompt_is_refused_at_the_line_that_names_it(folder: Path) -> 
     )
 
 
-def test_events_whose_dead_letters_kafka_would_refuse_are_refused(folder: Path) -> None:
-    change(folder / "blueprint.yaml", "event: 16Ki", "event: 512Ki")
-    with pytest.raises(InputError, match=r"limits\.event"):
+@pytest.mark.parametrize(
+    ("usual", "refused", "taken", "message"),
+    [
+        pytest.param(
+            "event: 16Ki", "event: 512Ki", "event: 256Ki", r"limits\.event", id="dead letters that are too large"
+        ),
+        pytest.param(
+            "checkpoint: 1s",
+            "checkpoint: 1h",
+            "checkpoint: 30min",
+            r"checkpoint: \"1h\"",
+            id="answers that are aborted",
+        ),
+    ],
+)
+def test_what_kafka_would_refuse_or_abort_is_refused(
+    folder: Path, usual: str, refused: str, taken: str, message: str
+) -> None:
+    change(folder / "blueprint.yaml", usual, refused)
+    with pytest.raises(InputError, match=message):
         resolve(folder)
-    change(folder / "blueprint.yaml", "event: 512Ki", "event: 256Ki")
-    resolve(folder)
-
-
-def test_checkpoints_after_which_kafka_would_have_aborted_the_answers_are_refused(folder: Path) -> None:
-    change(folder / "blueprint.yaml", "checkpoint: 1s", "checkpoint: 1h")
-    with pytest.raises(InputError, match=r"checkpoint: \"1h\""):
-        resolve(folder)
-    change(folder / "blueprint.yaml", "checkpoint: 1h", "checkpoint: 30min")
+    change(folder / "blueprint.yaml", refused, taken)
     resolve(folder)
 
 
