@@ -24,6 +24,7 @@ pools:
   fixed: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, efa: on, size: 2}
   growing: {types: p5en.48xlarge, zones: us-west-2c, efa: on, size: 1..2}
   unlayered: {types: g6e.12xlarge, zones: us-west-2a, size: 2}
+  zonal: {types: g6e.12xlarge, buy: [spot, on-demand], size: 2..5}
   neuron: {types: inf2.48xlarge, zones: us-west-2a, size: 0..1}
 add_ons: {schedulers: on}
 """
@@ -74,6 +75,7 @@ def test_a_quota_is_what_the_pool_holds_at_full_size(fleet: Fleet) -> None:
     assert (general["nvidia.com/gpu"], general["cpu"]) == ("40", "480"), "ten g6e.12xlarge"
     assert (fixed["nvidia.com/gpu"], fixed["vpc.amazonaws.com/efa"]) == ("16", "32"), "two p5en.48xlarge"
     assert get_quotas(fleet, "neuron")["aws.amazon.com/neuron"] == "12"
+    assert get_quotas(fleet, "zonal")["nvidia.com/gpu"] == "20", "five g6e.12xlarge in two zones, however bought"
     assert "vpc.amazonaws.com/efa" not in general
 
 

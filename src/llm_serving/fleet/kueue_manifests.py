@@ -9,6 +9,7 @@ Source: kueue.sigs.k8s.io/docs/concepts, and the CRDs of kubernetes-sigs/kueue v
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,19 +74,29 @@ def _has_topology(pool_groups: Sequence[Group]) -> bool:
     )
 
 
+def _count_most(group: Group) -> Counter[str]:
+    """Count what the group's nodes hold at full size, all of them of the type that has most."""
+    most: Counter[str] = Counter()
+    for type_name in group.types:
+        instance = instances.load()[type_name]
+        resources = {"cpu": instance.vcpus, "memory": instance.memory_mib}
+        for resource, count in (resources | node_template.count_resources(group, instance)).items():
+            most[resource] = max(most[resource], group.max_size * count)
+    return most
+
+
 def _compute_quotas(pool_groups: Sequence[Group]) -> dict[str, str]:
     """Return what the pool's nodes hold at full size, all of them of the type that has most.
 
-    Kueue admits no pod that asks for a resource without a quota, so that the list has all that a pod of the chart may
-    ask for.
+    The groups of one choice, one a zone, share the pool's size. Kueue admits no pod that asks for a resource without a
+    quota, so that the list has all that a pod of the chart may ask for.
     """
-    quotas: dict[str, int] = {}
-    for group in pool_groups:
-        for type_name in group.types:
-            instance = instances.load()[type_name]
-            resources = {"cpu": instance.vcpus, "memory": instance.memory_mib}
-            for resource, count in (resources | node_template.count_resources(group, instance)).items():
-                quotas[resource] = max(quotas.get(resource, 0), group.max_size * count)
+    quotas: Counter[str] = Counter()
+    for peers in groups.group_by_choice(pool_groups):
+        held: Counter[str] = Counter()
+        for group in peers:
+            held += _count_most(group)
+        quotas |= held  # the larger of each
     return {
         resource: f"{quota}Mi" if resource == "memory" else node_template.format_amount(resource, quota)
         for resource, quota in quotas.items()
