@@ -390,8 +390,9 @@ EXECUTE: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 def execute_or_fork(process: Any, words: Any, *others: Any) -> None:
-    """Start a process as `subprocess` does, but `python3 -m` as a fork."""
-    if "-m" in words[:2]:
+    """Start a process as `subprocess` does, but `python3 -m` as a fork, unless it reads what the caller writes: as where
+    vLLM keeps no description of a model yet."""
+    if "-m" in words[:2] and process.stdin is None:
         process.pid, process._child_created = fork(run_module, list(words[2:])), True
     else:
         EXECUTE(process, words, *others)
