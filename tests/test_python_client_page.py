@@ -19,14 +19,16 @@ ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "c
     {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}  # fmt: skip
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 LONG_S = 60.0
+SLOW = -1
 
 
 class Server:
-    """Gives each request the next of `statuses`; 0 hangs until the client is gone."""
+    """Gives each request the next of `statuses`; 0 hangs until the client is gone, SLOW answers after the next one."""
 
     def __init__(self, *statuses: int) -> None:
         self.requests: list[str] = []
         self.hanging, self.gone = asyncio.Event(), asyncio.Event()
+        self._answered = asyncio.Event()
         self._statuses = list(statuses)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,6 +36,10 @@ class Server:
         self.requests.append(head)
         await reader.readexactly(int(re.findall(r"content-length: (\d+)", head)[0]))
         status = self._statuses.pop(0)
+        if status == SLOW:
+            await self._answered.wait()
+            await asyncio.sleep(0.2)  # until the client has that answer
+            status = 200
         if status == 0:
             self.hanging.set()
             await reader.read()
@@ -45,6 +51,7 @@ class Server:
             )
             writer.write(body)
             await writer.drain()
+            self._answered.set()
         writer.close()
 
 
@@ -73,6 +80,15 @@ def test_a_call_that_hangs_is_hedged_and_the_other_one_ends() -> None:
         assert len(server.requests) == 2
 
     run((0, 200), use)
+
+
+def test_a_second_request_that_fails_ends_no_first_one() -> None:
+    async def use(ask: Callable[..., Awaitable[Any]], server: Server) -> None:
+        answer = await ask(LONG_S, 0.01, **BODY)
+        assert answer.choices[0].message.content == "yes"
+        assert len(server.requests) == 2
+
+    run((SLOW, 503), use)
 
 
 def test_an_answer_in_time_has_no_second_request() -> None:

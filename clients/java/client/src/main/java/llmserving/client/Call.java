@@ -176,7 +176,7 @@ final class Call<T> {
             throw new LlmException.Overloaded(message, parseRetryAfter(response));
         }
         if (status >= 500) {
-            throw new LlmException.ServerFailed(status, message);
+            throw new LlmException.ServerFailed(status, message, parseRetryAfter(response));
         }
         throw new LlmException.InvalidRequest(status, message);
     }
@@ -227,10 +227,8 @@ final class Call<T> {
     }
 
     private long computeWait(LlmException failure) {
-        if (failure instanceof LlmException.Overloaded overloaded
-                && overloaded.retryAfter().isPresent()
-                && !shared.endpoints().hasFresh(tried)) {
-            return overloaded.retryAfter().get().toNanos();
+        if (failure.retryAfter().isPresent() && !shared.endpoints().hasFresh(tried)) {
+            return failure.retryAfter().get().toNanos();
         }
         long backoff = FIRST_BACKOFF_NANOS << Math.min(retriesMade, 10);
         return ThreadLocalRandom.current().nextLong(backoff / 2, backoff);

@@ -5,8 +5,20 @@ import java.util.Optional;
 
 /** Why a call has no answer. */
 public abstract sealed class LlmException extends RuntimeException {
+    private final Duration retryAfter;
+
     private LlmException(String message, Throwable cause) {
+        this(message, cause, null);
+    }
+
+    private LlmException(String message, Throwable cause, Duration retryAfter) {
         super(message, cause);
+        this.retryAfter = retryAfter;
+    }
+
+    /** Return how long the server asks to wait, by {@code Retry-After} of a 429 or a 5xx. */
+    public Optional<Duration> retryAfter() {
+        return Optional.ofNullable(retryAfter);
     }
 
     /** Return whether another attempt may succeed. */
@@ -33,16 +45,8 @@ public abstract sealed class LlmException extends RuntimeException {
 
     /** The server refused the call because it is busy (429). */
     public static final class Overloaded extends LlmException {
-        private final Duration retryAfter;
-
         Overloaded(String message, Duration retryAfter) {
-            super(message, null);
-            this.retryAfter = retryAfter;
-        }
-
-        /** Return how long the server asks to wait. */
-        public Optional<Duration> retryAfter() {
-            return Optional.ofNullable(retryAfter);
+            super(message, null, retryAfter);
         }
 
         @Override
@@ -71,7 +75,11 @@ public abstract sealed class LlmException extends RuntimeException {
         private final int status;
 
         ServerFailed(int status, String message) {
-            super(message, null);
+            this(status, message, null);
+        }
+
+        ServerFailed(int status, String message, Duration retryAfter) {
+            super(message, null, retryAfter);
             this.status = status;
         }
 

@@ -352,16 +352,20 @@ class LlmClientTest {
     }
 
     @Test
-    void aBusyServerWhoseTimeIsPastTheDeadlineFailsTheCallAtOnce() {
-        server.enqueue(
-                new MockResponse().setResponseCode(429).setHeader("Retry-After", "3600").setBody("queue is full"));
-        try (LlmClient client = builder().build()) {
-            LlmException.Overloaded error =
-                    assertThrows(LlmException.Overloaded.class, () -> client.chat(HELLO, LONG));
-            assertEquals("429: queue is full", error.getMessage());
-            assertEquals(Duration.ofHours(1), error.retryAfter().orElseThrow());
+    void aServerWhoseTimeIsPastTheDeadlineFailsTheCallAtOnce() {
+        List<Integer> statuses = List.of(429, 503);
+        for (int status : statuses) {
+            server.enqueue(new MockResponse()
+                    .setResponseCode(status)
+                    .setHeader("Retry-After", "3600")
+                    .setBody("queue is full"));
+            try (LlmClient client = builder().build()) {
+                LlmException error = assertThrows(LlmException.class, () -> client.chat(HELLO, LONG));
+                assertEquals(status + ": queue is full", error.getMessage());
+                assertEquals(Duration.ofHours(1), error.retryAfter().orElseThrow());
+            }
         }
-        assertEquals(1, server.getRequestCount());
+        assertEquals(statuses.size(), server.getRequestCount());
     }
 
     @Test
