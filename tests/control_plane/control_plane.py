@@ -223,7 +223,9 @@ class ControlPlane:
 def _pluralize(kind: str) -> str:
     """Return the plural in the API's paths."""
     name = kind.lower()
-    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
+    if name.endswith("y") and name[-2] not in "aeiou":
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 @contextlib.contextmanager

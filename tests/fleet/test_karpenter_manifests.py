@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from llm_serving.fleet import karpenter_manifests, names
+from llm_serving.fleet import add_ons, karpenter_manifests, names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
@@ -58,7 +59,8 @@ def require_crds() -> None:
 @functools.cache
 def build_validator(kind: str) -> Any:
     require_crds()
-    file = {"NodePool": "karpenter.sh_nodepools", "EC2NodeClass": "karpenter.k8s.aws_ec2nodeclasses"}[kind]
+    group = "karpenter.k8s.aws" if kind == "EC2NodeClass" else "karpenter.sh"
+    file = f"{group}_{kind.lower()}{'es' if kind.endswith('s') else 's'}"
     [version] = yaml.load((CRDS / f"{file}.yaml").read_text(), yaml.CSafeLoader)["spec"]["versions"]
     return jsonschema.Draft202012Validator(close_schema(version["schema"]["openAPIV3Schema"]["properties"]["spec"]))
 
@@ -88,7 +90,7 @@ def test_the_manifests_of_every_example_match_karpenters_schemas(file: Path) -> 
 
 def test_every_field_matches_karpenters_schemas(fleet: Fleet) -> None:
     manifests = karpenter_manifests.build(fleet)
-    assert [entry["kind"] for entry in manifests].count("NodePool") == len(manifests) / 2 == 10
+    assert Counter(entry["kind"] for entry in manifests) == {"EC2NodeClass": 10, "NodePool": 10, "NodeOverlay": 1}
     for manifest in manifests:
         build_validator(manifest["kind"]).validate(manifest["spec"])
 
@@ -166,6 +168,22 @@ def test_efa_nodes_request_the_catalogs_interfaces_and_efas_security_group(fleet
         "securityGroupSelectorTerms"
     ]
     assert "networkInterfaces" not in get_manifests(fleet, "general")[0]["spec"]
+
+
+def test_karpenter_starts_nodes_for_pods_that_ask_for_the_huge_pages_of_efa(fleet: Fleet) -> None:
+    """It knows no type's: kubernetes-sigs/karpenter v1.14.1 reads them of overlays alone, behind a feature gate."""
+    [overlay] = [manifest for manifest in karpenter_manifests.build(fleet) if manifest["kind"] == "NodeOverlay"]
+    [requirement] = overlay["spec"]["requirements"]
+    assert requirement["values"] == [get_first_group(fleet, "block").name]
+    assert overlay["spec"]["capacity"] == {"hugepages-2Mi": "10256Mi"}
+    without = fleet.model_copy(update={"pools": {name: pool for name, pool in fleet.pools.items() if name != "block"}})
+    gates = [
+        step.values["settings"]["featureGates"]["nodeOverlay"]
+        for entry in (fleet, without)
+        for step in add_ons.select_add_ons(entry)
+        if step.add_on.name == "karpenter"
+    ]
+    assert gates == [True, False]
 
 
 def test_only_the_machine_reads_its_metadata_and_volumes_are_encrypted(fleet: Fleet) -> None:

@@ -5,10 +5,12 @@ import tomllib
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import yaml
 
 from llm_serving.fleet import node_config as user_data
 from llm_serving.fleet.groups import Group, resolve_pool
+from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.node_config import ClusterConnection
 
@@ -81,6 +83,18 @@ def test_bottlerocket_gets_the_same_settings_as_toml() -> None:
     assert soci["parallel-pull-unpack"]["max-concurrent-downloads-per-image"] == 20
     [_, bind] = settings["bootstrap-commands"]["instance-store"]["commands"]
     assert "/var/lib/soci-snapshotter" in bind
+
+
+@pytest.mark.parametrize("cluster", [CLUSTER, None], ids=["node group", "karpenter"])
+def test_bottlerocket_sets_the_huge_pages_aside_that_pods_with_efa_ask_for(cluster: ClusterConnection | None) -> None:
+    """As amazon-eks-user-guide has it in "Using Bottlerocket with EFA": no part of Bottlerocket does it by itself."""
+
+    def read_kernel(group: Group) -> object:
+        return tomllib.loads(user_data.render(group, cluster))["settings"].get("kernel")
+
+    efa_group = build_group(os="bottlerocket", types="g6e.8xlarge", efa=True)
+    assert read_kernel(efa_group) == {"sysctl": {"vm.nr_hugepages": str(EFA_HUGE_PAGES)}}
+    assert read_kernel(build_group(os="bottlerocket")) is None
 
 
 def test_bottlerocket_without_soci_uses_its_default_snapshotter() -> None:

@@ -14,7 +14,7 @@ from llm_serving import paths
 from llm_serving.catalog import eks, signals
 from llm_serving.catalog.images import Digest
 from llm_serving.catalog.registry import format_registry
-from llm_serving.fleet import log_outputs, names
+from llm_serving.fleet import karpenter_manifests, log_outputs, names
 from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings import own_yaml
@@ -121,6 +121,7 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         "queue": names.format_interruption_queue(fleet),
         "efa_image": f"{registry}/eks/aws-efa-k8s-device-plugin",
         "gateway": "on" if fleet.add_ons.gateway else "off",
+        "node_overlays": any(map(karpenter_manifests.needs_overlay, eks_groups)),
         "closed": fleet.is_closed,
         "internet": not fleet.is_closed,
         "vpc_id": existing.vpc if existing else "",

@@ -1,7 +1,8 @@
-"""Karpenter's NodePools and EC2NodeClasses for the instance groups that it starts, as plain data.
+"""Karpenter's NodePools, EC2NodeClasses and NodeOverlays for the instance groups that it starts, as plain data.
 
-One of each for a group: what differs between groups (interfaces, volumes, reservation) is the class's, and what bounds
-them is the pool's. What the stack made is found by name and tag: no id is in the manifests but the fleet file's own.
+One of the first two for a group: what differs between groups (interfaces, volumes, reservation) is the class's, and
+what bounds them is the pool's. What the stack made is found by name and tag: no id is in the manifests but the fleet
+file's own.
 
 Source: karpenter.sh/v1.14/concepts, and the CRDs of aws/karpenter-provider-aws v1.14.1, 2026-11.
 """
@@ -15,6 +16,7 @@ from typing import Any
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, machine_images, names, node_config
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
+from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings import own_yaml
 
@@ -34,7 +36,13 @@ def build(fleet: Fleet) -> list[Manifest]:
     return [
         *(build_node_class(fleet, group) for group in karpenter_groups),
         *(build_node_pool(group) for group in karpenter_groups),
+        *(_build_node_overlay(group) for group in karpenter_groups if needs_overlay(group)),
     ]
+
+
+def needs_overlay(group: Group) -> bool:
+    """Return whether the group's nodes have what Karpenter cannot know of their types: huge pages, with EFA."""
+    return group.kind == "karpenter" and group.efa > 0
 
 
 def build_node_class(fleet: Fleet, group: Group) -> Manifest:
@@ -87,6 +95,19 @@ def build_node_pool(group: Group) -> Manifest:
     }
     manifest: Manifest = own_yaml.fill_values(own_yaml.read(_NODE_POOL), values)
     return manifest
+
+
+def _build_node_overlay(group: Group) -> Manifest:
+    """Return what EFA's driver sets aside on each node: without it Karpenter starts none for a pod that asks for it."""
+    return {
+        "apiVersion": "karpenter.sh/v1alpha1",
+        "kind": "NodeOverlay",
+        "metadata": {"name": group.name},
+        "spec": {
+            "requirements": [{"key": "karpenter.sh/nodepool", "operator": "In", "values": [group.name]}],
+            "capacity": {"hugepages-2Mi": f"{2 * EFA_HUGE_PAGES}Mi"},
+        },
+    }
 
 
 def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:

@@ -4,7 +4,7 @@ Every text comes in two: with the cluster's address, for a node group's launch t
 which adds it. Values may be Terraform's tokens.
 
 Sources, read 2026-11: awslabs.github.io/amazon-eks-ami/nodeadm/doc/api; bottlerocket.dev, "container-runtime-plugins",
-"bootstrap-commands"; soci-snapshotter, docs/parallel-mode.md.
+"bootstrap-commands"; soci-snapshotter, docs/parallel-mode.md; EKS user guide, "Using Bottlerocket with EFA".
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from llm_serving.fleet.groups import Group, Volume
+from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 
 MAX_PODS = 110
 """Pods of a node at the most, where the CNI hands out whole prefixes. Source: EKS best practices, "Prefix Mode"."""
@@ -26,6 +27,12 @@ SNAPSHOT_DEVICE = "/dev/xvdb"
 
 BOTTLEROCKET_ROOT = Volume(4, 125, 3000)
 """Bottlerocket's system volume: never written to, so its size is the image's."""
+
+BOTTLEROCKET_DISK = "/mnt/.ephemeral"
+"""Where Bottlerocket mounts the NVMe disks, as one.
+
+Source: bottlerocket-core-kit a10182f, sources/api/apiserver/src/server/ephemeral_storage.rs.
+"""
 
 _SOCI_SETTINGS = {
     # Of one image at a time; the defaults of 3 and 1 leave a fast volume idle.
@@ -117,6 +124,9 @@ def _render_bottlerocket(group: Group, cluster: ClusterConnection | None) -> str
         tables[f"{plugin}.parallel-pull-unpack"] = _SOCI_SETTINGS
     if group.nvme:
         tables["settings.bootstrap-commands.instance-store"] = _build_instance_store(group)
+    if group.efa:
+        # As many as the driver of the other AMIs sets aside: Bottlerocket does not any more (bottlerocket#4411).
+        tables["settings.kernel.sysctl"] = {"vm.nr_hugepages": str(EFA_HUGE_PAGES)}
     return "\n".join(f"[{name}]\n{_format_toml(table)}" for name, table in tables.items() if table)
 
 

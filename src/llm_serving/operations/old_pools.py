@@ -14,7 +14,7 @@ from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
 from llm_serving.settings.units import format_count
 
 _NODE_POOL, _NODE_CLAIM = Kind("karpenter.sh/v1", "NodePool"), Kind("karpenter.sh/v1", "NodeClaim")
-_NODE_CLASS = Kind("karpenter.k8s.aws/v1", "EC2NodeClass")
+_NODE_CLASS, _OVERLAY = Kind("karpenter.k8s.aws/v1", "EC2NodeClass"), Kind("karpenter.sh/v1alpha1", "NodeOverlay")
 _DEPLOYMENT = Kind("apps/v1", "Deployment")
 
 _OWN_LABEL = "fleet/pool"
@@ -33,8 +33,8 @@ def retire_node_pools(api: KubeApi, manifests: Iterable[Manifest]) -> None:
             continue
         nodes = api.list_objects(_NODE_CLAIM, labels=f"karpenter.sh/nodepool={name}")
         if not nodes:
-            api.delete(_NODE_POOL, name)
-            api.delete(_NODE_CLASS, name)
+            for kind in (_OVERLAY, _NODE_POOL, _NODE_CLASS):
+                api.delete(kind, name)
             continue
         retired = {"apiVersion": pool["apiVersion"], "kind": pool["kind"], "metadata": {"name": name}}
         api.apply([{**retired, "spec": {**spec, "limits": {"nodes": "0"}}}], force=True)

@@ -74,8 +74,8 @@ class Conventions(ResolvedData):
     the next; 0 where nothing limits them."""
 
     node_disk: str = ""
-    """Folder of a node where its NVMe disks are mounted, and which is on the root volume of a node without; empty where
-    processes have no node of their own."""
+    """Folder of a node where its NVMe disks are mounted, and which is on the root volume of a node without: of Amazon
+    Linux 2023; empty where processes have no node of their own."""
 
     url: str
     """Base URL for clients, with {deployment}, {namespace} and {port}."""

@@ -29,6 +29,7 @@ orchestrator: both
 storage: {tier_buckets: {bucket: demo-kv}, model_buckets: {bucket: demo}}
 pools:
   general: {types: g6e.12xlarge, size: 0..4}
+  rocket: {types: g6e.12xlarge, size: 0..4, os: bottlerocket}
   volumes: {types: g6e.12xlarge, size: 0..4, disk: gp3}
   on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
   trainium: {types: trn2.48xlarge, size: 0..2}
@@ -76,6 +77,8 @@ def test_the_engine_looks_in_memory_then_on_the_nodes_nvme_then_in_the_shared_fi
     [engine] = deployment.workers
     disk, shared = engine.mounts["kv-disk"], engine.mounts["kv-shared"]
     assert (disk.path, disk.node_path) == ("/kv-disk", "/mnt/k8s-disks/0/kv-cache/mine")
+    [other] = _resolve(tmp_path, BOTH, pool="rocket").workers
+    assert other.mounts["kv-disk"].node_path == "/mnt/.ephemeral/kv-cache/mine", "Bottlerocket's mount of its NVMe"
     assert (shared.path, shared.claim, shared.key) == ("/kv-shared", "kv", "kv-cache/mine")
     assert engine.is_root, "the folder of the node is root's"
     # Four queues of 4 GiB and 1.2 times the tier, which the engine maps there.

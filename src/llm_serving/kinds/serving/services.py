@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from llm_serving.catalog import images
 from llm_serving.catalog.instances import DEVICES
+from llm_serving.fleet import node_config
 from llm_serving.kinds.serving import engine_process, options, router_process
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.context import METRICS_PORT, PORTS, ROUTER_ADMIN_PORT, Context, list_event_ports
@@ -117,7 +118,7 @@ def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, 
     if not context.conventions.is_local:
         mounts = {
             **_build_compile_cache(context, placed, resolved.image, served_model),
-            **_build_tier_mounts(context),
+            **_build_tier_mounts(context, placed),
         }
         update |= {
             "ports": _build_ports(context, placed),
@@ -257,7 +258,7 @@ def _build_compile_cache(
     if claim := setting.partition(":")[2]:
         mount = Mount(path=engine_process.COMPILE_CACHE_FOLDER, claim=claim, key=key)
     else:
-        node_path = f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}"
+        node_path = f"{_find_node_disk(context, placed)}/compile-cache/{context.name}/{key}"
         mount = Mount(path=engine_process.COMPILE_CACHE_FOLDER, node_path=node_path)
     return {"compile-cache": mount}
 
@@ -273,12 +274,17 @@ def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
     return {name: PORTS[name] for name, is_used in port_uses.items() if is_used}
 
 
-def _build_tier_mounts(context: Context) -> dict[str, Mount]:
+def _find_node_disk(context: Context, placed: PlacedRole) -> str:
+    """Return the folder at which the role's nodes mount their NVMe disks."""
+    return node_config.BOTTLEROCKET_DISK if placed.pool.os == "bottlerocket" else context.conventions.node_disk
+
+
+def _build_tier_mounts(context: Context, placed: PlacedRole) -> dict[str, Mount]:
     """Build the folders of the deployment's cached prompts, of containers: whole, for what earlier engines left too."""
-    tuning, conventions = context.blueprint.tuning, context.conventions
+    tuning = context.blueprint.tuning
     mounts = {}
     if "disk" in tuning.folder_bytes:
-        node_path = f"{conventions.node_disk}/kv-cache/{context.name}"
+        node_path = f"{_find_node_disk(context, placed)}/kv-cache/{context.name}"
         mounts["kv-disk"] = Mount(path=options.TIER_FOLDERS["disk"], node_path=node_path)
     if tuning.kv_tiers and tuning.kv_tiers.shared:
         claim = tuning.kv_tiers.shared.claim
