@@ -155,7 +155,7 @@ class Endpoint:
                         raise NoAnswer(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
                     raw += block
                 return Answer(response.status, raw, _parse(raw), _parse_seconds(response.headers.get("Retry-After")))
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EndpointAway(str(error)) from None
         except TimeoutError:
             raise NoAnswer("no answer within the time limit") from None

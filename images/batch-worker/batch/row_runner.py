@@ -19,6 +19,9 @@ log = logging.getLogger("batch-rows")
 
 MAX_BACKOFF_S = 30.0
 
+LOOK_S = 1.0
+"""How often a row that waits looks whether its job was cancelled or its time is over."""
+
 MAX_REQUESTS = 512
 """Requests of one row: the pieces of a row's pieces multiply, and nobody asked for so many."""
 
@@ -68,7 +71,8 @@ class RowRunner:
         """Number of answers 429 and 503, and 404 of a model that is gone, since the worker started."""
 
         self.is_suspect = False
-        """Whether the endpoint was down, failed or refused the key: send nothing before it answers again."""
+        """Whether the endpoint was down, failed or refused the key: send nothing before it answers again, of which the
+        dispatcher hears."""
 
         self._answered: set[tuple[str, str]] = set()
         """Paths and models that have answered a row."""
@@ -189,10 +193,20 @@ class RowRunner:
             attempts += failure is not None
             if failure and attempts >= self._settings.attempts:
                 raise failure
+            waits += 1
+            await self._pause(request, _compute_backoff(waits, answer))
+
+    async def _pause(self, request: _Request, seconds: float) -> None:
+        """Wait before the next attempt, and until the endpoint answers again: an outage costs a row one attempt."""
+        while True:
             if self._clock() > request.deadline_at:
                 raise _RowFailed(*EXPIRED)
-            waits += 1
-            await asyncio.sleep(_compute_backoff(waits, answer))
+            if request.is_cancelled():
+                raise _RowFailed(*CANCELLED)
+            if seconds <= 0 and not self.is_suspect:
+                return
+            await asyncio.sleep(min(seconds, LOOK_S) if seconds > 0 else LOOK_S)
+            seconds -= LOOK_S
 
     def _is_away(self, answer: Answer, asked: tuple[str, str]) -> bool:
         """Return whether the row must wait: the endpoint is overloaded, or its model answered before and is gone."""

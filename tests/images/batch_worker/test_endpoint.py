@@ -6,7 +6,9 @@ import asyncio
 import json
 import socket
 from typing import Any
+from unittest import mock
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -175,7 +177,12 @@ def test_without_engines_or_with_others_pages_no_load_is_known(batch_settings: A
     assert parse_load(others, batch_settings.metrics) is None
 
 
-def test_an_endpoint_that_is_not_there_got_nothing(batch_settings: Any) -> None:
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "no answer, as of a node that is gone"])
+def test_an_endpoint_that_is_not_there_got_nothing(
+    batch_settings: Any, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    if is_silent:
+        monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", mock.AsyncMock(side_effect=TimeoutError))
     port = processes.claim_free_ports(1)[0]
 
     async def ask() -> bool:

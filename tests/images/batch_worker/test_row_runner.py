@@ -67,7 +67,16 @@ def run(
     row = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m", **body}}
     endpoint = FakeEndpoint(respond)
     runner = RowRunner(endpoint, read_settings(**{"attempts": 3, **own}), clock)  # type: ignore[arg-type]
-    outcome = asyncio.run(runner.run(PendingRow(7, json.dumps(row).encode()), JOB))
+    was_suspect = False
+
+    def recover() -> bool:
+        """Have the endpoint be up again before the next attempt, as the dispatcher finds."""
+        nonlocal was_suspect
+        was_suspect, runner.is_suspect = was_suspect or runner.is_suspect, False
+        return False
+
+    outcome = asyncio.run(runner.run(PendingRow(7, json.dumps(row).encode()), JOB, recover))
+    runner.is_suspect |= was_suspect
     return outcome, endpoint, runner
 
 
@@ -225,7 +234,7 @@ def test_a_wait_is_as_long_as_the_endpoint_asks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(row_runner.asyncio, "sleep", note)
     answers = [build_answer(503, {}, retry_after_s=45.0)]
     run(lambda body: answers.pop() if answers else answer_with_its_ends(body))
-    assert waits == [45.0]
+    assert sum(waits) == 45.0
 
 
 # vLLM 0.32: openai/models/serving.py, multimodal/registry.py and renderers/online_renderer.py; the second is what a real
@@ -287,6 +296,44 @@ def test_a_row_whose_time_is_over_while_the_endpoint_is_away_expires(error: Exce
 
     outcome, _, runner = run(fail, clock=lambda: 101.0)
     assert (outcome.failure, runner.is_suspect) == ("batch_expired", True)
+
+
+@pytest.mark.parametrize("status", [401, 502])
+@pytest.mark.parametrize("ends", ["it is back", "the job is cancelled", "the time is over"])
+def test_an_outage_takes_one_attempt_of_a_row_however_long_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, status: int, ends: str
+) -> None:
+    """As where a router or a load balancer answers in the place of replicas that start again."""
+    now = 0.0
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 60 and ends == "it is back":
+            endpoint.respond, runner.is_suspect = answer_with_its_ends, False
+
+    monkeypatch.setattr(row_runner.asyncio, "sleep", pass_time)
+    endpoint = FakeEndpoint(lambda _: build_answer(status, {}))
+    runner = RowRunner(endpoint, read_settings(attempts=2), lambda: now)  # type: ignore[arg-type]
+    body = {"model": "m", "messages": [{"role": "user", "content": "again"}]}
+    row = PendingRow(7, json.dumps({"custom_id": "a", "url": CHAT, "body": body}).encode())
+    outcome = asyncio.run(runner.run(row, JOB, lambda: ends == "the job is cancelled" and now > 30))
+    expected = {"it is back": ("", 2), "the job is cancelled": ("batch_cancelled", 1)}
+    assert (outcome.failure, len(endpoint.bodies)) == expected.get(ends, ("batch_expired", 1))
+    assert now < 102, "the job's time is over at 100"
+
+
+def test_a_long_wait_that_the_endpoint_asks_for_ends_with_the_jobs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(row_runner.asyncio, "sleep", pass_time)
+    outcome, _, _ = run(lambda _: build_answer(429, {}, retry_after_s=86_400.0), clock=lambda: now)
+    assert outcome.failure == "batch_expired"
+    assert now < 102, "the job's time is over at 100"
 
 
 def test_a_row_whose_answer_no_code_expects_has_a_result() -> None:
