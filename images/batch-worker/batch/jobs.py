@@ -20,7 +20,7 @@ from batch.files import Upload
 from batch.layout import Chunk, Job, Layout
 from batch.resources import Queues, build_execution_input
 from batch.settings import Settings
-from batch.store import Conflict, Store, get_code
+from batch.store import READERS, Conflict, Store, get_code
 
 RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
@@ -28,8 +28,6 @@ MAX_EXECUTIONS = 100
 
 MAX_TEMPLATE_BYTES = 64 * 2**10
 """Largest template of a Parquet file's rows: each read of job.json reads it too."""
-
-_READERS = 8
 
 
 class BadSubmission(Exception):
@@ -200,7 +198,7 @@ class Jobs:
 
     def read_all(self, job_ids: Iterable[str]) -> list[Job]:
         """Read jobs, the newest first; those that are gone are left out."""
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             jobs = pool.map(self.read, job_ids)
             return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
 
@@ -242,7 +240,7 @@ class Jobs:
         heads = self._store.list_objects(self._keys.build(layout.HEADS, job["id"]))
         listed = {entry["key"]: entry["etag"] for entry in heads}
         changed = [key for key, etag in listed.items() if key not in by_chunk or by_chunk[key][0] != etag]
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             for key, stored in zip(changed, pool.map(self._store.read_json, changed), strict=True):
                 if stored:
                     by_chunk[key] = (stored.etag, layout.count_rows([stored.value]))
@@ -289,7 +287,7 @@ class Jobs:
             change = lambda head: {**head, "fruitless": 0} if head["fruitless"] else None  # noqa: E731
             self._store.change_json(entry["key"], change)
 
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             list(pool.map(reset, self._store.list_objects(self._keys.build(layout.HEADS, job_id))))
 
     def retry_errors(self, job: Job, upload: Upload, again: str = "") -> Job:
@@ -389,12 +387,7 @@ class Jobs:
             text = f"{MAX_EXECUTIONS} executions ended before the job did; Step Functions shows why the last one did"
             self._fail(job, "workflow_failed", text)
             return False
-        payload = json.dumps(build_execution_input(job, self._keys, self._settings, self._queues))
-        try:
-            self._stepfunctions.start_execution(stateMachineArn=self._state_machine, name=name, input=payload)
-        except ClientError as error:
-            if get_code(error) != "ExecutionAlreadyExists":
-                raise
+        self._start(name, build_execution_input(job, self._keys, self._settings, self._queues))
         # After the start: if the name is not saved, the next call gets the same name, and starts nothing twice.
         self._store.change_json(
             self._keys.build(layout.JOB, job["id"]),
@@ -403,14 +396,27 @@ class Jobs:
         return True
 
     def _fail(self, job: Job, code: str, text: str) -> None:
-        """Set an unfinished job's state to failed."""
+        """Set an unfinished job's state to failed, and have an execution of its own tell its end."""
 
         def change(job: Job) -> Job | None:
             failed = layout.advance(job, layout.FAILED, self.now())
             error = {"code": code, "message": text, "line": None}
             return failed and cast(Job, {**failed, "errors": [error, *failed["errors"]]})
 
-        self._store.change_json(self._keys.build(layout.JOB, job["id"]), change)
+        job = self._store.change_json(self._keys.build(layout.JOB, job["id"]), change)
+        if job["state"] == layout.FAILED:
+            payload = {"job": job["id"], "team": job["team"], "result": {"state": job["state"]}}
+            self._start(f"{job['id']}-end-{len(job['executions'])}", payload)
+
+    def _start(self, name: str, payload: dict[str, Any]) -> None:
+        """Start an execution, unless there is one of this name."""
+        try:
+            self._stepfunctions.start_execution(
+                stateMachineArn=self._state_machine, name=name, input=json.dumps(payload)
+            )
+        except ClientError as error:
+            if get_code(error) != "ExecutionAlreadyExists":
+                raise
 
     def _is_running(self, name: str) -> bool:
         arn = self._state_machine.replace(":stateMachine:", ":execution:") + f":{name}"

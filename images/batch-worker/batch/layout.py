@@ -24,6 +24,9 @@ JOBS = "jobs/"
 JOB = "jobs/{}/job.json"
 """The job and its state; changed only by conditional writes."""
 
+CAUSES, CAUSE = "jobs/{}/causes/", "jobs/{}/causes/{:05d}.json"
+"""Why the last attempt at a chunk failed, by chunk: of those of a map Step Functions tells the job nothing."""
+
 UNPACKED = "jobs/{}/input/{:05d}.jsonl"
 """An unpacked chunk of a compressed input; a plain input is not copied."""
 

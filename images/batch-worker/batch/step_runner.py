@@ -36,11 +36,10 @@ class StepRunner:
         code, text, is_final = classify(error)
         log.warning("%s of %s: %s: %s", message.task, message.body.get("job"), code, text)
         cause = {"code": code, "message": text}
-        if is_final:
-            try:
-                self._steps.note_error(str(message.body.get("job")), cause)
-            except (BotoCoreError, ClientError, Conflict, KeyError) as failure:  # maybe the bucket is denied
-                log.warning("job.json: %s", failure)
+        try:
+            self._steps.note_cause(message.body, cause, is_final=is_final)
+        except (BotoCoreError, ClientError, Conflict, KeyError) as failure:  # maybe the bucket is denied
+            log.warning("cause: %s", failure)
         try:
             self._mailbox.fail(message, code if is_final else "Transient", cause)
         except (BotoCoreError, ClientError) as failure:

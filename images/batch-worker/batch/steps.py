@@ -23,7 +23,7 @@ from batch.layout import Chunk, Head, Job, Layout, RowFault
 from batch.reader import CorruptFile
 from batch.rows import RowError
 from batch.settings import Settings
-from batch.store import Store
+from batch.store import READERS, Store
 
 MAX_ERRORS = 1000
 """Maximum number of errors in job.json; the errors file has all."""
@@ -44,11 +44,15 @@ CHUNKS_AHEAD, MAX_CHUNKS_AT_ONCE = 2, 1000
 """Chunks of a job that wait in its queue for each worker, and the maximum in progress: those of other jobs of the same
 team and priority wait behind them."""
 
+MAP_FAILED = "States.ExceedToleratedFailureThreshold"
+"""Error of a map with too many failed chunks, whose cause names none of them. Source: Step Functions developer guide,
+"Handling errors in Step Functions workflows", 2026-11."""
+
 MAX_ATTEMPTS = 10
 """How often a step may begin: of so many none came to its end, and the next worker would be ended too."""
 
-_READERS, _GROUP = 8, 64
-"""How many objects of a job's chunks are read, and held, at a time."""
+_GROUP = 64
+"""How many objects of a job's chunks are held at a time."""
 
 
 class Steps:
@@ -201,7 +205,7 @@ class Steps:
         """
         job = self._read_job(job_id)
         chunks = self._read_chunks(job_id)
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             sizes = list(pool.map(lambda chunk: self._read_counts(job_id, chunk["index"]), chunks))
             first_lines = list(itertools.accumulate((lines for lines, _, _ in sizes), initial=0))[:-1]
             id_counts = [ids for _, _, ids in sizes]
@@ -297,7 +301,7 @@ class Steps:
 
     def _read_heads(self, job: Job, chunks: list[Chunk]) -> Iterator[Head]:
         """Read the heads of all chunks, in order; chunks without saved results are given up."""
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             for start in range(0, len(chunks), _GROUP):
                 group = chunks[start : start + _GROUP]
                 keys = [self._keys.build(layout.HEAD, job["id"], chunk["index"]) for chunk in group]
@@ -314,6 +318,14 @@ class Steps:
             job["id"], lines, lambda number: self._store.open_writer(f"{prefix}part-{number:05d}.parquet")
         )
 
+    def note_cause(self, message: dict[str, Any], cause: dict[str, Any], *, is_final: bool) -> None:
+        """Note why the step of a message failed: in the job if it is not repeated, and for its chunk."""
+        job_id = str(message.get("job"))
+        if "chunk" in message:
+            self._store.write_json(self._keys.build(layout.CAUSE, job_id, int(message["chunk"])), cause)
+        if is_final:
+            self.note_error(job_id, cause)
+
     def note_error(self, job_id: str, error: dict[str, Any]) -> None:
         """Put the reason of the job's failure before its other errors."""
 
@@ -328,15 +340,25 @@ class Steps:
     def fail(self, job_id: str, cause: Any) -> dict[str, Any]:
         """Set the job's state to failed, or to cancelled where somebody wanted that.
 
-        The step that failed has recorded the reason, unless it was a time limit.
+        The step that failed has recorded the reason, unless it was repeated in vain, or it was a time limit.
         """
-        self.note_error(job_id, _describe_cause(cause))
+        error = _describe_cause(cause)
+        self.note_error(job_id, self._find_chunk_error(job_id) or error if error["code"] == MAP_FAILED else error)
 
         def change(job: Job) -> Any:
             state = layout.CANCELLED if job["state"] == layout.CANCELLING else layout.FAILED
             return layout.advance(job, state, self._now())
 
         return {"state": self._change_job(job_id, change)["state"]}
+
+    def _find_chunk_error(self, job_id: str) -> dict[str, Any] | None:
+        """Find why a chunk of a failed map failed: what its step recorded in the job, or else the last cause."""
+        if reason := next((error for error in self._read_job(job_id)["errors"] if error["line"] is None), None):
+            return reason
+        causes = self._store.list_objects(self._keys.build(layout.CAUSES, job_id))
+        last = max(causes, key=lambda entry: entry["modified"], default=None)
+        stored = self._store.read_json(last["key"]) if last else None
+        return stored.value if stored else None
 
     def _finish(self, job: Job, result: dict[str, Any]) -> Any:
         now = self._now()
@@ -352,7 +374,9 @@ class Steps:
     def _give_up(self, job: Job, chunk: Chunk) -> Head:
         """Write error lines for the rows of a chunk that ended every worker, if the job tolerates it."""
         state = ChunkState.open(self._store, self._keys, job, chunk, "merge")
-        state.fail_rest("worker_lost", "each attempt at this row's chunk ended the worker")
+        cause = self._store.read_json(self._keys.build(layout.CAUSE, job["id"], chunk["index"]))
+        reason = cause.value["message"] if cause else "each attempt ended the worker"
+        state.fail_rest("worker_lost", f"this row's chunk was given up: {reason}")
         state.commit(state.collect())
         state.finish()
         return state.head

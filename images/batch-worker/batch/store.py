@@ -23,6 +23,9 @@ from botocore.exceptions import (
 MIN_PART_BYTES = 5 * 2**20
 """Minimum bytes of a part that S3 joins, except the last (AWS, S3 multipart upload limits, 2026-11)."""
 
+READERS = 8
+"""How many objects are read at a time."""
+
 _READ_BYTES = 2**20
 
 _MAX_BREAKS = 5

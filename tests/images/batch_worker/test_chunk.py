@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from batch import steps as steps_module
 from batch import store as store_module
 from batch.chunk import ChunkState, Outcome
 from batch.errors import Permanent
+from batch.queue import Message
+from batch.step_runner import StepRunner
 from batch.steps import Steps
 from batch.store import MIN_PART_BYTES, Conflict, Incomplete, Store
 from botocore.exceptions import ClientError, ResponseStreamingError
@@ -543,15 +546,48 @@ def test_rows_of_a_cancelled_or_late_job_are_in_the_errors(store: Store, steps: 
     assert steps._read_job(job["id"])["failures"] == {"batch_expired": 3}
 
 
-def test_a_chunk_that_is_given_up_has_its_rows_in_the_errors(store: Store, steps: Steps, write_input: Any) -> None:
+@pytest.mark.parametrize("cause", [None, "chunk 0 ended 10 workers in a row"])
+def test_a_chunk_that_is_given_up_has_its_rows_in_the_errors(
+    store: Store, steps: Steps, write_input: Any, cause: str | None
+) -> None:
     job = write_input(b"\n".join(build_rows(5)))
     (chunk,) = prepare(steps, job)
     state = ChunkState.open(store, KEYS, job, chunk, "worker")
     answer(state, 2)
     state.commit(state.collect())
+    if cause:
+        fail_chunk(steps, job, 0, Permanent(layout.GIVEN_UP_CODE, cause))
     assert steps.merge(job["id"]) == {"state": layout.COMPLETED, "total": 5, "completed": 2, "failed": 3}
     _, errors = read_results(store, job["id"])
-    assert {line["error"]["code"] for line in errors} == {"worker_lost"}
+    message = f"this row's chunk was given up: {cause or 'each attempt ended the worker'}"
+    assert {(line["error"]["code"], line["error"]["message"]) for line in errors} == {("worker_lost", message)}
+
+
+def fail_chunk(steps: Steps, job: layout.Job, index: int, error: Exception) -> None:
+    """Have an attempt at a chunk fail, of which the state machine hears."""
+    mailbox = SimpleNamespace(fail=lambda *_: None)
+    message = Message("queue", "receipt", {"task": "run", "job": job["id"], "chunk": index})
+    StepRunner(steps, mailbox).fail(message, error)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        ([OSError("the first"), OSError("no space left on device")], "no space left on device"),
+        ([Permanent("chunk_given_up", "it ended ten workers"), OSError("of another")], "it ended ten workers"),
+        ([], "The specified tolerated failure threshold was exceeded"),
+    ],
+    ids=["repeated in vain", "for good", "without a worker's word"],
+)
+def test_a_job_whose_chunks_fail_has_their_reason_and_not_that_of_the_map(
+    steps: Steps, write_input: Any, failures: list[Exception], message: str
+) -> None:
+    job = write_input(b"\n".join(build_rows(1)))
+    for index, failure in enumerate(failures):
+        fail_chunk(steps, job, 0 if isinstance(failures[0], OSError) else index, failure)
+    cause = "The specified tolerated failure threshold was exceeded"
+    steps.fail(job["id"], {"Error": "States.ExceedToleratedFailureThreshold", "Cause": cause})
+    assert [error["message"] for error in steps._read_job(job["id"])["errors"]] == [message]
 
 
 def test_every_step_can_be_done_twice(store: Store, steps: Steps, write_input: Any) -> None:

@@ -235,7 +235,9 @@ def test_a_job_whose_executions_all_end_early_fails_with_the_reason(
     for count in (3, 6):
         for _ in range(5):
             jobs.ensure_execution(read())
-        assert (len(state_machine.started), read()["state"]) == (count, layout.FAILED)
+        assert (len(read()["executions"]), read()["state"]) == (count, layout.FAILED)
+        assert state_machine.started[-1] == f"{job['id']}-end-{count}", "which tells of the end"
+        assert len(state_machine.started) == count + count // 3
         text = "3 executions ended before the job did; Step Functions shows why the last one did"
         assert read()["errors"] == [{"code": "workflow_failed", "message": text, "line": None}]
         if count == 3:

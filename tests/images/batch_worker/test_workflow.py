@@ -27,7 +27,7 @@ DEFINITION: Path = STATE_MACHINE_FILE
 class Flow:
     """An execution, and the queues of its steps."""
 
-    def __init__(self, aws: str, store: Store, settings: Any, chunks: int) -> None:
+    def __init__(self, aws: str, store: Store, settings: Any, chunks: int, **given: Any) -> None:
         self._sqs, self._stepfunctions = (
             emulator.create_client(service, aws, REGION) for service in ("sqs", "stepfunctions")
         )
@@ -39,7 +39,7 @@ class Flow:
         self._queues = {"scan": queues.runs["default", "normal"], "run": queues.runs["default", "normal"]}
         self._control = queues.control
         job = layout.build_job(JOB, name="flow", team="default", priority="normal", source={}, now=0.0, deadline_s=60.0)
-        payload = json.dumps(build_execution_input(job, keys, settings, queues))
+        payload = json.dumps({**build_execution_input(job, keys, settings, queues), **given})
         started = self._stepfunctions.start_execution(stateMachineArn=machine, input=payload)
         self._execution = started["executionArn"]
 
@@ -136,6 +136,11 @@ def test_what_is_transient_is_repeated(aws: str, store: Store, settings: Any) ->
     flow.succeed("plan", {"chunks": 1})
     assert flow.receive("scan")["chunk"] == 0
     flow.stop()
+
+
+def test_of_a_job_that_the_batch_api_failed_only_the_end_is_told(aws: str, store: Store, settings: Any) -> None:
+    ended = Flow(aws, store, settings, chunks=1, result={"state": "failed"}).wait_for_end()
+    assert (ended["status"], ended.get("error")) == ("FAILED", "JobFailed")
 
 
 @pytest.mark.parametrize("failing", ["plan", "check", "merge"])

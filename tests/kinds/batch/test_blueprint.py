@@ -527,8 +527,8 @@ def test_every_state_of_the_workflow_is_reached_and_fails_into_the_job() -> None
     states = machine["States"]
     followers = {machine["StartAt"]}
     for name, state in states.items():
-        followers |= {state[key] for key in ("Next",) if key in state}
-        followers |= {catch["Next"] for catch in state.get("Catch", ())}
+        followers |= {state[key] for key in ("Next", "Default") if key in state}
+        followers |= {rule["Next"] for rule in (*state.get("Catch", ()), *state.get("Choices", ()))}
         if state["Type"] == "Map" or "waitForTaskToken" in state.get("Resource", ""):
             assert name == "Fail the job" or state["Catch"][0]["Next"] == "Fail the job"
     assert followers == set(states)

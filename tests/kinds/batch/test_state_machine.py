@@ -128,6 +128,8 @@ def find_unknown_paths(definition: Mapping[str, Any], known: frozenset[str]) -> 
             unknown |= find_unknown_paths(state["ItemProcessor"], items)
         for caught in state.get("Catch", ()):
             pending.append((caught["Next"], paths | {caught["ResultPath"]}))
+        for choice in state.get("Choices", ()):
+            pending += [(choice["Next"], paths | {choice["Variable"]}), (state["Default"], paths)]
         if "Next" in state:
             result = state["ResultPath"]
             added = {f"{result}.{field}" for field in OUTPUTS[name]} if result else set()
