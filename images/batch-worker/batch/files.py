@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from batch import layout
 from batch.layout import Layout
-from batch.store import Store
+from batch.store import READERS, Store
 
 PURPOSE = "batch"
 """Of uploaded files, in OpenAI's words."""
@@ -19,6 +20,8 @@ class Files:
 
     def __init__(self, store: Store, keys: Layout) -> None:
         self._store, self._keys = store, keys
+        self._known: dict[str, tuple[str, dict[str, Any]]] = {}
+        """ETag and content of each description, by its key."""
 
     def start_upload(self) -> Upload:
         """Start a file; its content, and so its id, is not known yet."""
@@ -31,11 +34,16 @@ class Files:
         return {**stored.value, "key": key} if stored else None
 
     def list_files(self) -> list[dict[str, Any]]:
-        """Describe all files, the newest first."""
-        prefix = self._keys.build(layout.FILE, "")
-        names = [entry["key"] for entry in self._store.list_objects(prefix) if entry["key"].endswith(".json")]
-        stored = [self._store.read_json(name) for name in names]
-        return sorted((entry.value for entry in stored if entry), key=lambda entry: -entry["created_at"])
+        """Describe all files, the newest first; reads only descriptions that changed since the last call."""
+        listed = self._store.list_objects(self._keys.build(layout.FILE, ""))
+        etags = {entry["key"]: entry["etag"] for entry in listed if entry["key"].endswith(".json")}
+        known = {key: entry for key, entry in self._known.items() if entry[0] == etags.get(key)}
+        new = [key for key in etags if key not in known]
+        with ThreadPoolExecutor(READERS) as pool:
+            stored = zip(new, pool.map(self._store.read_json, new), strict=True)
+            known |= {key: (entry.etag, entry.value) for key, entry in stored if entry}
+        self._known = known
+        return sorted((entry for _, entry in known.values()), key=lambda entry: -entry["created_at"])
 
     def delete(self, file_id: str) -> None:
         """Delete a file; first its description, so that no description lacks its content."""

@@ -21,6 +21,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from batch import layout
 from batch.api import BatchApi
+from batch.files import Files
 from batch.inbox import parse_event
 from batch.secrets import ApiKey
 from batch.store import Stored
@@ -365,7 +366,9 @@ def test_each_page_of_a_long_list_reads_its_own_jobs_alone(
             job_id, name="mine", team="ads" if number % 2 else "search", priority="normal", source=source,
             now=float(number), deadline_s=60.0,
         )  # fmt: skip
-        store.write_json(keys.build(layout.JOB, job_id), {**job, "state": layout.COMPLETED})
+        state = layout.COMPLETED if number < 29 else layout.IN_PROGRESS
+        store.write_json(keys.build(layout.JOB, job_id), {**job, "state": state})
+    store.write_json(keys.build(layout.HEAD, job_id, 0), {"parts": [{"completed": 7, "failed": 0}]})
     known = set(jobs.list_ids())
     own = [job_id for job_id in jobs.list_ids("ads") if job_id < "batch_0000000000000000000001"]
     assert own == [f"batch_{number:024d}" for number in range(29, 0, -2)], "the newest first"
@@ -387,10 +390,35 @@ def test_each_page_of_a_long_list_reads_its_own_jobs_alone(
                 pages.append(await response.json())
             after = pages[-1]["last_id"]
 
-    ask_api(batch_settings, list_pages, jobs={"list_ids": jobs.list_ids, "read_all": jobs.read_all})
+    parts = {"list_ids": jobs.list_ids, "read_all": jobs.read_all, "count": jobs.count}
+    ask_api(batch_settings, list_pages, jobs=parts)
     listed = [entry["id"] for page in pages for entry in page["data"]]
     assert len(listed) == len(set(listed)) == len(known)
     assert sorted(reads) == sorted(listed)
+    newest = next(entry for page in pages for entry in page["data"] if entry["id"] == job_id)
+    assert newest["request_counts"]["completed"] == 7, "a list has the rows so far, as a batch by itself"
+
+
+def test_a_list_of_files_reads_what_is_new_alone(
+    store: Any, batch_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, reads = Files(store, layout.Layout(f"{batch_settings.prefix}-files")), list[str]()
+    read = store.read_json
+    monkeypatch.setattr(store, "read_json", lambda key: reads.append(key) or read(key))
+
+    def upload(content: bytes, now: float) -> str:
+        new = files.start_upload()
+        new.write(content)
+        return str(new.finish("rows.jsonl", now)["id"])
+
+    first, second = upload(b"1", 1.0), upload(b"2", 2.0)
+    for expected, new in (([second, first], 2), ([second, first], 0)):
+        reads.clear()
+        assert ([entry["id"] for entry in files.list_files()], len(reads)) == (expected, new)
+    upload(b"1", 3.0)  # again: its time is another
+    files.delete(second)
+    reads.clear()
+    assert ([entry["created_at"] for entry in files.list_files()], len(reads)) == ([3], 1)
 
 
 def test_a_download_that_s3_breaks_off_ends_too_early(batch_settings: Any) -> None:

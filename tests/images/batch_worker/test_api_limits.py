@@ -47,7 +47,7 @@ def ask(settings: Any, method: str, path: str, **options: Any) -> tuple[int, Any
         async with client.request(method, path, **options) as response:
             seen.append((response.status, json.loads(await response.text() or "null")))
 
-    ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list}, list_objects=lambda _: (), **parts)
+    ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list}, list_objects=lambda _: (), read_json=None, **parts)
     return seen[0]
 
 
