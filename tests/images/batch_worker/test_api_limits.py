@@ -47,7 +47,8 @@ def ask(settings: Any, method: str, path: str, **options: Any) -> tuple[int, Any
         async with client.request(method, path, **options) as response:
             seen.append((response.status, json.loads(await response.text() or "null")))
 
-    ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list}, list_objects=lambda _: (), read_json=None, **parts)
+    parts |= {"list_objects": lambda _: (), "read_json": None}
+    ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list}, **parts)
     return seen[0]
 
 
