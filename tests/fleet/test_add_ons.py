@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from llm_serving.fleet.system_group import build_system_group
 from llm_serving.operations import add_ons as installer
 from llm_serving.settings.document import load
 from tests.charts import platform_charts
+from tests.fleet.test_karpenter_manifests import close_schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,15 +190,48 @@ def test_the_load_balancer_controller_finds_the_gateway_api_as_it_starts(tmp_pat
     assert annotations == [{"fleet/gateway-api": "off"}, {"fleet/gateway-api": "on"}], "a change starts its pods again"
 
 
-def test_manifests_beside_the_table_are_applied_from_there(tmp_path: Path) -> None:
+def read_gateway_classes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `platform install` applies of them, by kind and name."""
     fleet = load_example("mixed").model_copy(update={"add_ons": AddOns(gateway=True)})
-    commands = installer.build_install_commands(fleet, tmp_path, tmp_path / "fleet.yaml")
+    commands = installer.build_install_commands(fleet, folder, folder / "fleet.yaml")
     [classes] = [command for command in commands if command.selected.add_on.name == "gateway-classes"]
-    manifests = list(yaml.safe_load_all(Path(classes.arguments[-1]).read_text()))
-    assert {manifest["metadata"]["name"]: manifest["spec"]["controllerName"] for manifest in manifests} == {
-        "alb": "gateway.k8s.aws/alb",
-        "nlb": "gateway.k8s.aws/nlb",
+    manifests = yaml.safe_load_all(Path(classes.arguments[-1]).read_text())
+    return {(item["kind"], item["metadata"]["name"]): item for item in manifests}
+
+
+@pytest.mark.parametrize("name", ["alb", "nlb"])
+def test_load_balancers_of_a_gateway_reach_the_pods_of_a_service_and_find_them_healthy(
+    tmp_path: Path, name: str
+) -> None:
+    """By default the controller takes a node's port, which a ClusterIP lacks, and / for healthy, where routers have 404."""
+    manifests = read_gateway_classes(tmp_path)
+    gateway_class = manifests["GatewayClass", name]["spec"]
+    assert gateway_class["controllerName"] == f"gateway.k8s.aws/{name}"
+    reference = gateway_class["parametersRef"]
+    configuration = manifests[reference["kind"], reference["name"]]
+    assert configuration["metadata"]["namespace"] == reference["namespace"]
+    targets = manifests["TargetGroupConfiguration", configuration["spec"]["defaultTargetGroupConfiguration"]["name"]]
+    assert targets["metadata"]["namespace"] == reference["namespace"] and "targetReference" not in targets["spec"]
+    assert targets["spec"]["defaultConfiguration"] == {
+        "targetType": "ip",
+        "healthCheckConfig": {"matcher": {"httpCode": "200-499"}},
     }
+    attributes = {row["key"]: row["value"] for row in configuration["spec"].get("loadBalancerAttributes", ())}
+    assert attributes.get("idle_timeout.timeout_seconds") == ("4000" if name == "alb" else None)
+
+
+CRDS = ROOT.parent / "shared" / "crds"
+
+
+def test_the_controllers_schemas_have_every_field_of_its_classes(tmp_path: Path) -> None:
+    if not CRDS.is_dir():
+        pytest.skip(f"the controller's CRDs are not at {CRDS}: copy them there from its release")
+    for (kind, _), manifest in read_gateway_classes(tmp_path).items():
+        [file] = CRDS.glob(f"*/{manifest['apiVersion'].partition('/')[0]}_{kind.lower()}*.yaml")
+        versions = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]["versions"]
+        [schema] = [row["schema"] for row in versions if manifest["apiVersion"].endswith(f"/{row['name']}")]
+        closed_schema = close_schema(schema["openAPIV3Schema"]["properties"]["spec"])
+        jsonschema.Draft202012Validator(closed_schema).validate(manifest["spec"])
 
 
 def test_the_efa_plugin_comes_from_the_fleets_own_region() -> None:
