@@ -9,6 +9,10 @@ const MINUTE_MS = 60000;
 const HEAD_BYTES = 1024;
 const TAIL_BYTES = 4096;
 
+// Names in `team_usage`, three of each team and model, of which it has room for 13,000 of the longest: some engines answer with
+// whatever `model` a client wrote, and once it were full, every answer with a new name would break off.
+const MAX_NAMES = 9000;
+
 // Of one answer: njs keeps these for each request by itself.
 let model = '';
 let tail = Buffer.alloc(0);
@@ -58,11 +62,19 @@ function count_tokens(r, data, flags) {
     tail = data.length < TAIL_BYTES ? Buffer.concat([tail, data]).slice(-TAIL_BYTES) : data.slice(-TAIL_BYTES);
     if (flags.last) {
         const text = tail.toString();  // a stream may say its tokens several times: the last counts
-        const labels = `{team="${r.variables.team}",model="${model}"}`;
+        const labels = choose_labels(r.variables.team);
         add(`team_answers_total${labels}`, 1);
         add(`team_input_tokens_total${labels}`, Number(find(/[^]*"(?:prompt|input)_tokens": ?([0-9]{1,12})/, text)));
         add(`team_output_tokens_total${labels}`, Number(find(/[^]*"(?:completion|output)_tokens": ?([0-9]{1,12})/, text)));
     }
+}
+
+// Those of the answer's model, or of none where there is no room for its name.
+function choose_labels(team) {
+    const labels = `{team="${team}",model="${model}"}`;
+    const usage = ngx.shared.team_usage;
+    const is_known = usage.has(`team_answers_total${labels}`) || usage.size() < MAX_NAMES;
+    return is_known ? labels : `{team="${team}",model=""}`;
 }
 
 // A pattern's first group. A quote within a JSON text has a backslash before it, so no text that a client or a model writes is taken for a field.

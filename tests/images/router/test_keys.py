@@ -8,6 +8,7 @@ import http.client
 import importlib
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -19,6 +20,7 @@ import pytest
 from llm_serving import paths, processes
 from llm_serving.catalog.own_image import OwnImage
 from tests.http_handler import QuietHandler
+from tests.images.router import test_router_front
 from tests.images.router.test_router_front import PROGRAM, ROUTER_HOST, Router, run_front, send
 
 SEARCH, SLOW, OPERATOR = "sk-search-0123456789", "sk-slow-0123456789", "sk-operator-0123456789"
@@ -231,6 +233,28 @@ def test_the_tokens_of_answers_and_streams_are_counted_by_team_and_model(changin
 
     processes.wait_until(has_all, f"{answers} answers", WAIT_S, interval_s=0.02)
     assert read_usage(changing_door) == expected
+
+
+def test_models_that_clients_make_up_take_no_more_than_the_room_for_names(
+    router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some engines answer with whatever model a request names."""
+    folder = shutil.copytree(PROGRAM.parent, tmp_path / "router")
+    script = (folder / "keys.js").read_text()
+    assert script.count("const MAX_NAMES = 9000;") == 1
+    (folder / "keys.js").write_text(script.replace("MAX_NAMES = 9000", "MAX_NAMES = 6"))
+    monkeypatch.setattr(test_router_front, "PROGRAM", folder / PROGRAM.name)
+    write_keys(tmp_path / "keys.json", search=[SEARCH])
+    with run_door(router, tmp_path / "keys.json") as door:
+        for model in ("made-up-1", "made-up-2", "made-up-3", "made-up-4", "made-up-1"):
+            answer(door, f'{{"model":"{model}"}}')
+        expected = {"answers search made-up-1": 2, "answers search made-up-2": 1, "answers search ": 2}
+
+        def has_all() -> bool:
+            answers = {name: count for name, count in read_usage(door).items() if name.startswith("answers")}
+            return answers == expected
+
+        processes.wait_until(has_all, str(expected), WAIT_S, interval_s=0.02)
 
 
 def test_without_a_document_nobody_passes(router: Router, tmp_path: Path) -> None:

@@ -474,6 +474,11 @@ def test_a_client_that_leaves_makes_room_at_once(router: Router, limited_front: 
         wait_for_room(limited_front)
 
 
+def test_no_class_of_a_client_s_own_passes_a_full_router(router: Router, limited_front: int) -> None:
+    with hold(limited_front, router, 2):
+        assert send(limited_front, "POST", "/v1/completions", **{"X-Request-Class": "x/cancel y"}) == 429
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/v1/responses/resp_1-a/cancel")])
 def test_probes_and_cancellations_pass_a_full_router(
     router: Router, limited_front: int, method: str, path: str

@@ -60,7 +60,7 @@ class Ecs:
     tagged: list[dict[str, Any]] = field(default_factory=list)
     """ECS services of other deployments and of earlier ones, as described with their tags."""
 
-    images: tuple[str, ...] = ("fabric/router:0.1.17-13",)
+    images: tuple[str, ...] = ("fabric/router:0.1.17-14",)
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:
