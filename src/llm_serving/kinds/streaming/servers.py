@@ -15,6 +15,9 @@ KAFKA, CACHE = "kafka", "cache"
 
 _KAFKA_MB, _CACHE_MB = 256, 64
 
+_REFUSED = ("CONFIG", "DEBUG", "MODULE", "REPLICAOF", "SLAVEOF")
+"""Redis' commands by which other users of this machine, who reach it without a login, would write this user's files."""
+
 
 class _JavaServer(LocalServer):
     """A server whose program comes from Maven."""
@@ -51,11 +54,12 @@ class Cache(_JavaServer):
 
     def build_service(self, port: int, folder: Path) -> Service:
         options = ("--save", "", "--appendonly", "no", "--maxmemory", f"{_CACHE_MB}mb")
+        refused = [word for command in _REFUSED for word in ("--rename-command", command, "")]
         place = ("--bind", LOOPBACK, "--port", str(port), "--dir", str(folder.parent))
         return Service(
             name=CACHE,
             role=CACHE,
-            command=(str(programs.locate_cache()), *place, *options, "--maxmemory-policy", "allkeys-lru"),
+            command=(str(programs.locate_cache()), *place, *options, "--maxmemory-policy", "allkeys-lru", *refused),
             port=port,
             start_s=1,
             resources=Resources(memory_bytes=100_000_000),
