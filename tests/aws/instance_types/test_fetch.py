@@ -10,6 +10,7 @@ from botocore.stub import ANY, Stubber
 
 from llm_serving.aws import session as clients
 from llm_serving.aws.instance_types import fetch
+from llm_serving.catalog import instances
 from llm_serving.settings.errors import Unavailable
 
 TODAY = datetime.date(2026, 11, 21)
@@ -80,6 +81,21 @@ def test_a_role_that_may_not_read_prices_still_gets_the_rest(aws: _StubbedAws) -
     assert region_facts["prices"] is None
     assert region_facts["zones"] == {"g6e.xlarge": "b"}
     assert aws.price_refusal == "AccessDeniedException: not authorized to pricing:GetProducts"
+
+
+def test_prices_of_all_types_are_asked_for_in_values_that_the_price_list_takes(aws: _StubbedAws) -> None:
+    limit = aws._clients["pricing"].meta.service_model.shape_for("Filter").members["Value"].metadata["max"]
+    asked: list[str] = []
+    aws._clients["pricing"].meta.events.register(
+        "provide-client-params.pricing.GetProducts",
+        lambda params, **_: asked.append(params["Filters"][-1]["Value"]),
+    )
+    for _ in range(3):
+        aws.stubs["pricing"].add_response("get_products", {"PriceList": []}, {"ServiceCode": ANY, "Filters": ANY})
+    names = sorted(instances.load())
+    assert aws.fetch_prices("us-west-2", names) == {}
+    assert ",".join(asked).split(",") == names
+    assert max(map(len, asked)) <= limit < len(",".join(names))
 
 
 def test_prices_are_asked_for_linux_on_shared_hosts_on_demand(aws: _StubbedAws) -> None:

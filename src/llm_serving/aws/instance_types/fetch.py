@@ -14,6 +14,12 @@ from llm_serving.aws.instance_types import rows
 PRICE_REGION = "us-east-1"
 """Region of the price list's own API; its answers cover all regions."""
 
+_PRICED_TYPES = 40
+"""Types that the price list is asked for at a time: a filter's value has up to 1,024 characters.
+
+Source: Price List API reference, Filter, Value, 2026-11.
+"""
+
 
 class InstanceTypeApi:
     """The EC2 API at AWS, or at another endpoint that speaks it."""
@@ -91,14 +97,24 @@ class InstanceTypeApi:
             "marketoption": "OnDemand",
         }
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
-        filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(names)})
         paginator = self._create_client("pricing", PRICE_REGION).get_paginator("get_products")
-        pages = paginator.paginate(ServiceCode="AmazonEC2", Filters=filters)
+        pages = (
+            page
+            for start in range(0, len(names), _PRICED_TYPES)
+            for page in paginator.paginate(
+                ServiceCode="AmazonEC2",
+                Filters=[*filters, _build_type_filter(names[start : start + _PRICED_TYPES])],
+            )
+        )
         products = (json.loads(text) for page in pages for text in page["PriceList"])
         usd_by_type = (
             (product["product"]["attributes"]["instanceType"], read_usd_per_hour(product)) for product in products
         )
         return {name: usd for name, usd in sorted(usd_by_type) if usd}
+
+
+def _build_type_filter(names: Sequence[str]) -> dict[str, str]:
+    return {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(names)}
 
 
 def read_usd_per_hour(product: Mapping[str, Any]) -> float:
