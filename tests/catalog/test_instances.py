@@ -78,11 +78,18 @@ def test_the_catalog_has_every_supported_family() -> None:
     assert {"p5.4xlarge", "trn2.3xlarge"} <= CATALOG.keys()
 
 
-def test_a_trainium2_devices_memory_overrides_ec2s_number() -> None:
-    assert GENERATED["types"]["trn2.48xlarge"]["accelerators"]["memory_mib"] == 524_288
-    for name in ("trn2.3xlarge", "trn2.48xlarge"):
+@pytest.mark.parametrize(
+    ("names", "of_ec2", "usable"),
+    [
+        (("trn2.3xlarge", "trn2.48xlarge"), 524_288, 96 * 1024),
+        (("g4dn.xlarge", "g4dn.12xlarge"), 16_384, 15_079),  # ECC takes a sixteenth, and the driver its part
+    ],
+)
+def test_what_a_device_has_to_use_overrides_ec2s_number(names: tuple[str, ...], of_ec2: int, usable: int) -> None:
+    for name in names:
+        assert GENERATED["types"][name]["accelerators"]["memory_mib"] == of_ec2
         on_board = instances.find(name).accelerators
-        assert on_board is not None and on_board.memory_mib == 96 * 1024
+        assert on_board is not None and on_board.memory_mib == usable
 
 
 def test_the_two_a100s_differ_in_memory_bandwidth() -> None:
@@ -170,6 +177,7 @@ def test_no_region_gives_a_type_two_prices() -> None:
         ("g6e.xlarge", "eu-central-1", 2.327, "2026-01-21"),
         ("g5.12xlarge", "eu-west-1", 6.33167, "2026-01-21"),
         ("g7e.48xlarge", "ap-northeast-1", 48.06908, "2026-07"),
+        ("p5en.48xlarge", "eu-north-1", 67.72672, "2026-07"),
         ("p5.48xlarge", "us-east-1", 55.04, "2026-07-20"),
     ],
 )

@@ -254,6 +254,20 @@ def test_sparse_attention_runs_on_gpus_for_which_it_has_kernels(name: str) -> No
     assert list(reasons.values()) == ["", "", "", "", missing.format("A100"), missing.format("L40S")]
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("openai/gpt-oss-20b", "it needs BF16, which T4 lacks"),
+        ("google/gemma-3-4b-it", "it needs BF16, which T4 lacks"),
+        ("Qwen/Qwen3-4B", ""),
+    ],
+)
+def test_what_vllm_runs_in_bf16_only_is_refused_on_t4(name: str, why: str) -> None:
+    t4, a10g = (instances.load()[kind] for kind in ("g4dn.12xlarge", "g5.12xlarge"))
+    fits = [vllm.compute_fit(models.find(name), kind, ReplicaSetup(4, context=8192)) for kind in (t4, a10g)]
+    assert [fit.why for fit in fits] == [why, ""]
+
+
 def test_deepseek_v4_beside_a_draft_is_refused() -> None:
     model, p5 = models.find("deepseek-ai/DeepSeek-V4-Flash"), instances.load()["p5.48xlarge"]
     fit = vllm.compute_fit(model, p5, ReplicaSetup(8, context=8192, draft=models.find("tiny")))

@@ -298,7 +298,8 @@ def _merge_accelerators(
     if not matches:
         return dict(row), None
     added = {key: matches[0][key] for key in ("bandwidth_gb_s", "dense_tflops")}
-    # EC2 gives a Trainium2 device 524,288 MiB, which is no device's memory: the overlay says what it is.
+    # EC2 gives a Trainium2 device 524,288 MiB, which is no device's memory, and a T4 what its ECC takes: the overlay
+    # says what it is.
     corrected = {key: matches[0][key] for key in ("memory_mib", "logical_cores") if key in matches[0]}
     return {**row, **added, **corrected}, _parse_source(matches[0])
 

@@ -76,6 +76,11 @@ _SPARSE_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
 """GPUs for which vLLM has kernels of sparse attention over compressed vectors, by the beginning of their names: compute
 capability 9, 10 and 12 (vLLM 0.32.0, platforms/cuda.py; models/deepseek_v4/sparse_mla.py)."""
 
+_WITHOUT_BF16 = "T4"
+_BF16_KINDS, _BF16_WEIGHTS = ("gemma2", "gemma3", "gemma3_text", "glm4"), "mxfp4"
+"""Models that vLLM runs in 32 bits on GPUs without BF16, and weights that it refuses there (vLLM 0.32.0,
+config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS; quantization/mxfp4.py)."""
+
 _NARROW_KIND = "glm_moe_dsa"
 """Models whose cache has 8 bits on Blackwell unless a blueprint says otherwise (vLLM 0.32.0, models/config.py)."""
 
@@ -567,9 +572,16 @@ def _describe_misfit(model: Model, device: Accelerators, context: int, setup: Re
     return (
         describe_long_context(model, context)
         or describe_missing_kernels(model, device.name)
+        or _describe_missing_bf16(model, device)
         or _describe_narrow_cache(model, device, setup.dtype)
         or describe_indivisible(model, setup, whole_blocks=lacks_fp8(device))
     )
+
+
+def _describe_missing_bf16(model: Architecture, device: Accelerators) -> str:
+    if device.name == _WITHOUT_BF16 and (model.kind in _BF16_KINDS or model.quantization == _BF16_WEIGHTS):
+        return f"it needs BF16, which {device.name} lacks"
+    return ""
 
 
 def _describe_narrow_cache(model: Architecture, device: Accelerators, dtype: str) -> str:
