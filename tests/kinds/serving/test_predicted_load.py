@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from llm_serving import paths
 from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -112,3 +114,30 @@ def test_on_trainium2_a_step_has_the_requests_that_it_is_compiled_for(tmp_path: 
 
     default = estimate("")
     assert default and default == estimate("tuning: {sequences: 8, batch_tokens: 2048}\n")
+
+
+def test_stages_share_the_requests_of_a_step(tmp_path: Path) -> None:
+    """Two stages are as two replicas of one, each with half of the requests."""
+    fleet = (
+        "name: demo\nregion: us-east-1\nzones: [us-east-1a]\norchestrator: eks\nadd_ons: {schedulers: on}\n"
+        "pools:\n  wide: {types: p5en.48xlarge, efa: on, size: 0..4}\n"
+    )
+
+    def estimate(pattern: str, accelerators: str, sequences: int) -> float:
+        text = BLUEPRINT.format(
+            model="Qwen/Qwen3-32B",
+            accelerators=accelerators,
+            sequences=sequences,
+            tuning="",
+            traffic="",
+            ttft=5000,
+            arguments="",
+        )
+        text = "name: mine\n" + text.replace("pattern: aggregated", f"pattern: {pattern}")
+        promised = predicted_load.predict_requests_per_s(resolving.resolve_files(tmp_path, text, fleet, "eks"))
+        assert promised
+        return promised
+
+    assert estimate("distributed", "16, pipeline: 2", 32) == pytest.approx(
+        2 * estimate("aggregated", "8", 16), rel=0.01
+    )

@@ -141,7 +141,7 @@ class _Found(NamedTuple):
     step: StepTime
     limits: Limits
     lanes: float
-    """Replicas, and in each the copies that have requests of their own."""
+    """Replicas, and in each the stages, and the copies, that have requests of their own."""
 
 
 def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
@@ -156,7 +156,9 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
         return None
     spreads_experts = model.experts and "expert-data" in engines.load_engines()[deployment.engine].options
     split = Split(own.tensor, own.pipeline, own.expert, own.data if spreads_experts and role.nodes == 1 else 1)
-    limits = Limits(role.batch.sequences, role.batch.tokens, role.cache_tokens)
+    # The batches of all stages share the engine's requests and its cache.
+    sequences, cache_tokens = max(1, role.batch.sequences // own.pipeline), role.cache_tokens // own.pipeline
+    limits = Limits(sequences, role.batch.tokens, cache_tokens)
     lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
     return _Found(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
 
