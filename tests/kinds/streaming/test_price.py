@@ -11,8 +11,8 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 
-USD_H = 3 * 0.204 + 3 * 100 * 0.000137 + 5 * 0.11 + 2 * 0.1264 + 0.00137
-"""Of the pattern: brokers, their storage, KPUs, cache nodes and a key, in us-east-1."""
+USD_H = 3 * 0.204 + 3 * 100 * 0.000137 + 5 * 0.11 + 4 * 50 * 0.10 / 730 + 2 * 0.1264 + 0.00137
+"""Of the pattern: brokers, their storage, KPUs, their storage, cache nodes and a key, in us-east-1."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_fleet_costs_what_its_rendered_streams_cost_too(folder: Path, capsys
     items = show_fleet(capsys)
     assert items["kafka.m7g.large for ads-shop"] == pytest.approx(3 * 0.204)
     assert items["flink-kpu for ads-shop"] == pytest.approx(5 * 0.11)
-    assert sum(items.values()) - sum(before.values()) == pytest.approx(USD_H)
+    assert sum(items.values()) - sum(before.values()) == pytest.approx(USD_H, abs=1e-5)
 
 
 def test_a_stream_above_the_fleets_spend_limit_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ def list_units(stack: StreamStack) -> Iterator[Units]:
     for service, count in (
         (stack.broker_type, stack.brokers),
         ("kafka-storage-gib", stack.brokers * stack.broker_gib),
-        ("flink-kpu", stack.parallelism + 1),  # one manages the others
+        ("flink-kpu", stack.parallelism + 1),  # one manages the others, and has no storage
+        ("flink-storage", stack.parallelism),
         (stack.cache_type, CACHE_NODES),
         ("kms-key", 1),
     ):
