@@ -77,12 +77,15 @@ def test_the_ip_bandwidth_layout_takes_eight_addresses_and_the_saving_one_takes_
     assert ip_bandwidth.needed - plain.needed == 10 * 7
 
 
-def test_warm_machines_hold_their_addresses(tmp_path: Path) -> None:
-    pool = "  aa: {{types: g6e.xlarge, zones: us-west-2a, size: 0..10, warm: {}}}\n"
-    head = HEAD + "orchestrator: ecs\n"
-    assert _compute_capacity(tmp_path, pool.format(4), head).subnets[0].needed - _compute_capacity(
-        tmp_path, pool.format(0), head
-    ).subnets[0].needed == 4 * (1 + 1)
+def test_warm_machines_hold_their_addresses_interfaces_and_volumes(tmp_path: Path) -> None:
+    pool = "  aa: {{types: g6e.xlarge, zones: us-west-2a, size: 0..100, disk: gp3, warm: {}}}\n"
+    warm, none = (_compute_capacity(tmp_path, pool.format(count), HEAD + "orchestrator: ecs\n") for count in (40, 0))
+    assert warm.subnets[0].needed - none.subnets[0].needed == 40 * (1 + 1)
+    grown = {
+        quota: _sum_needs(warm, quota) - _sum_needs(none, quota)
+        for quota in (quotas.NETWORK_INTERFACES, quotas.VOLUMES)
+    }
+    assert list(grown.values()) == [40 * (1 + 1), 69 - 49]  # TiB of 140 and 100 volumes of 500 GiB
 
 
 def test_subnet_sizes_of_an_existing_vpc_are_unknown(tmp_path: Path) -> None:

@@ -192,18 +192,18 @@ def _list_network_needs(fleet: Fleet) -> Iterator[Need]:
 
 
 def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Need]:
-    for name, pool in fleet.pools.items():
+    # Warm instances keep their interfaces and volumes while they are stopped.
+    counts = {name: pool.size.max + pool.warm for name, pool in fleet.pools.items()}
+    for name, count in counts.items():
         pool_groups = [group for group in machine_groups if group.pool == name]
         per_machine = max((len(group.interfaces) + _count_task_interfaces(group) for group in pool_groups), default=0)
         if per_machine:
-            yield Need(
-                quotas.NETWORK_INTERFACES, pool.size.max * per_machine, f"{name} {pool.size.max:,} × {per_machine}"
-            )
+            yield Need(quotas.NETWORK_INTERFACES, count * per_machine, f"{name} {count:,} × {per_machine}")
     gib_by_pool = {
         name: max((member.volume.size_gib for member in machine_groups if member.pool == name), default=0)
         for name in fleet.pools
     }
-    tib = -(-sum(fleet.pools[name].size.max * size for name, size in gib_by_pool.items()) // 1024)
+    tib = -(-sum(counts[name] * size for name, size in gib_by_pool.items()) // 1024)
     if tib:
         yield Need(
             quotas.VOLUMES,
