@@ -39,11 +39,11 @@ def test_every_row_is_pinned_has_a_source_and_a_known_condition() -> None:
         assert row.manifest or (row.version and row.version[-1].isdigit() and row.source), row.name
 
 
-def test_every_chart_has_a_digest_but_those_that_no_source_gives() -> None:
-    charts = {row.name: row for row in add_ons.load_add_ons() if row.chart}
-    unpinned = {name for name, row in charts.items() if not row.digest}
-    assert unpinned == {"lws", "kuberay-operator"}
-    assert all("no digest as of" in str(charts[name].source) for name in unpinned)
+def test_every_chart_and_page_has_a_digest_but_those_that_no_source_gives() -> None:
+    pulled = {row.name: row for row in add_ons.load_add_ons() if row.chart or row.is_page}
+    unpinned = {name for name, row in pulled.items() if not row.digest}
+    assert unpinned == {"lws", "kuberay-operator", "gateway-api-inference-extension"}
+    assert all("no digest as of" in str(pulled[name].source) for name in unpinned)
 
 
 def test_a_manifest_with_a_digest_is_refused() -> None:

@@ -85,7 +85,7 @@ def test_queues_come_after_kueue_and_a_removal_leaves_the_namespace(fleet: Fleet
     folder = tmp_path / "platform"
     installer.build_install_commands(fleet, folder, folder / "fleet.yaml")
     assert "kind: Namespace" in (folder / "queues.yaml").read_text()
-    installer.build_remove_commands(fleet, folder)
+    installer.build_remove_commands(fleet, folder, folder / "fleet.yaml")
     assert "kind: Namespace" not in (folder / "queues.yaml").read_text()
     assert (folder / "queues.yaml").read_text().count("kind: LocalQueue") == len(fleet.pools)
 

@@ -22,9 +22,11 @@ from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.add_ons import AddOn
+from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as installer
 from llm_serving.operations import chart_archives, image_pins
 from llm_serving.operations.kube_api import CRD, NAMESPACE, Kind
+from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from tests import go_programs
 from tests.control_plane.control_plane import ControlPlane
@@ -237,6 +239,60 @@ def test_helm_holds_the_archive_against_the_digest_that_it_prints(
     content.content[layer] = (kind, bytes(reversed(original)))
     with pytest.raises(CommandFailed, match="mismatch"):
         fetch(build_row("tiny", digest, chart=f"oci://{address}/charts/tiny"), tmp_path)
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A page, and its URL."""
+    page = tmp_path / "pages" / "v1" / "install.yaml"
+    page.parent.mkdir(parents=True)
+    page.write_text("kind: first\n")
+    for port in serve(functools.partial(QuietFiles, directory=str(page.parents[1]))):
+        yield page, f"http://127.0.0.1:{port}/v1/install.yaml"
+
+
+def build_page_row(url: str, digest: str | None = None) -> AddOn:
+    return AddOn(name="page", why="a test", when="always", manifest=url, digest=digest)
+
+
+def test_a_page_is_taken_if_it_has_the_digest_of_the_table_or_of_the_first_time(
+    pages: tuple[Path, str], tmp_path: Path
+) -> None:
+    page, url = pages
+    digest = compute_digest(page.read_bytes())
+    for row in (build_page_row(url), build_page_row(url, digest)):
+        fetched, file = fetch(row, tmp_path)
+        assert (fetched, file.name, file.read_bytes()) == (digest, "page-v1-install.yaml", page.read_bytes())
+    image_pins.write(tmp_path / "fleet.yaml", {}, charts={url: digest})
+    page.write_text("kind: changed\n")
+    changed = compute_digest(page.read_bytes())
+    for row, place in ((build_page_row(url), "images.lock.yaml"), (build_page_row(url, digest), "platform.yaml")):
+        with pytest.raises(
+            CheckFailed, match=f"{url}: its content has the digest {changed}, not {digest} as .*{place}"
+        ):
+            fetch(row, tmp_path)
+        assert not list((tmp_path / "pulled").iterdir()), "nothing to apply by accident"
+    page.unlink()
+    with pytest.raises(Unavailable, match=f"{url} cannot be downloaded: HTTP Error 404: File not found. Fix: "):
+        fetch(row, tmp_path)
+
+
+def test_a_page_that_changed_stops_installation_and_removal_before_the_cluster_is_asked(
+    pages: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = pages
+    (tmp_path / "fleet.yaml").write_text(SMALL_FLEET)
+    fleet = load(tmp_path / "fleet.yaml", Fleet).value
+    monkeypatch.setattr(add_ons, "load_add_ons", lambda: (build_page_row(url, OTHER_DIGEST),))
+    monkeypatch.setattr(installer, "require_tools", lambda: None)
+    monkeypatch.setattr(installer.kube_api, "open_api", lambda _: pytest.fail("the cluster is asked"))
+    [applied] = installer.build_install_commands(fleet, tmp_path, tmp_path / "fleet.yaml")
+    [deleted] = installer.build_remove_commands(fleet, tmp_path, tmp_path / "fleet.yaml")
+    assert applied.arguments[-1] == deleted.arguments[-1] == str(tmp_path / "charts" / "page-v1-install.yaml")
+    with pytest.raises(CheckFailed, match="No chart was installed"):
+        installer.install([applied], tmp_path, tmp_path / "fleet.yaml")
+    with pytest.raises(CheckFailed):
+        installer.remove([deleted], tmp_path)
 
 
 def test_an_archive_of_an_earlier_run_is_not_taken(charts: Charts, tmp_path: Path) -> None:

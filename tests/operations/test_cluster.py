@@ -195,7 +195,7 @@ def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recor
     connection = cluster.ClusterContext(demo_fleet, tmp_path, cluster.open_session(AwsSession(REGION), tmp_path))
     cluster.terminate_machines(connection)
     cluster.delete_load_balancers(connection)
-    removals = platform.build_remove_commands(demo_fleet, tmp_path / "platform")
+    removals = platform.build_remove_commands(demo_fleet, tmp_path / "platform", tmp_path / "fleet.yaml")
     platform.run_commands(removals, tmp_path / "platform", verb="Remove", kubeconfig=connection.aws.kubeconfig)
     calls = [" ".join(call[:4]) for call in recorder.calls if call[:2] != ["api", "open"]]
     assert calls == [
@@ -217,7 +217,8 @@ def test_removal_is_the_installation_backwards(tmp_path: Path) -> None:
     demo_fleet = write_fleet(tmp_path)
     commands = platform.build_install_commands(demo_fleet, tmp_path, tmp_path / "fleet.yaml")
     installed = [command.selected.add_on.name for command in commands]
-    removed = [command.selected.add_on.name for command in platform.build_remove_commands(demo_fleet, tmp_path)]
+    removals = platform.build_remove_commands(demo_fleet, tmp_path, tmp_path / "fleet.yaml")
+    removed = [command.selected.add_on.name for command in removals]
     added_to = ("node-monitoring", "gpu-health")  # what EKS and a chart have made
     assert removed == [name for name in reversed(installed) if name not in added_to]
     assert installed.index("karpenter") < installed.index("node-pools")

@@ -42,7 +42,7 @@ class AddOn(PlainData):
     repository: str | None = None
     version: str | None = None
     digest: Digest | None = None
-    """Of the chart's archive, or of its manifest in an OCI registry; None where no source gives it."""
+    """Of the chart's archive, of its manifest in an OCI registry, or of a page; None where no source gives it."""
 
     manifest: str | None = None
     """Instead of a chart: a URL, a file beside the table, or what is made from the fleet: `node-pools`, `queues`,
@@ -60,9 +60,15 @@ class AddOn(PlainData):
     @model_validator(mode="after")
     def _check_complete(self) -> AddOn:
         parts = (self.chart, self.version, self.namespace, self.source)
-        if not (all(parts) if self.chart else self.manifest and not any((*parts[:3], self.digest))):
+        own = (*parts[:3], not self.is_page and self.digest)
+        if not (all(parts) if self.chart else self.manifest and not any(own)):
             raise ValueError(f"{self.name}: a chart has version, namespace and source; a manifest has none of its own")
         return self
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the manifest is a page on the Internet."""
+        return "://" in (self.manifest or "")
 
 
 @dataclass(frozen=True)

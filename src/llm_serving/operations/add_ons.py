@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,6 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 
 LIMIT_S = 900
 """Time in which a chart's images are pulled and its pods become ready."""
-
-_DOWNLOAD_S = 60
-"""Longest time in which a manifest's page answers."""
 
 _BUILDERS: Mapping[str, Callable[[Fleet], list[dict[str, Any]]]] = {
     add_ons.NODE_POOLS: karpenter_manifests.build,
@@ -63,7 +59,7 @@ class Command:
     selected: SelectedAddOn
     arguments: Sequence[str]
     archive: ChartArchive | None = None
-    """What a chart is installed from; None for manifests and removals."""
+    """What is pulled before; None for manifests of this repository, and for charts that are removed."""
 
     act: Callable[[KubeApi], None] | None = None
     """What is done through the cluster's API, of which `arguments` are kubectl's words; None for a chart."""
@@ -121,29 +117,42 @@ def build_install_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list
     renderer = cached_images.write_renderer(folder / "plugins") if options else None
     commands = []
     for selected in add_ons.select_add_ons(fleet):
-        if selected.add_on.chart:
-            archive = chart_archives.plan(selected.add_on, folder / "charts", fleet_file)
+        archive = _plan_archive(selected, folder, fleet_file)
+        if selected.add_on.chart and archive:
             words = _build_helm_install(selected, archive, folder, options)
             commands.append(Command(selected, words, archive, renderer=renderer))
         else:
-            manifest = _write_manifest(selected, fleet, folder)
-            words = ["kubectl", "apply", "--server-side", "-f", manifest]
+            manifest = archive.file if archive else _write_manifest(selected, fleet, folder)
+            words = ["kubectl", "apply", "--server-side", "-f", console.shorten_path(manifest)]
             end_old = _ENDERS.get(selected.add_on.manifest or "")
-            commands.append(Command(selected, words, act=functools.partial(_apply, manifest, end_old=end_old)))
+            commands.append(Command(selected, words, archive, functools.partial(_apply, manifest, end_old=end_old)))
     return commands
 
 
-def build_remove_commands(fleet: Fleet, folder: Path) -> list[Command]:
+def _plan_archive(selected: SelectedAddOn, folder: Path, fleet_file: Path) -> ChartArchive | None:
+    """Return what is pulled of a row; None for a manifest of this repository."""
+    add_on = selected.add_on
+    return chart_archives.plan(add_on, folder / "charts", fleet_file) if add_on.chart or add_on.is_page else None
+
+
+def build_remove_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list[Command]:
     """Write manifests to `folder`, and return the commands that remove everything, the last installed first.
 
     Node pools are removed before Karpenter, which terminates their instances; load balancer controllers late.
+
+    Raises:
+        InputError: the lock file beside `fleet_file`, which has digests of pages, is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        _build_remove(selected, _write_manifest(selected, fleet, folder, without=_NOT_REMOVED))
-        for selected in reversed(add_ons.select_add_ons(fleet))
-        if selected.add_on.removed
-    ]
+    commands = []
+    for selected in reversed(add_ons.select_add_ons(fleet)):
+        if selected.add_on.chart:
+            commands.append(_build_uninstall(selected))
+        elif selected.add_on.removed:
+            page = _plan_archive(selected, folder, fleet_file)
+            manifest = page.file if page else _write_manifest(selected, fleet, folder, without=_NOT_REMOVED)
+            commands.append(_build_delete(selected, manifest, page))
+    return commands
 
 
 def install(
@@ -154,7 +163,7 @@ def install(
     kubeconfig: Path | None = None,
     on_done: Callable[[Command], None] = lambda _: None,
 ) -> None:
-    """Pull and check every chart, then run the commands; the lock file gets digests that were not known.
+    """Pull and check every chart and page, then run the commands; the lock file gets digests that were not known.
 
     Args:
         kubeconfig, on_done: as of `run_commands`.
@@ -165,13 +174,7 @@ def install(
         CommandFailed: a command failed; the same command line resumes there.
     """
     require_tools()
-    digests = {
-        command.archive.reference: chart_archives.fetch(
-            command.archive, folder / f"{command.selected.add_on.name}.pull.log"
-        )
-        for command in commands
-        if command.archive
-    }
+    digests = _fetch_archives(commands, folder)
 
     def keep_digest(command: Command) -> None:
         if command.archive and not command.archive.digest:
@@ -180,6 +183,27 @@ def install(
         on_done(command)
 
     run_commands(commands, folder, kubeconfig=kubeconfig, on_done=keep_digest)
+
+
+def remove(commands: Sequence[Command], folder: Path, *, kubeconfig: Path | None = None) -> None:
+    """Pull and check the pages that name what goes, then run the commands.
+
+    Raises:
+        Unavailable, CheckFailed, CommandFailed: as of `install`.
+    """
+    _fetch_archives(commands, folder)
+    run_commands(commands, folder, verb="Remove", kubeconfig=kubeconfig)
+
+
+def _fetch_archives(commands: Sequence[Command], folder: Path) -> dict[str, str]:
+    """Pull and check all archives and pages; return their digests."""
+    return {
+        command.archive.reference: chart_archives.fetch(
+            command.archive, folder / f"{command.selected.add_on.name}.pull.log"
+        )
+        for command in commands
+        if command.archive
+    }
 
 
 def run_commands(
@@ -258,11 +282,8 @@ def _build_helm_install(
     ]
 
 
-def _build_remove(selected: SelectedAddOn, manifest: str) -> Command:
+def _build_uninstall(selected: SelectedAddOn) -> Command:
     add_on = selected.add_on
-    if manifest:
-        words = ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", manifest]
-        return Command(selected, words, act=functools.partial(_delete, manifest))
     return Command(
         selected,
         [
@@ -272,46 +293,33 @@ def _build_remove(selected: SelectedAddOn, manifest: str) -> Command:
     )
 
 
-def _apply(manifest: str, api: KubeApi, *, end_old: Callable[[KubeApi, list[Manifest]], None] | None = None) -> None:
-    objects = _read_objects(manifest)
+def _build_delete(selected: SelectedAddOn, manifest: Path, page: ChartArchive | None) -> Command:
+    place = console.shorten_path(manifest)
+    words = ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", place]
+    return Command(selected, words, page, functools.partial(_delete, manifest))
+
+
+def _apply(manifest: Path, api: KubeApi, *, end_old: Callable[[KubeApi, list[Manifest]], None] | None = None) -> None:
+    objects = own_yaml.parse_all(manifest.read_text(encoding="utf-8"))
     api.apply(objects)
     if end_old:
         end_old(api, objects)
 
 
-def _delete(manifest: str, api: KubeApi) -> None:
-    api.delete_objects(_read_objects(manifest), LIMIT_S)
-
-
-def _read_objects(manifest: str) -> list[Manifest]:
-    """Return the objects of a file, or of a page on the Internet.
-
-    Raises:
-        Unavailable: the page cannot be read.
-    """
-    if "://" not in manifest:
-        text = Path(manifest).read_text(encoding="utf-8")
-    else:
-        try:
-            with urllib.request.urlopen(manifest, timeout=_DOWNLOAD_S) as page:
-                text = page.read().decode()
-        except OSError as error:
-            raise Unavailable(f"{manifest} cannot be downloaded: {error}. Fix: run this where it can.") from None
-    return own_yaml.parse_all(text)
+def _delete(manifest: Path, api: KubeApi) -> None:
+    api.delete_objects(own_yaml.parse_all(manifest.read_text(encoding="utf-8")), LIMIT_S)
 
 
 _NOT_REMOVED = ("Namespace",)
 """Kinds that a removal leaves: a namespace takes along whatever else is in it."""
 
 
-def _write_manifest(selected: SelectedAddOn, fleet: Fleet, folder: Path, without: Sequence[str] = ()) -> str:
-    """Return the row's manifest, written first if it depends on the fleet; "" for a chart."""
-    manifest = selected.add_on.manifest or ""
-    if manifest in _BUILDERS:
-        file = folder / f"{manifest}.yaml"
-        objects = [item for item in _BUILDERS[manifest](fleet) if item["kind"] not in without]
-        file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
-        return console.shorten_path(file)
-    if manifest and "://" not in manifest:
-        return console.shorten_path(add_ons.FILE.parent / manifest)
-    return manifest
+def _write_manifest(selected: SelectedAddOn, fleet: Fleet, folder: Path, without: Sequence[str] = ()) -> Path:
+    """Return the row's manifest, written first if it depends on the fleet."""
+    manifest = str(selected.add_on.manifest)
+    if manifest not in _BUILDERS:
+        return add_ons.FILE.parent / manifest
+    file = folder / f"{manifest}.yaml"
+    objects = [item for item in _BUILDERS[manifest](fleet) if item["kind"] not in without]
+    file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+    return file

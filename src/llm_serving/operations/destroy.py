@@ -180,8 +180,8 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
     with console.step("Delete load balancers"):
         cluster.delete_load_balancers(eks_cluster)
     folder = Path("rendered") / context.fleet.name / "platform"
-    commands = add_ons.build_remove_commands(context.fleet, folder)
-    add_ons.run_commands(commands, folder, verb="Remove", kubeconfig=eks_cluster.aws.kubeconfig)
+    commands = add_ons.build_remove_commands(context.fleet, folder, context.document.path)
+    add_ons.remove(commands, folder, kubeconfig=eks_cluster.aws.kubeconfig)
 
 
 def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> None:

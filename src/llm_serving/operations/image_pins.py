@@ -27,7 +27,8 @@ from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Unavailable
 
 FILE = "images.lock.yaml"
-"""Beside the fleet file: digests by REPOSITORY:TAG; under `charts` those of the platform's charts by NAME:VERSION."""
+"""Beside the fleet file: digests by REPOSITORY:TAG; under `charts` those of the platform's charts by NAME:VERSION, and
+of pages by their URL."""
 
 _CHARTS = "charts"
 

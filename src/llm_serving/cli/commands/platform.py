@@ -30,8 +30,9 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
 
     A chart's CRDs are applied before it, for Helm never changes those that exist; --plan leaves that out.
 
-    Every chart is pulled first and checked against its digest. A chart whose digest charts/platform.yaml does not have
-    is installed by version, and its digest kept in images.lock.yaml beside the fleet file for the next time.
+    Every chart, and every manifest from a page, is pulled first and checked against its digest. One whose digest
+    charts/platform.yaml does not have is installed as it is, and its digest kept in images.lock.yaml beside the fleet
+    file for the next time.
     """
     fleet_settings, folder = _load_fleet(fleet)
     commands = add_ons.build_install_commands(fleet_settings, folder, fleet)
@@ -45,13 +46,13 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
 def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False, yes: Yes = False) -> None:
     """Remove the platform charts, in reverse order, from the kubeconfig's current cluster."""
     fleet_settings, folder = _load_fleet(fleet)
-    commands = add_ons.build_remove_commands(fleet_settings, folder)
+    commands = add_ons.build_remove_commands(fleet_settings, folder, fleet)
     _print_commands(commands, plan, as_json)
     if not plan:
         add_ons.require_tools()
         cluster.require_own(fleet_settings)
         confirm.ask(f"Remove {', '.join(command.selected.add_on.name for command in commands)}?", yes)
-        add_ons.run_commands(commands, folder, verb="Remove")
+        add_ons.remove(commands, folder)
 
 
 @app.command()
