@@ -119,31 +119,46 @@ def test_the_same_week_comes_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "peak", "message"),
+    ("pool", "peak", "batch", "message"),
     [
         (
             "other",
             10,
+            "",
             'week.yaml:4:3: pools.other: "other": the fleet small has no such pool. Fix: write one of general, held.',
         ),
         (
             "held",
             2,
+            "",
             'week.yaml:4:3: pools.held: "held": its instances are reserved: they cost the same at night, and none can be given back. '
             "Fix: remove the pool from this file.",
         ),
         (
             "general",
             20,
+            "",
             "week.yaml:5:11: pools.general.peak: 20.0: so that a zone may be lost, it takes 41 instances, and the pool has at most 30. "
             "Fix: set size: 0..41 in the fleet.",
+        ),
+        (
+            "general",
+            10,
+            "{at: 9h, within: 1min, instance_hours: 1}",
+            'week.yaml:7:32: pools.general.batches[0].within: "1min": it is too small. Fix: use 1h or more.',
+        ),
+        (
+            "general",
+            10,
+            "{at: 30h, within: 5h, instance_hours: 1}",
+            'week.yaml:7:20: pools.general.batches[0].at: "30h": it is too large. Fix: use 1d or less.',
         ),
     ],
 )
 def test_a_curve_that_the_fleet_cannot_carry_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str, peak: float, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str, peak: float, batch: str, message: str
 ) -> None:
-    fleet, curve = write_small(tmp_path, "", pool=pool, peak=peak)
+    fleet, curve = write_small(tmp_path, batch, pool=pool, peak=peak)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as raised:
         traffic_curves.load_curves(Path(curve.name), load(fleet, Fleet).value)

@@ -72,7 +72,8 @@ class Template:
     def render(self, values: Mapping[str, Any]) -> bytes:
         """Render the row of a record, as a line without its end."""
         row = _fill(self._row, values)
-        row["custom_id"] = str(row.get("custom_id"))
+        if (custom_id := row.get("custom_id")) is not None:  # an id that is missing is a fault of the row
+            row["custom_id"] = str(custom_id)
         return json.dumps(row, ensure_ascii=False, default=str).encode()
 
 

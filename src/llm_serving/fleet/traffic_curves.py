@@ -27,10 +27,10 @@ HOURS = 24
 class Batch(Settings):
     """Work that comes every day and is due some time later."""
 
-    at: Duration
+    at: Annotated[Duration, Field(le=86_400)]
     """Time of the day at which it comes, such as `20h`."""
 
-    within: Duration
+    within: Annotated[Duration, Field(ge=3600)]
     """Time until its deadline, such as `12h`."""
 
     instance_hours: Annotated[float, Field(gt=0)]

@@ -145,7 +145,9 @@ def check(target: Target, deployment: Deployment, text: str, templates: Sequence
     lines = text.split("\n")
     located = []
     for mistake in mistakes:
-        path, line = _find_writer(lines[mistake.line - 1] if 0 < mistake.line <= len(lines) else "", templates)
+        # What is not closed is found at the end of the text, below the line that wrote it.
+        rendered = next((text for text in reversed(lines[: mistake.line]) if text.strip()), "")
+        path, line = _find_writer(rendered, templates)
         located.append(replace(mistake, file=path, line=line, column=min(line, 1)))
     if located:
         raise InputError(located)

@@ -63,6 +63,7 @@ def test_each_record_becomes_a_row_by_the_template() -> None:
     }  # fmt: skip
     for row in parsed:
         rows.parse(json.dumps(row).encode())
+    assert read_rows(build_file(2), TEMPLATE.replace("{sku}", "{note}"))[1]["custom_id"] is None, "a row without one"
 
 
 @pytest.mark.parametrize(

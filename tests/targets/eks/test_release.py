@@ -793,7 +793,7 @@ def test_kinds_that_the_cluster_does_not_know_are_named_before_anything_changes(
 
 
 def test_an_unreachable_cluster_is_reported_in_one_line(
-    working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+    working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try:
         program = Path(go_programs.find_or_build(go_programs.HELM))
@@ -810,6 +810,11 @@ def test_an_unreachable_cluster_is_reported_in_one_line(
         "endpoint is private."
     )
     assert "Traceback" not in err
+    for arguments in (["mine=90", "mine-v2=10"], ["--back"]):
+        assert main.run(["shift", "chat", *arguments]) == 3
+        last = capfd.readouterr().err.splitlines()[-1]
+        assert "cluster unreachable" in last
+        assert ". Fix: run aws eks update-kubeconfig --name FLEET, or blueprint platform tunnel where" in last
 
 
 def test_a_missing_program_is_reported_with_its_installation_guide(

@@ -90,6 +90,10 @@ def test_what_is_not_yaml_is_refused_at_the_templates_line(tmp_path: Path, edit:
     assert error.startswith(f"{template}:")
     assert ": it is not YAML: " in error
     assert line > 1
+    template.write_text(template.read_text().replace('extra: "a\n', "") + "extra: [\n")
+    [error] = get_errors(tmp_path)
+    last = len(template.read_text().splitlines())
+    assert error.startswith(f"{template}:{last}:1: it is not YAML: "), "which is found where the text ends"
 
 
 def test_a_role_that_the_template_leaves_out_is_named(tmp_path: Path, edit: Edit) -> None:

@@ -23,6 +23,9 @@ from llm_serving.targets.eks import pods
 QUERY_TIMEOUT_S = 60
 """Longest query of helm; after that the cluster counts as unreachable."""
 
+UNREACHABLE = "cluster unreachable"
+"""What helm says in small letters where no cluster answers."""
+
 _INSTALL_TIMEOUT_S = 120
 """Longest time until helm has submitted all objects."""
 
@@ -83,7 +86,7 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     except Unavailable as error:
         if "release: not found" in str(error):
             return []
-        if "cluster unreachable" in str(error).lower():
+        if UNREACHABLE in str(error).lower():
             command = console.quote_command(cluster.build_kubeconfig_command(plan.fleet.value))
             fix = f"run {command}, or blueprint platform tunnel where its endpoint is private"
             raise Unavailable(f"{str(error).rstrip('.')}. Fix: {fix}.") from None

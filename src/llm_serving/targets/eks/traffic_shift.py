@@ -14,7 +14,8 @@ from llm_serving import console
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
 from llm_serving.services import deployments
-from llm_serving.settings.errors import InputError, quote_value
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
+from llm_serving.targets.eks import helm
 
 _HELM_TIMEOUT_S = 120
 
@@ -49,8 +50,8 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
 
     Raises:
         InputError: `gateway` is not NAMESPACE/NAME.
-        Unavailable: helm is missing.
-        CommandFailed: the cluster rejects it, or does not respond.
+        Unavailable: helm is missing, or the cluster does not respond.
+        CommandFailed: the cluster rejects it.
     """
     namespace, separator, name = gateway.partition("/")
     if not (namespace and separator and name):
@@ -67,16 +68,25 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))
-    command = ["helm", "upgrade", "--install", route, str(chart), "--namespace", names.SERVING_NAMESPACE]
-    console.run([*command, "--values", str(file)], log=log, timeout_s=_HELM_TIMEOUT_S)
+    _run_helm("upgrade", "--install", route, str(chart), "--values", str(file), log=log)
 
 
 def roll_back(route: str, log: Path) -> None:
     """Return to the previous shares.
 
     Raises:
-        Unavailable: helm is missing.
-        CommandFailed: there are no previous shares, or the cluster does not respond.
+        Unavailable: helm is missing, or the cluster does not respond.
+        CommandFailed: there are no previous shares.
     """
     addons.require_tools()
-    console.run(["helm", "rollback", route, "--namespace", names.SERVING_NAMESPACE], log=log, timeout_s=_HELM_TIMEOUT_S)
+    _run_helm("rollback", route, log=log)
+
+
+def _run_helm(*words: str, log: Path) -> None:
+    try:
+        console.run(["helm", *words, "--namespace", names.SERVING_NAMESPACE], log=log, timeout_s=_HELM_TIMEOUT_S)
+    except console.CommandFailed as error:
+        if helm.UNREACHABLE not in error.output.lower():
+            raise
+        fix = "run aws eks update-kubeconfig --name FLEET, or blueprint platform tunnel where its endpoint is private"
+        raise Unavailable(f"{' '.join(error.output.split()).rstrip('.')}. Fix: {fix}.") from None
