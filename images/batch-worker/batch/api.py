@@ -507,10 +507,17 @@ def _parse_seconds(seconds: str | None, window: Any) -> float:
         return deadline_s
     if not window:
         return 0.0
-    match = re.fullmatch(r"(\d{1,5})([hd])", str(window))
+    match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", str(window))
     if match is None:
-        raise BadSubmission("completion_window", f"{str(window)[:80]} is not a number of hours or days, such as 24h")
-    return min(MAX_DEADLINE_S, float(match[1]) * {"h": 3600, "d": 86400}[match[2]])
+        text = f"{str(window)[:80]} is not a number of minutes, hours or days, such as 24h"
+        raise BadSubmission("completion_window", text)
+    return min(MAX_DEADLINE_S, float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]])
+
+
+def _format_window(seconds: float) -> str:
+    """Format a deadline as `_parse_seconds` reads it: in hours, or in minutes where they are not whole."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes}m" if minutes % 60 else f"{minutes // 60}h"
 
 
 def _format_file(entry: dict[str, Any]) -> dict[str, Any]:
@@ -526,14 +533,14 @@ def _format_batch(job: Job) -> dict[str, Any]:
     errors = [{"code": error["code"], "message": error["message"], "param": None, "line": error["line"]}
               for error in job["errors"]]  # fmt: skip
     has_results = bool(job["output_key"])
-    source = job["input"]
+    source, tokens = job["input"], job["tokens"]
     return {
         "id": job["id"],
         "object": "batch",
         "endpoint": job["endpoint"],
         "errors": {"object": "list", "data": errors} if errors else None,
         "input_file_id": source.get("file") or f"s3://{source['bucket']}/{source['key']}",
-        "completion_window": f"{round((job['deadline_at'] - job['created_at']) / 3600)}h",
+        "completion_window": _format_window(job["deadline_at"] - job["created_at"]),
         "status": job["state"],
         "output_file_id": f"file-{digest}-output" if has_results else None,
         "error_file_id": f"file-{digest}-errors" if has_results else None,
@@ -542,9 +549,18 @@ def _format_batch(job: Job) -> dict[str, Any]:
         **times,
         "request_counts": {name: job["request_counts"][name] for name in ("total", "completed", "failed")},
         "metadata": job["metadata"] or None,
+        "model": job["model"] or None,
+        # How many were cached, or were reasoning, is counted nowhere.
+        "usage": {
+            "input_tokens": tokens["input"],
+            "output_tokens": tokens["output"],
+            "total_tokens": sum(tokens.values()),
+            "input_tokens_details": None,
+            "output_tokens_details": None,
+        },
         "team": job["team"],
         "priority": job["priority"],
-        "tokens": job["tokens"],
+        "tokens": tokens,
         "endpoint_s": round(job.get("endpoint_s", 0.0), 3),
         "failures": job.get("failures", {}),
     }

@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from batch import layout, usage
 from batch.chunk import read_chunk_lines
+from batch.errors import classify
 from batch.files import Upload
 from batch.layout import Chunk, Job, Layout
 from batch.resources import Queues, build_execution_input
@@ -306,8 +307,10 @@ class Jobs:
                 upload.write(row + b"\n")
             if not upload.bytes:
                 raise BadSubmission("id", f"no row of {job['id']} failed that can run again")
-        except BaseException:
+        except BaseException as error:
             upload.abort()
+            if isinstance(error, ClientError) and classify(error)[2]:  # such as an input that is another by now
+                raise BadSubmission("id", classify(error)[1]) from None
             raise
         entry = upload.finish(f"{job['id']}_retry.jsonl", self.now(), job["team"])
         return self.submit(

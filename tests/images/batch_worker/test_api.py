@@ -86,6 +86,7 @@ def test_openais_client_runs_a_batch_from_upload_to_results(client: openai.OpenA
     assert (error["error"]["code"], error["error"]["line"]) == ("invalid_json_line", 21)
     assert ended.errors.data[0].line == 21
     assert ended.completed_at >= ended.in_progress_at >= ended.created_at
+    assert 0 < ended.usage.output_tokens == ended.usage.total_tokens - ended.usage.input_tokens
     assert client.files.retrieve(ended.output_file_id).purpose == "batch_output"
 
 
@@ -113,7 +114,8 @@ def test_a_batch_can_be_cancelled_and_is_listed(run: BatchRun, client: openai.Op
         ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
         ({"metadata": {"deadline": "inf"}}, "inf seconds are more than a year"),
         ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),
-        ({"completion_window": "a day"}, "a day is not a number of hours or days, such as 24h"),
+        ({"completion_window": "0h"}, "0h is not a number of minutes"),
+        ({"completion_window": "a day"}, "a day is not a number of minutes, hours or days, such as 24h"),
         ({"input_file_id": ""}, "it is missing: the id of an uploaded file"),
         ({"extra_body": {"input_uri": "s3://bucket"}}, "s3://bucket is not s3://BUCKET/KEY"),
     ],
@@ -159,7 +161,12 @@ def test_failed_rows_run_again_and_no_other_row_does(url: str, client: openai.Op
     assert [json.loads(row)["custom_id"] for row in input_rows] == ["bad", "worse"]
     assert wait_for_end(client, retry["id"]).request_counts.failed == 2
     assert BatchClient(url).retry(ended.id)["id"] == retry["id"]
-    assert BatchClient(url).retry(ended.id, "once more")["id"] != retry["id"]
+    again = BatchClient(url).retry(ended.id, "once more")
+    assert again["id"] != retry["id"]
+    wait_for_end(client, again["id"])
+    client.files.delete(again["input_file_id"])
+    with pytest.raises(InputError, match="id: the input, or another object of the job, was deleted"):
+        BatchClient(url).retry(again["id"])
 
 
 def test_only_an_ended_batch_with_failed_rows_is_retried(run: BatchRun, url: str, client: openai.OpenAI) -> None:
