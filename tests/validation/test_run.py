@@ -307,10 +307,11 @@ def test_a_stray_locust_conf_and_its_variables_change_nothing(
 
 
 def test_users_of_the_closed_loop_think_between_requests(validate_server: ServerValidator) -> None:
-    traffic = {"users": 2, "think_time": "0.2s", "requests": 20, "output_tokens": 1, "input_tokens": 16, "warm_up": 0}
+    traffic = {"users": 20, "think_time": "0.5s", "requests": 60, "output_tokens": 1, "input_tokens": 16, "warm_up": 0}
     finished = validate_server(Behaviour(0.01, 0.001), traffic)
-    # Nine pauses of each user on average, where answers alone would take a tenth of a second.
-    assert finished.report.duration_s > 0.8
+    # Three pauses of each user on average, where answers alone would take a tenth of a second.
+    assert finished.report.duration_s > 0.6
+    assert sum(sample.start_s < 0.1 for sample in finished.samples) < 15, "they do not all come at once"
     assert any("a service that stops gets no more requests" in remark for remark in finished.report.remarks)
 
 

@@ -66,6 +66,9 @@ class ValidationOptions:
     requests: int | None = None
     """Counted requests, or rows that can run; None for the blueprint's."""
 
+    first_prompt: int = 0
+    """Place in `traffic.data` of the first counted prompt."""
+
     user_file: Path | None = None
     """A Python file with another Locust user than the default."""
 

@@ -17,7 +17,7 @@ from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.settings.units import Bounds
-from llm_serving.validation.base import LoadSource, ValidationOptions
+from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import Driver
 from llm_serving.validation.load import api_key, data_rows, driver_result, load_plan, prompts, trace
@@ -71,7 +71,7 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
             f"--user: {quote_value(user_file)}: there is no such file. Fix: use the path of a Python file."
         )
     with run_folder.lock_work(options.logs, target.name) as work:
-        driver_plan = _write_plan(target, folder, work, played.rows, load_source)
+        driver_plan = _write_plan(target, options, work, played.rows)
         if drop_in:
             job.check(drop_in, driver_plan)
             result, samples = job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
@@ -112,12 +112,10 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
     return ""
 
 
-def _write_plan(
-    target: LoadTarget, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
-) -> LoadPlan:
-    traffic, data = target.traffic, None
+def _write_plan(target: LoadTarget, options: ValidationOptions, work: Path, rows: Sequence[TraceRow]) -> LoadPlan:
+    traffic, load_source, data = target.traffic, options.load_source, None
     if traffic.data is not None:
-        data = (folder / traffic.data).resolve()
+        data = (options.folder / traffic.data).resolve()
         data_rows.read_rows(data, traffic)  # report mistakes before anything starts
     metrics_urls = {page.name: page.url for page in load_source.pages} if load_source else target.metrics_urls
     cores, least = os.cpu_count() or 1, 1
@@ -131,6 +129,7 @@ def _write_plan(
         nonce=secrets.token_hex(8),
         task=target.task,
         data=str(data) if data else None,
+        first_prompt=options.first_prompt,
         trace=tuple(rows),
         metrics_urls=metrics_urls,
         metrics_delay_s=frameworks.load_frameworks()[target.framework].metrics_delay_s,

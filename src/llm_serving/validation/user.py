@@ -80,15 +80,16 @@ class OpenAIUser(User):  # type: ignore[misc]
     def play_item(self) -> None:
         """Send one item of the load, and the other turns of its session."""
         idle_since = time.perf_counter()
-        item: Item | None = self.load.take()
+        taken = self.load.take()
         try:
+            # Before the first request too: users who all came at once would measure that one moment.
+            is_due = not taken.counted or self.plan.traffic.is_open_loop or self.load.pause()
+            item = taken if is_due else None
             while item:
                 item = self._play_turn(item, idle_since)
                 idle_since = time.perf_counter()
         finally:
             self.load.release()
-        if not self.plan.traffic.is_open_loop:
-            self.load.pause()
 
     def _play_turn(self, item: Item, idle_since: float) -> Item | None:
         """Send one request; return its session's next, if it has one."""

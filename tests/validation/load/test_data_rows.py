@@ -10,7 +10,7 @@ from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.load import data_rows
 from llm_serving.validation.load.load import cycle_prompts
-from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.load_plan import LoadPlan, Shard
 
 CHAT = Traffic(users=1)
 DATA = Path(__file__).parents[1] / "data"
@@ -99,6 +99,20 @@ def test_a_row_s_own_length_and_that_of_a_recorded_answer_are_exact() -> None:
         data_rows.DataRow(({"role": "user", "content": "b"},)),
         *data_rows.read_rows(DATA / "sharegpt.json", CHAT),
     ]
-    lengths = [(p.max_tokens, p.exact) for p in itertools.islice(cycle_prompts(plan, rows, {"tiny": 0.1}), 4)]
+    lengths = [(p.max_tokens, p.exact) for p in itertools.islice(cycle_prompts(plan, "load", rows, {"tiny": 0.1}), 4)]
     assert lengths == [(12, True), (64, False), (48, True), (12, True)]
     assert rows[2].messages[0]["content"] == "Are you familiar with the SAS programming language?"
+
+
+@pytest.mark.parametrize(
+    ("phase", "first", "sent"), [("load", 0, "abcd"), ("warm-up", 0, "dea"), ("load", 4, "eabc"), ("warm-up", 4, "cde")]
+)
+def test_a_load_goes_on_behind_the_prompts_of_the_one_before_and_its_warm_up_sends_none_of_it(
+    phase: str, first: int, sent: str
+) -> None:
+    traffic = CHAT.model_copy(update={"warm_up": 2})
+    plan = LoadPlan(url="http://x", models=("tiny",), traffic=traffic, first_prompt=first, folder="/x")
+    rows = [data_rows.DataRow(({"role": "user", "content": letter},)) for letter in "abcde"]
+    assert "".join(prompt.text for prompt in itertools.islice(cycle_prompts(plan, phase, rows, {}), len(sent))) == sent
+    shards = [cycle_prompts(plan, phase, rows, {}, Shard(index, 2)) for index in (0, 1)]
+    assert "".join(next(shards[number % 2]).text for number in range(len(sent))) == sent

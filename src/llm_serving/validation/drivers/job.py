@@ -175,7 +175,7 @@ def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], I
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
         texts = [row.recorded_answer for row in rows if row.recorded_answer]
         rates = {model: prompts.measure_tokens_per_character(server.count_tokens, texts)} if texts else {}
-        return cycle_prompts(plan, rows, rates), cycle_prompts(plan, rows, rates)
+        return cycle_prompts(plan, "warm-up", rows, rates), cycle_prompts(plan, "load", rows, rates)
     with ThreadPoolExecutor(plan.bound(prompts.CONCURRENCY)) as pool:
         costs = prompts.measure_costs(server.count_tokens, pool.map, plan.traffic.images, plan.nonce)
     return generate_prompts(plan, "warm-up", {model: costs}), generate_prompts(plan, "load", {model: costs})

@@ -144,7 +144,7 @@ def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> t
     if plan.data:
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
         unique_count = shard.count_own(len(rows) * len(plan.models))
-        return cycle_prompts(plan, rows, setup.tokens_per_character, shard), unique_count
+        return cycle_prompts(plan, phase, rows, setup.tokens_per_character, shard), unique_count
     return generate_prompts(plan, phase, setup.costs, shard), None
 
 

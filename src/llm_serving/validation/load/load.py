@@ -109,13 +109,11 @@ class Load:
 
         A session ends with its last turn, with a failed request, and at the time limit.
         """
-        end = self.start_time + self.plan.traffic.time_limit
         prompt, number = item.prompt, item.number + 1
         is_over = sample.error is not None or number >= self.plan.traffic.requests
         if not item.counted or not prompt.follow_ups or is_over:
             return None
-        self.pause()
-        if time.perf_counter() > end:
+        if not self.pause():
             return None
         following, *rest = prompt.follow_ups
         history = (*prompt.messages, {"role": "assistant", "content": answer})
@@ -181,10 +179,13 @@ class Load:
             self._samples.close()
             self._write_progress()
 
-    def pause(self) -> None:
-        """Let a user think before its next request."""
+    def pause(self) -> bool:
+        """Let a user think before its next request; return whether that is within the time limit."""
+        end = self.start_time + self.plan.traffic.time_limit
         if self.plan.traffic.think_time:
-            gevent.sleep(self._pauses.expovariate(1 / self.plan.traffic.think_time))
+            thought = self._pauses.expovariate(1 / self.plan.traffic.think_time)
+            gevent.sleep(max(0.0, min(thought, end - time.perf_counter())))
+        return time.perf_counter() < end
 
     def _play_closed(self) -> None:
         """Hand out the next item as soon as a user is idle."""
@@ -306,9 +307,13 @@ def _build_turn(generator: prompts.PromptGenerator, length: RequestLength, numbe
 
 
 def cycle_prompts(
-    plan: LoadPlan, rows: Sequence[DataRow], tokens_per_character: Mapping[str, float], shard: Shard = WHOLE
+    plan: LoadPlan,
+    phase: str,
+    rows: Sequence[DataRow],
+    tokens_per_character: Mapping[str, float],
+    shard: Shard = WHOLE,
 ) -> Iterator[Prompt]:
-    """Yield a process's share of the user's prompts in order, endlessly, each for all of the plan's models.
+    """Yield a process's share of a phase's prompts of the user, in order, endlessly, each for all of the plan's models.
 
     A row's own length, or that of its recorded answer, is exact; otherwise the model decides, up to the traffic's most.
 
@@ -316,7 +321,9 @@ def cycle_prompts(
         tokens_per_character: of recorded answers, by model.
     """
     most = plan.traffic.output_tokens.max
-    for row, model in shard.select(itertools.cycle(itertools.product(rows, plan.models))):
+    first = plan.first_prompt - (plan.traffic.warm_up if phase == "warm-up" else 0)
+    endless = itertools.cycle(itertools.product(rows, plan.models))
+    for row, model in shard.select(itertools.islice(endless, first % (len(rows) * len(plan.models)), None)):
         length = row.output_tokens
         if row.recorded_answer is not None:
             length = max(1, min(most, round(len(row.recorded_answer) * tokens_per_character[model])))

@@ -53,6 +53,9 @@ class LoadPlan(BaseModel):
     data: str | None = None
     """Absolute path of a JSONL file with the user's own prompts."""
 
+    first_prompt: int = 0
+    """Place in `data` of the first counted prompt; those of the warm-up are before it."""
+
     trace: tuple[TraceRow, ...] = ()
     """Requests of a trace within the bounds of the lengths, in order of time."""
 
@@ -179,12 +182,12 @@ def draw_arrivals(traffic: Traffic, rows: Sequence[TraceRow] = ()) -> list[float
     if traffic.arrivals is None:
         return None
     rng = random.Random(f"{traffic.seed}/arrivals")
-    due, times = 0.0, list[float]()
-    sessions, rate = len(list_starts(traffic)), traffic.arrivals / fmean(traffic.turns)
-    while len(times) < sessions and due <= traffic.time_limit:
-        times.append(due)
-        due += _draw_space(traffic, rate, rng)
-    return times
+    rate = traffic.arrivals / fmean(traffic.turns)
+    count = min(len(list_starts(traffic)) - 1, int(rate * traffic.time_limit))
+    spaces = [_draw_space(traffic, rate, rng) for _ in range(count)]
+    # As `vllm bench serve` does: else the rate is chance, of 59 Poisson arrivals with a standard deviation of 13%.
+    scale = count / rate / sum(spaces) if spaces else 0.0
+    return [scale * due for due in itertools.accumulate(spaces, initial=0.0)]
 
 
 def count_inputs(traffic: Traffic, task: Task, texts: int) -> int:
