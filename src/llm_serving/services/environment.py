@@ -32,8 +32,11 @@ class MeasuredCapacity(ResolvedData):
     key: str
     """Digest of what decides it, replicas left out; a deployment with the same carries as much a replica."""
 
+    axis: Literal["rate", "users"] = "rate"
+    """What grew. Users wait for their answers: a deployment answers more of their requests than it does of arrivals."""
+
     requests_per_s: float
-    """Answered requests a second of the whole deployment."""
+    """Requests a second of the whole deployment: offered by arrivals, or answered to users."""
 
     replicas: dict[str, int]
     """Replicas of each engine role while it was measured."""

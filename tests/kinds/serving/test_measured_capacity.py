@@ -83,6 +83,15 @@ def test_a_sweep_of_something_else_says_nothing(
     assert "capacity" not in _check(capsys)
 
 
+def test_what_users_were_answered_says_nothing_of_arrivals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder.parents[1] / "runs" / "mine" / "sweep-2026-11-23T06-00-00Z" / "sweep.json"
+    file.write_text(json.dumps({"axis": "users", **json.loads(file.read_text())}))
+    assert "capacity" not in _check(capsys)
+    # Negative control: it does of users.
+    folder.write_text(folder.read_text().replace("arrivals: 40/s", "users: 8"))
+    assert "24/s with 2 worker, swept 2026-11-23" in _check(capsys)
+
+
 def test_a_broken_sweep_is_passed_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = folder.parents[1] / "runs" / "mine" / "sweep-2026-11-24T06-00-00Z" / "sweep.json"
     newer.parent.mkdir()

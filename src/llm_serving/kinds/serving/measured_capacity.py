@@ -40,9 +40,10 @@ def read_all(runs: Path) -> tuple[MeasuredCapacity, ...]:
 
 def _read(file: Path, source: str) -> MeasuredCapacity | None:
     try:
-        capacity = untrusted_json.read(file, infinite=True)["capacity"]
-        return MeasuredCapacity.model_validate({**capacity, "source": source}) if capacity else None
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        result = untrusted_json.read(file, infinite=True)
+        capacity = result["capacity"] and {"axis": result.get("axis", "rate"), **result["capacity"], "source": source}
+        return MeasuredCapacity.model_validate(capacity) if capacity else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None
 
 
@@ -76,11 +77,14 @@ def compute_key(deployment: ServingDeployment) -> str:
 
 
 def find(deployment: ServingDeployment) -> MeasuredCapacity | None:
-    """Return the newest measurement that holds for a deployment; None where there is none."""
-    if not deployment.environment.capacities:
-        return None
-    key = compute_key(deployment)
-    return next((capacity for capacity in deployment.environment.capacities if capacity.key == key), None)
+    """Return the newest measurement that holds for a deployment; None where there is none.
+
+    One by users holds for users alone: they send less while answers are slow, and arrivals do not.
+    """
+    axes = ("rate",) if deployment.traffic.is_open_loop else ("rate", "users")
+    measured = [capacity for capacity in deployment.environment.capacities if capacity.axis in axes]
+    key = compute_key(deployment) if measured else ""
+    return next((capacity for capacity in measured if capacity.key == key), None)
 
 
 def count_needed(capacity: MeasuredCapacity, arrivals: float) -> dict[str, int]:
