@@ -51,6 +51,20 @@ def test_a_lowest_load_that_fails_ends_the_search_without_a_knee() -> None:
     assert bracket.missed and bracket.missed.load == loads[-1] == 1
 
 
+def test_a_load_of_requests_that_are_nearly_alone_ends_the_search_downwards() -> None:
+    """Answers of 500 ms: at 0.25/s seven of eight requests meet no other, and a lower load takes hours."""
+
+    def find(e2e_p50_ms: float) -> list[float]:
+        measure = lambda load: build_point(load, "fail", e2e_p50_ms=e2e_p50_ms)  # noqa: E731
+        bracket, points = knee.find_knee(measure, Search(1, 0.01, 100, 0.1))
+        assert bracket.kept is None and bracket.missed
+        return [point.load for point in points]
+
+    assert find(500) == [1, 0.5, 0.25]
+    # Negative control: answers of a minute are never alone.
+    assert find(60_000)[-1] == 0.01
+
+
 def test_a_highest_load_that_is_kept_ends_the_search_there() -> None:
     bracket, loads = _find(1000, Search(8, 1, 20, 0.1))
     assert bracket.kept and bracket.kept.load == loads[-1] == 20

@@ -8,11 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from llm_serving.services.traffic import Slo
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import Bounds
+from llm_serving.validation import run
+from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.load.answer import Gap, Sample
+from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.pages import charts, sweep_page
+from llm_serving.validation.reports import report_builder
 from llm_serving.validation.reports.report import Report, Steady
 from llm_serving.validation.search import sweep
 from llm_serving.validation.search.knee import Knee, Point
@@ -67,6 +72,41 @@ def test_users_send_several_requests_each_and_for_the_least_time_once_the_rate_i
     first = sweep.build_traffic(target, "users", 32, 30, 0.0, 1)
     assert (first.users, first.arrivals, first.requests) == (32, None, 32 * sweep.TURNS)
     assert sweep.build_traffic(target, "users", 32, 30, 2.5, 1).requests == math.ceil(2.5 * 32 * 30)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Traffic, int]]:
+    """Loads whose answers take 50 s, each with its first prompt; nothing is sent."""
+    loads: list[tuple[Traffic, int]] = []
+
+    def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Path]:
+        traffic = target.traffic
+        assert traffic.arrivals
+        loads.append((traffic, options.first_prompt))
+        samples = [
+            Sample(number, number / traffic.arrivals, ttft_ms=50.0, e2e_ms=50_000.0, gaps=[Gap(10.0, 1)] * 3)
+            for number in range(traffic.requests)
+        ]
+        result = DriverResult(duration_s=traffic.requests / traffic.arrivals + 50, planned=traffic.requests)
+        folder = options.runs / "known" / "run"
+        folder.mkdir(parents=True)
+        return report_builder.build(target, result, samples), folder
+
+    monkeypatch.setattr(run, "validate", validate)
+    return loads
+
+
+def test_a_load_is_as_long_as_its_answers_need_and_goes_on_in_the_prompts(
+    target: LoadTarget, sent: list[tuple[Traffic, int]], tmp_path: Path
+) -> None:
+    loader = Loader(target.model_copy(update={"price": (36.0, "")}), "rate", 20, build_options(tmp_path))
+    points = [loader.measure(load) for load in (2.0, 4.0)]
+    assert [point.verdict for point in points] == ["pass", "pass"]
+    # Three times the first 29.5 s would be too short too, and the next load knows what it needs.
+    assert [traffic.requests / (traffic.arrivals or 1) for traffic, _ in sent] == [29.5, 150, 150]
+    assert [first for _, first in sent] == [0, 59 + 10, 59 + 10 + 300 + 10]
+    # A cent a second for 2 requests in it, without the 50 s in which the last answers end.
+    assert [point.usd_per_thousand_requests for point in points] == [5, 2.5]
 
 
 def test_an_slo_without_a_limit_on_a_latency_has_nothing_to_sweep_for() -> None:

@@ -24,6 +24,10 @@ Axis = Literal["rate", "users"]
 
 UNITS: dict[Axis, str] = {"rate": "requests/s", "users": "users"}
 
+QUIET = 0.2
+"""Requests under way on average below which 82% of Poisson arrivals meet no other: what misses the SLO then misses it
+without load too, and each lower load would take twice as long."""
+
 
 class Point(PublishedData):
     """One load and what came of it."""
@@ -52,7 +56,7 @@ class Point(PublishedData):
     e2e_p50_ms: float | None = None
     e2e_p95_ms: float | None = None
     usd_per_thousand_requests: float | None
-    """Null on a target without prices."""
+    """At the offered rate where that was kept, else at the answered one; null on a target without prices."""
 
     seconds: float
     """How long it took, with warm-up and end."""
@@ -64,6 +68,11 @@ class Point(PublishedData):
     def kept(self) -> bool:
         """Whether the SLO was shown to hold."""
         return self.verdict == "pass"
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it does not keep the SLO although its requests were nearly alone."""
+        return not self.kept and self.requests_per_s * (self.e2e_p50_ms or math.inf) < QUIET * 1000
 
 
 class Search(NamedTuple):
@@ -83,7 +92,7 @@ class Knee(NamedTuple):
     """The end of a search."""
 
     kept: Point | None
-    """The highest load that kept the SLO; None where the lowest did not."""
+    """The highest load that kept the SLO; None where the lowest did not, and where requests alone did not."""
 
     missed: Point | None
     """The lowest load above it that did not; None where the highest kept it."""
@@ -134,7 +143,7 @@ def _bracket(measure: Measure, search: Search, is_over: Callable[[], bool]) -> K
     while not (kept and missed):
         point = measure(load)
         kept, missed = (point, missed) if point.kept else (kept, point)
-        if (point.kept and load >= search.highest) or (not point.kept and load <= search.lowest):
+        if (point.kept and load >= search.highest) or (not point.kept and load <= search.lowest) or point.is_hopeless:
             break
         if not (kept and missed) and is_over():
             break

@@ -32,7 +32,7 @@ from llm_serving.validation.reports.report import Report
 from llm_serving.validation.search import knee
 from llm_serving.validation.search.knee import Axis, Knee, Point, Search, SearchEndedError
 from llm_serving.validation.search.sweep_result import Sweep
-from llm_serving.validation.statistics import sample_statistics
+from llm_serving.validation.statistics import load_cost, sample_statistics, soundness
 from llm_serving.validation.statistics.sample_statistics import METRICS, PERCENTILES, Latency
 
 PAGE_FILE = "sweep.html"
@@ -158,9 +158,14 @@ def choose_axis(traffic: Traffic, options: Options) -> Axis:
     return options.axis or ("users" if traffic.users and traffic.arrivals is None else "rate")
 
 
+def get_own_load(traffic: Traffic, axis: Axis) -> float | None:
+    """Return the load that the blueprint is designed for; None where it has none of this axis."""
+    return traffic.arrivals if axis == "rate" else traffic.users
+
+
 def build_search(traffic: Traffic, axis: Axis, options: Options) -> Search:
     """Return where to look: from the blueprint's own load on."""
-    start = (traffic.arrivals if axis == "rate" else traffic.users) or START[axis]
+    start = get_own_load(traffic, axis) or START[axis]
     lowest = options.lowest or (1.0 if axis == "users" else start / REACH)
     highest = options.highest or max(start * REACH, lowest)
     return Search(float(start), lowest, highest, options.precision, whole=axis == "users")
@@ -176,31 +181,37 @@ class Loader:
         self.settings: dict[str, Any] = {}
         """The settings of the last report."""
         self._axis, self._point_s, self._rate = axis, point_s, 0.0
+        self._sent = 0
+        """Prompts of `traffic.data` that the caches may have."""
         self._options = options
 
     def measure(self, load: float) -> Point:
         """Send one load; a second time, longer, if the first shows nothing."""
         with console.step(f"Load of {format_load(load, self._axis)}") as step:
-            point, report = self._measure_for(load, 1)
+            point, report = self._measure_for(load, 1, self._point_s)
             if point.verdict == "not shown" and not is_overloaded(report):
-                point, _ = self._measure_for(load, LONGER)
+                point_s = max(self._point_s, compute_least_time(report) / LONGER)
+                point, report = self._measure_for(load, LONGER, point_s)
+            if point.kept:  # a higher load has answers as long at least
+                self._point_s = max(self._point_s, compute_least_time(report))
             step.note = f"{point.verdict}, {point.requests_per_s:.3g} requests/s answered"
             return point
 
-    def _measure_for(self, load: float, times: int) -> tuple[Point, Report]:
+    def _measure_for(self, load: float, times: int, point_s: float) -> tuple[Point, Report]:
         start = time.monotonic()
-        traffic = build_traffic(self.target, self._axis, load, self._point_s, self._rate, times)
+        traffic = build_traffic(self.target, self._axis, load, point_s, self._rate, times)
         target = self.target.model_copy(update={"traffic": traffic})
-        report, saved = run.validate(target, self._options)
+        report, saved = run.validate(target, dataclasses.replace(self._options, first_prompt=self._sent))
         self.settings, self._rate = report.settings, report.throughput.requests_per_s / load
+        self._sent += traffic.requests + traffic.warm_up
         results = self._options.runs
         kept_folder = results / POINTS / f"{load:g}{f'-{times}x' if times > 1 else ''}"
         kept_folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(kept_folder, ignore_errors=True)  # of a run that was interrupted before it was written down
         saved.rename(kept_folder)
         _remove_empty(results, saved.parent)
-        point = build_point(report, load, time.monotonic() - start, str(kept_folder.relative_to(results)))
-        return point, report
+        folder = str(kept_folder.relative_to(results))
+        return build_point(report, self._axis, load, time.monotonic() - start, folder), report
 
 
 def build_traffic(target: LoadTarget, axis: Axis, load: float, point_s: float, rate: float, times: int) -> Traffic:
@@ -236,8 +247,16 @@ def is_overloaded(report: Report) -> bool:
     return steady is not None and steady.requests_per_s < OVERLOAD * steady.offered_per_s
 
 
-def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
+def compute_least_time(report: Report) -> float:
+    """Return the seconds of sending below which a load with such answers is all ramp and end."""
+    return soundness.MIN_TURNS * (report.metrics["e2e_ms"].p95 or 0.0) / 1000
+
+
+def build_point(report: Report, axis: Axis, load: float, seconds: float, folder: str) -> Point:
     metrics, cost = report.metrics, report.cost
+    answered_per_s = report.throughput.requests_per_s
+    # The answered rate has the ramp and the end of the load in it.
+    carried_per_s = load if axis == "rate" and report.verdict == "pass" else answered_per_s
     ttft, itl = (metrics.get(metric, Latency(count=0)) for metric in ("ttft_ms", "itl_ms"))
     return Point(
         load=load,
@@ -245,7 +264,7 @@ def build_point(report: Report, load: float, seconds: float, folder: str) -> Poi
         reasons=[*(f"{missed.metric}: {missed.why}" for missed in report.missed), *report.not_shown],
         requests=report.requests.total,
         failed=report.requests.failed,
-        requests_per_s=report.throughput.requests_per_s,
+        requests_per_s=answered_per_s,
         output_tokens_per_s=report.throughput.output_tokens_per_s,
         goodput_share=report.goodput.share,
         goodput_per_s=report.goodput.requests_per_s,
@@ -255,7 +274,7 @@ def build_point(report: Report, load: float, seconds: float, folder: str) -> Poi
         itl_p95_ms=itl.p95,
         e2e_p50_ms=metrics["e2e_ms"].p50,
         e2e_p95_ms=metrics["e2e_ms"].p95,
-        usd_per_thousand_requests=cost and cost.per_thousand_requests,
+        usd_per_thousand_requests=cost and load_cost.price_thousand(cost.usd_h, carried_per_s),
         seconds=round(seconds, 1),
         run=folder,
     )
@@ -272,6 +291,7 @@ def _build_capacity(
         return None
     return MeasuredCapacity(
         key=target.capacity_key,
+        axis=axis,
         requests_per_s=bracket.kept.load if axis == "rate" else bracket.kept.requests_per_s,
         replicas={role.name: role.replicas.min for role in target.roles},
         measured_at=started.isoformat(timespec="seconds"),
@@ -296,10 +316,13 @@ def _list_notes(target: LoadTarget, bracket: Knee, axis: Axis) -> list[str]:
     if scaled := _list_scaled(target):
         names = ", ".join(scaled)
         notes.append(f"Replicas of {names} come and go by load: no capacity of one replica follows from it.")
-    least = [name for name in _LEAST_RATES if getattr(target.slo, name)]
-    if least:
-        notes.append(f"slo.{' and slo.'.join(least)} left out: a low load would miss them by itself.")
-    return notes
+    return [*notes, *list_left_out(target.slo)]
+
+
+def list_left_out(slo: Slo) -> Iterator[str]:
+    """Yield which objectives no load is held against."""
+    if least := [name for name in _LEAST_RATES if getattr(slo, name)]:
+        yield f"slo.{' and slo.'.join(least)} left out: a low load would miss them by itself."
 
 
 def _describe_end(load: float, axis: Axis, error: BlueprintError | KeyboardInterrupt) -> str:

@@ -56,5 +56,10 @@ def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], durati
     )
 
 
-def _divide(usd: float, count: int) -> float | None:
+def price_thousand(usd_h: float, requests_per_s: float) -> float | None:
+    """Return the US dollars of a thousand requests at a rate; None where none is answered."""
+    return _divide(usd_h / _HOUR_S * _THOUSAND, requests_per_s)
+
+
+def _divide(usd: float, count: float) -> float | None:
     return round(usd / count, 6) if count else None
