@@ -15,8 +15,9 @@ import pytest
 from llm_serving import paths, program
 from llm_serving.cli import main
 from llm_serving.kinds.serving.kind import ServingKind
+from llm_serving.settings import overrides
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.targets import registry
+from llm_serving.targets import planning, registry
 from llm_serving.targets.base import DeploymentStatus, ValidationInputs
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local.target import LocalTarget
@@ -187,9 +188,15 @@ def test_an_interrupted_tuning_goes_on_without_sending_a_load_twice(
     # The interrupted load alone is sent again.
     assert len(loader.sent) == sum(len(trial["points"]) for trial in resumed["trials"]) + 1
     assert sent < len(loader.sent)
-    # Negative control: with other values it starts anew.
+    # Negative control: with other values it starts anew, and with another file of the blueprint.
     assert _tune("--over", "tuning.sequences=1,2") == 0
     assert len(list(Path("runs/mine").iterdir())) == 2
+    monkeypatch.setattr(loader, "interrupted_at", len(loader.sent) + 3)
+    assert _tune("--over", "tuning.sequences=2,8") == program.INTERRUPTED
+    monkeypatch.setattr(loader, "interrupted_at", 0)
+    Path("mine/prompts.jsonl").write_text("{}")
+    assert _tune("--over", "tuning.sequences=2,8") == 0
+    assert len(list(Path("runs/mine").iterdir())) == 4
 
 
 @pytest.mark.usefixtures("loader")
@@ -266,18 +273,25 @@ def test_what_is_tried_costs_until_it_is_gone(
 
 
 @pytest.mark.usefixtures("loader")
-def test_a_configuration_that_does_not_start_is_passed_over(
+def test_a_configuration_that_does_not_start_is_passed_over_and_tried_again_by_the_same_command(
     target: KnownTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target.failing = {1}
     assert _tune("--over", "tuning.sequences=1,2") == 0
-    assert "1: worker-0 ended at its start" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1: worker-0 ended at its start" in out
+    assert "1 of 2 configurations failed; the same command goes on" in out
+    target.failing, target.deployed = set(), []
+    assert _tune("--over", "tuning.sequences=1,2") == 0
+    assert target.deployed == [1], "what was measured of the other stays"
+    assert "configurations failed" not in capsys.readouterr().out
     target.failing = {1, 2}
     assert _tune("--over", "tuning.sequences=2,1") == 1
     assert capsys.readouterr().err.endswith(
         "no configuration of mine was shown to keep its SLO\n"
         "  tuning.sequences=2: failed: worker-0 ended at its start\n"
         "  tuning.sequences=1: failed: worker-0 ended at its start\n"
+        "  2 of 2 configurations failed\n"
     )
 
 
@@ -289,6 +303,42 @@ def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed
     state = json.loads(capsys.readouterr().out)
     assert [trial["state"] for trial in state["trials"]] == ["kept", "refused"]
     assert state["trials"][1]["why"].startswith("roles.worker.replicas: ")
+
+
+@pytest.mark.usefixtures("loader", "target")
+def test_what_has_no_price_is_not_held_against_what_has_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = {1: 60.0, 2: None}
+    monkeypatch.setattr(ServingKind, "price", lambda _, deployment: prices[deployment.tuning.sequences])
+    assert _tune("--over", "tuning.sequences=1,2", "--json") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert [trial["state"] for trial in state["trials"]] == ["kept", "refused"]
+    assert state["notes"] == ["traffic asks for 8/s, which none keeps: the best one needs more replicas for it."]
+    # Negative control: none has one, and the second carries the 8/s.
+    monkeypatch.setattr(ServingKind, "price", lambda *_: None)
+    assert _tune("--over", "tuning.sequences=1,2", "--json") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert (state["best"], state["notes"]) == (2, [])
+
+
+def test_replicas_that_come_and_go_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(paths.PATTERNS / "aggregated", "mine")
+    fleet = (paths.ROOT / "fleet.yaml").read_text()
+    Path("fleet.yaml").write_text(fleet.replace("pools:\n", "add_ons: {operators: on, observability: on}\npools:\n", 1))
+    text = BLUEPRINT.replace("replicas: 1}", "replicas: 1..4}")
+    Path("mine/blueprint.yaml").write_text(text)
+    assert _tune("--over", "tuning.sequences=2,4", "--target", "eks") == 2
+    assert capsys.readouterr().err == (
+        "--over: every configuration is refused. The first: roles.worker.replicas: 1 to 4 come and go by load, so that "
+        "neither a load nor a price is one configuration's; use --over roles.worker.replicas=1, and leave scale out\n"
+    )
+    # Negative control: the fix.
+    Path("mine/blueprint.yaml").write_text(overrides.apply(text, {"roles.worker.replicas": "1"}))
+    tune._require_fixed_replicas(planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment)
 
 
 @pytest.mark.usefixtures("loader")

@@ -16,7 +16,14 @@ from llm_serving.validation.search.knee import UNITS
 from llm_serving.validation.search.racing import Trial
 from llm_serving.validation.search.tuning import Tuning
 
-_STYLES = {"kept": "green", "dropped": "dim", "refused": "yellow", "failed": "red", "kept nothing": "red"}
+_STYLES = {
+    "kept": "green",
+    "dropped": "dim",
+    "not shown": "yellow",
+    "refused": "yellow",
+    "failed": "red",
+    "kept nothing": "red",
+}
 
 
 def render(state: Tuning, folder: Path) -> RenderableType:
@@ -25,6 +32,7 @@ def render(state: Tuning, folder: Path) -> RenderableType:
         _render_trials(state),
         *(Text.assemble((f"{trial.number}: ", "bold"), trial.why) for trial in state.trials if trial.why),
         *([Text.assemble(("• ", "yellow"), f"{state.stopped}; the same command goes on")] if state.stopped else []),
+        *(Text.assemble(("• ", "yellow"), note) for note in state.notes),
         *_list_result(state, folder),
         console.shorten_path(folder / tuning.PAGE_FILE),
     )

@@ -14,7 +14,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from llm_serving import console, paths, processes
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
+from llm_serving.services.deployment import Deployment
 from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
@@ -149,7 +150,8 @@ def _require_machine(job: Job, name: str) -> None:
 def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: Path) -> tuple[Tuning, Path]:
     """Return the state of an unfinished run of the same job with its folder, or a new one."""
     options = job.options
-    axis = sweep.choose_axis(document.value.traffic, options)
+    traffic = document.value.traffic
+    axis = sweep.choose_axis(traffic, options)
     digest = _compute_digest(job, text)
     for file in sorted(runs.glob(f"{tuning.TUNE_FOLDER}*/{tuning.STATE_FILE}"), reverse=True):
         with contextlib.suppress(OSError, ValidationError):
@@ -166,6 +168,7 @@ def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: P
         target=job.target,
         digest=digest,
         axis=axis,
+        wanted=sweep.get_own_load(traffic, axis),
         precision=options.precision,
         point_s=options.point_s,
         started_at=started.isoformat(timespec="seconds"),
@@ -175,9 +178,14 @@ def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: P
 
 
 def _compute_digest(job: Job, text: str) -> str:
-    """Return a digest of both files, the keys and values, and how each load is sent; limits may differ."""
+    """Return a digest of all files, the keys and values, and how each load is sent; limits may differ."""
+    others = [
+        (str(part), hashlib.sha256((job.folder / part).read_bytes()).hexdigest())
+        for part in sorted(file.relative_to(job.folder) for file in job.folder.rglob("*") if file.is_file())
+        if not any(name.startswith(".") or name in _NOT_COPIED for name in part.parts)
+    ]
     decisive = [
-        text, job.fleet_file.read_text(encoding="utf-8"), job.target, [list(entry) for entry in job.varied],
+        text, others, job.fleet_file.read_text(encoding="utf-8"), job.target, [list(entry) for entry in job.varied],
         [job.options.axis, job.options.lowest, job.options.highest, job.options.precision, job.options.point_s],
         job.origin,
     ]  # fmt: skip
@@ -233,17 +241,26 @@ class _Session:
             self._require_values(trial)
             try:
                 deployment = planning.plan_offline(self.work, self.job.fleet_file, self.job.target).deployment
+                _require_fixed_replicas(deployment)
             except InputError as error:
                 trial.state, trial.why = "refused", _describe_refusal(error)
                 refusals.append(error)
                 continue
             kind = kinds.get(deployment.kind)
             trial.usd_h, trial.expected_per_s = kind.price(deployment), kind.estimate_load(deployment)
+        self._refuse_unpriced()
         if len(refusals) == len(self.state.trials):
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
             reason = f"the target {self.job.target} has no known prices to hold it against"
             raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: use --time-limit only.")
+
+    def _refuse_unpriced(self) -> None:
+        """Refuse what has no price where others have one: it cannot be told which carries more for its price."""
+        trials = [trial for trial in self.state.trials if trial.state != "refused"]
+        for trial in trials if any(trial.usd_h is not None for trial in trials) else ():
+            if trial.usd_h is None:
+                trial.state, trial.why = "refused", "its instances have no known price here, and those of others have"
 
     def run(self) -> None:
         """Race the configurations within the limits; end what is deployed, whatever happens."""
@@ -251,13 +268,16 @@ class _Session:
         before_s = self.state.seconds
         self.state.stopped = ""
         try:
-            racing.race(racing.order(self.state.trials), self._measure, search)
-            self.state.finished = True
+            racing.race(racing.order(self.state.trials), self._measure, search, self.state.wanted)
+            if failed := sum(trial.state == "failed" for trial in self.state.trials):
+                self.state.stopped = f"{failed} of {len(self.state.trials)} configurations failed"
+            self.state.finished = not failed
         except _LimitReachedError as error:
             self.state.stopped = str(error)
         finally:
-            best = tuning.find_best(self.state.trials)
+            best = racing.find_best(self.state.trials, self.state.wanted)
             self.state.best = best.number if best else None
+            self.state.notes = list(self._list_notes(best))
             try:
                 with processes.ignore_signals():  # a second one would leave what runs
                     self.opened.close()
@@ -266,6 +286,13 @@ class _Session:
                 self._end_trial()  # until it is gone, it costs
                 self.state.seconds = round(before_s + time.monotonic() - self.start, 1)
                 self._save()
+
+    def _list_notes(self, best: Trial | None) -> Iterator[str]:
+        wanted, axis = self.state.wanted, self.state.axis
+        if best and wanted and not best.carries(wanted):
+            load = sweep.format_load(wanted, axis)
+            yield f"traffic asks for {load}, which none keeps: the best one needs more replicas for it."
+        yield from sweep.list_left_out(self.document.value.slo)
 
     def _measure(self, trial: Trial, load: float) -> Point:
         """Send a load to a configuration, unless an earlier run did."""
@@ -363,11 +390,25 @@ class _Session:
 
     def _save(self) -> None:
         """Write state, page and the best blueprint so far, each at once."""
-        best = tuning.find_best(self.state.trials)
+        best = racing.find_best(self.state.trials, self.state.wanted)
         if best:
             processes.write_whole(self.folder / tuning.BEST_FILE, overrides.apply(self.text, best.settings))
         processes.write_whole(self.folder / tuning.PAGE_FILE, tune_page.render(self.state, best))
         processes.write_whole(self.folder / tuning.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
+
+
+def _require_fixed_replicas(deployment: Deployment) -> None:
+    """Check that each load meets the replicas whose price counts.
+
+    Raises:
+        InputError: some come and go by load.
+    """
+    for service in deployment.workers:
+        if service.replicas.scale:
+            key, replicas = f"roles.{service.role}", service.replicas
+            fix = f"use --over {key}.replicas={max(1, replicas.min)}, and leave scale out"
+            reason = "come and go by load, so that neither a load nor a price is one configuration's"
+            raise InputError(f"{key}.replicas: {replicas.min} to {replicas.max} {reason}; {fix}")
 
 
 def _describe_refusal(error: InputError) -> str:

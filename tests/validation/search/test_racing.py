@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation.search import racing, tuning
+from llm_serving.validation.search import racing
 from llm_serving.validation.search.knee import Point, Search
 from llm_serving.validation.search.racing import Trial
 from tests.validation.search.test_knee import build_point
@@ -38,7 +38,7 @@ def test_the_best_is_found_and_a_loser_costs_one_load() -> None:
     assert [trial.state for trial in trials] == ["kept", "dropped", "kept", "dropped", "dropped"]
     assert [len([load for number, load in server.sent if number == loser]) for loser in (2, 4, 5)] == [1, 1, 1]
     assert "is too much" in trials[1].why
-    assert tuning.find_best(trials) is best
+    assert racing.find_best(trials, None) is best
 
 
 def test_with_prices_the_best_is_the_one_that_carries_the_most_for_its_price() -> None:
@@ -65,6 +65,38 @@ def test_a_configuration_that_fails_or_is_refused_does_not_end_the_race() -> Non
     assert best and best.number == 3
     assert [trial.state for trial in trials] == ["refused", "failed", "kept"]
     assert trials[1].why == "worker-0 ended at its start"
+    assert [trial.number for trial in racing.order(trials)] == [1, 3, 2], "the next run tries it last"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "best", "sent"),
+    [
+        (None, 1, [17.6, 35.2]),
+        (20, 3, [17.6, 20]),  # the first carries too little, the third enough
+        (6, 1, [17.6, 35.2]),  # the first carries enough, and the most for its price
+        (100, 1, [17.6, 35.2]),  # none carries enough
+    ],
+)
+def test_what_carries_the_load_of_the_blueprint_is_better_than_what_carries_more_for_its_price(
+    wanted: float | None, best: int, sent: list[float]
+) -> None:
+    """One, two and four replicas."""
+    server, trials = Server(8, 15, 30), _build_trials(10.0, 20.0, 40.0)
+    found = racing.race(trials, server.measure, SEARCH._replace(precision=0.1), wanted)
+    assert found and found.number == best
+    assert found is racing.find_best(trials, wanted)
+    assert [next(load for number, load in server.sent if number == other) for other in (2, 3)] == sent
+
+
+def test_a_load_that_shows_nothing_drops_nothing() -> None:
+    trials = _build_trials(None, None)
+
+    def measure(trial: Trial, load: float) -> Point:
+        return build_point(load, "not shown" if trial.number == 2 else "pass" if load <= 20 else "fail")
+
+    racing.race(trials, measure, SEARCH)
+    assert [trial.state for trial in trials] == ["kept", "not shown"]
+    assert trials[1].why.startswith("at 2")
 
 
 def test_a_first_that_keeps_nothing_leaves_the_start_to_the_next() -> None:

@@ -16,7 +16,7 @@ from llm_serving.settings.errors import BlueprintError
 from llm_serving.validation.search import knee
 from llm_serving.validation.search.knee import Point, Search
 
-State = Literal["not tried", "refused", "failed", "dropped", "kept", "kept nothing"]
+State = Literal["not tried", "refused", "failed", "dropped", "not shown", "kept", "kept nothing"]
 
 
 class Trial(BaseModel):
@@ -29,10 +29,11 @@ class Trial(BaseModel):
     """Value by key, as written on the command line."""
 
     state: State = "not tried"
-    """`dropped` where it did not keep the load by which it would be the best."""
+    """`dropped` where it did not keep the load by which it would be the best, `not shown` where that load shows nothing
+    of it."""
 
     why: str = ""
-    """Why it is refused, failed, dropped, or kept nothing."""
+    """Why it is refused, failed, dropped, not shown, or kept nothing."""
 
     usd_h: float | None = None
     """Of its engines; null on a target without prices."""
@@ -57,42 +58,64 @@ class Trial(BaseModel):
         """The load that it keeps, for each US dollar an hour where it has a price."""
         return 0.0 if self.kept is None else self.kept.load / (self.usd_h or 1.0)
 
+    def carries(self, wanted: float | None) -> bool:
+        """Return whether it keeps the load that the blueprint is designed for, if there is one."""
+        return self.kept is not None and self.kept.load >= (wanted or 0.0)
+
+
+def find_best(trials: Iterable[Trial], wanted: float | None) -> Trial | None:
+    """Return the configuration that carries the most, for its price where it has one; None where none keeps the SLO.
+
+    Args:
+        wanted: the load that the blueprint is designed for; what carries it is better than what does not.
+    """
+    passed = [trial for trial in trials if trial.kept]
+    return max(passed, key=lambda trial: (trial.carries(wanted), trial.worth), default=None)
+
 
 MeasureTrial = Callable[[Trial, float], Point]
 """Sends one load to a configuration, which it deploys first if it does not run."""
 
 
 def order(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials, the most promising first: the better the first, the sooner the others are dropped."""
-    return sorted(trials, key=lambda trial: -(trial.expected_per_s or 0.0) / (trial.usd_h or 1.0))
+    """Return the trials, the most promising first: the better the first, the sooner the others are dropped.
+
+    Those that failed in an earlier run come last, so that what it measured of the others still decides.
+    """
+
+    def rank(trial: Trial) -> tuple[bool, float]:
+        return trial.state == "failed", -(trial.expected_per_s or 0.0) / (trial.usd_h or 1.0)
+
+    return sorted(trials, key=rank)
 
 
-def race(trials: Sequence[Trial], measure: MeasureTrial, search: Search) -> Trial | None:
+def race(trials: Sequence[Trial], measure: MeasureTrial, search: Search, wanted: float | None = None) -> Trial | None:
     """Try each configuration in turn; return the best, None where none keeps the SLO.
 
     Args:
         search: how the first one is swept; the others start where they would be the best.
+        wanted: the load that the blueprint is designed for.
     """
     best: Trial | None = None
     for trial in trials:
         if trial.state == "refused":
             continue
         try:
-            _run(trial, measure, _challenge(trial, best, search), best)
+            _run(trial, measure, _challenge(trial, best, search, wanted), best)
         except BlueprintError as error:
             trial.state, trial.why = "failed", str(error)
-            continue
-        if trial.kept and (best is None or trial.worth > best.worth):
-            best = trial
+        best = find_best(filter(None, (best, trial)), wanted)
     return best
 
 
-def _challenge(trial: Trial, best: Trial | None, search: Search) -> Search:
+def _challenge(trial: Trial, best: Trial | None, search: Search, wanted: float | None) -> Search:
     """Return where to search: nowhere below the load by which the trial would be the best."""
     if best is None:
         return search
     load = best.worth * (trial.usd_h or 1.0) * (1 + search.precision)
     load = float(math.ceil(load)) if search.whole else knee.round_load(load)
+    if wanted is not None:
+        load = max(load, wanted) if best.carries(wanted) else min(load, wanted)
     return search._replace(start=load, lowest=load, highest=max(load, search.highest))
 
 
@@ -102,6 +125,7 @@ def _run(trial: Trial, measure: MeasureTrial, search: Search, best: Trial | None
     if bracket.kept:
         trial.state, trial.why = "kept", ""
     else:
-        assert bracket.missed, "a search ends with a load that is kept or missed"
-        trial.state = "dropped" if best else "kept nothing"
-        trial.why = "; ".join(bracket.missed.reasons)
+        missed = bracket.missed
+        assert missed, "a search ends with a load that is kept or missed"
+        trial.state = "not shown" if missed.verdict == "not shown" else "dropped" if best else "kept nothing"
+        trial.why = f"at {missed.load:g}: {'; '.join(missed.reasons)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.validation.search.knee import Axis
@@ -38,7 +36,14 @@ class Tuning(BaseModel):
 
     finished: bool = False
     stopped: str = ""
-    """Why it ended before every configuration was tried; empty where all were."""
+    """Why it ended before every configuration was measured; empty where all were."""
+
+    wanted: float | None = None
+    """The load that the blueprint is designed for; null where it has none of this axis. What carries it is better than
+    what does not."""
+
+    notes: list[str] = []
+    """What the result does not say, a sentence each."""
 
     trials: list[Trial]
     """In the order of the command line."""
@@ -49,9 +54,3 @@ class Tuning(BaseModel):
 
 def describe(trial: Trial) -> str:
     return ", ".join(f"{key}={value}" for key, value in trial.settings.items())
-
-
-def find_best(trials: Iterable[Trial]) -> Trial | None:
-    """Return the configuration that carries the most, for its price where it has one; None where none keeps the SLO."""
-    passed = [trial for trial in trials if trial.kept]
-    return max(passed, key=lambda trial: trial.worth) if passed else None
