@@ -356,7 +356,7 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
         reads=[stream.events_topic],
         writes=[stream.results_topic, stream.dead_letters_topic],
         group=context.name,
-        further=["kafka-cluster:CreateTopic"],
+        further=["kafka-cluster:AlterTopic", "kafka-cluster:CreateTopic"],
     )
     yield allow(
         "Transactions",

@@ -262,7 +262,9 @@ def read_files(folder: Path) -> list[dict[str, Any]]:
 
 def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(folder: Path) -> None:
     file = folder / "blueprint.yaml"
-    file.write_text(file.read_text().replace("parquet: false", "parquet: true"))
+    file.write_text(
+        file.read_text().replace("parquet: false", "parquet: true").replace("partitions: 4", "partitions: 5")
+    )
     assert main.run(["deploy", "shop", "--yes"]) == 0
     sent = folder.parent / ".blueprint" / "shop" / "logs" / "validation" / "sent.jsonl"
     validate(folder)
@@ -277,6 +279,15 @@ def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(fol
     columns = json.loads((programs.JOB / "src" / "main" / "resources" / "answer_columns.json").read_text())
     assert [column["name"] for column in columns] == list(rows[0])
     assert rows[0]["answer"] == "mock answer"
+
+
+def test_a_record_that_was_taken_back_is_no_event_and_a_long_key_fails_no_job(folder: Path) -> None:
+    assert "partitions: 5" in (folder / "blueprint.yaml").read_text(), "as the deploy before says"
+    deployment = load_local()
+    send = [*programs.build_java(heap_mb=128), str(Path(__file__).with_name("SendPoison.java"))]
+    topics = [deployment.topics.events, deployment.topics.dead_letters]
+    done = subprocess.run([*send, deployment.brokers, *topics], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.splitlines() == ["5 partitions", "long key"]
 
 
 def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

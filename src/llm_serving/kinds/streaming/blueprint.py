@@ -232,7 +232,7 @@ class Blueprint(BaseBlueprint):
     """Valkey or Redis, with the latest answer of each shopper."""
 
     partitions: Annotated[int, Field(ge=1, le=10_000)] = 4
-    """Partitions of each topic."""
+    """Partitions of each topic. A deploy adds them, and takes none away."""
 
     # Kafka aborts a transaction, which lasts from one checkpoint to the next, after an hour, as StreamJob says.
     # A job that fails just before a checkpoint has half of it to start again.

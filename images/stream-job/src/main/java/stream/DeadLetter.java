@@ -19,9 +19,12 @@ final class DeadLetter {
 
     /** Builds the letter of a record that is no event. */
     static Outcome of(Incoming incoming, String id, String reason, String message) {
-        int length = Math.min(incoming.value.length, SHOWN_BYTES);
-        String record = new String(incoming.value, 0, length, StandardCharsets.UTF_8);
-        return build(incoming.key, id, reason, message, record);
+        return build(incoming.key, id, reason, message, cut(incoming.value));
+    }
+
+    /** Reads the beginning of a record's key or value: Kafka takes no letter that has all of a long one. */
+    static String cut(byte[] text) {
+        return new String(text, 0, Math.min(text.length, SHOWN_BYTES), StandardCharsets.UTF_8);
     }
 
     private static Outcome build(String key, String id, String reason, String message, String event) {

@@ -1,6 +1,5 @@
 package stream;
 
-import java.nio.charset.StandardCharsets;
 import java.util.Objects;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.connector.kafka.source.reader.deserializer.KafkaRecordDeserializationSchema;
@@ -11,7 +10,7 @@ import org.apache.kafka.clients.consumer.ConsumerRecord;
 public class Incoming {
     public byte[] value;
 
-    /** Its key in Kafka; empty without one. */
+    /** The beginning of its key in Kafka; empty without one. */
     public String key;
 
     public long receivedAt;
@@ -22,7 +21,7 @@ public class Incoming {
         public void deserialize(ConsumerRecord<byte[], byte[]> message, Collector<Incoming> out) {
             Incoming incoming = new Incoming();
             incoming.value = Objects.requireNonNullElse(message.value(), new byte[0]);
-            incoming.key = message.key() == null ? "" : new String(message.key(), StandardCharsets.UTF_8);
+            incoming.key = message.key() == null ? "" : DeadLetter.cut(message.key());
             incoming.receivedAt = message.timestamp();
             out.collect(incoming);
         }

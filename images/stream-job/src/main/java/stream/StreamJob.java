@@ -88,6 +88,7 @@ public final class StreamJob {
                 .setStartingOffsets(OffsetsInitializer.committedOffsets(OffsetResetStrategy.EARLIEST))
                 .setDeserializer(new Incoming.Reader())
                 .setProperties(Topics.buildProperties(settings.kafka()))
+                .setProperty("isolation.level", "read_committed") // what a producer takes back is no event
                 .setProperty("partition.discovery.interval.ms", Long.toString(LOOK_FOR_TOPIC.toMillis()))
                 .setProperty("default.api.timeout.ms", Long.toString(BROKERS_AWAY.toMillis()))
                 .build();
