@@ -470,11 +470,32 @@ def test_roles_with_one_zone_share_it(render_chart: Render, preset: Preset) -> N
             assert required == [{"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": zone}}]
 
 
-def test_replicas_of_one_node_spread_over_zones(render_chart: Render) -> None:
+def test_replicas_of_one_node_spread_over_zones_and_routers_over_nodes_too(render_chart: Render) -> None:
+    places = {"engine": ["topology.kubernetes.io/zone"]}
+    places["router"] = [*places["engine"], "kubernetes.io/hostname"]
     for pod in list_pods(render_chart(build_values())):
         spread = pod["spec"]["topologySpreadConstraints"]
-        assert [constraint["topologyKey"] for constraint in spread] == ["topology.kubernetes.io/zone"]
-        assert spread[0]["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        labels = pod["metadata"]["labels"]
+        assert [constraint["topologyKey"] for constraint in spread] == places.pop(labels["inference/kind"])
+        assert all(constraint["labelSelector"]["matchLabels"].items() <= labels.items() for constraint in spread)
+    assert not places
+
+
+def test_the_test_runs_where_the_image_of_what_it_asks_is(render_chart: Render, preset: Preset) -> None:
+    """An engine's image of many GB is nowhere else."""
+    for name, has_types in (("qwen3-embedding-0.6b-g6e", True), ("qwen3-0.6b-g6e", False)):
+        manifests = render_chart(preset(name))
+        [test] = [pod["spec"] for pod in filter_by_kind(manifests, "Pod")]
+        front = "router" if "router" in preset(name)["roles"] else "worker"
+        [served] = [
+            pod["spec"]
+            for pod in list_pods(manifests)
+            if pod["metadata"]["labels"]["app.kubernetes.io/component"] == front
+        ]
+        assert test["containers"][0]["image"] == served["containers"][0]["image"]
+        keys = ("affinity", "nodeSelector", "tolerations")
+        assert [test.get(key) for key in keys] == [served.get(key) for key in keys]
+        assert ("affinity" in test) is has_types
 
 
 def test_exact_types_zones_labels_and_the_accelerators_taint(render_chart: Render) -> None:

@@ -55,7 +55,8 @@ spec:
     fsGroup: {{ int .root.Values.security.group }}
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: {type: RuntimeDefault}
-  {{- include "inference.placement" . | trim | nindent 2 }}
+  {{- with include "inference.placement" . | trim }}{{ nindent 2 . }}{{ end }}
+  {{- with include "inference.spread" . | trim }}{{ nindent 2 . }}{{ end }}
   {{- if or .role.nodeCheck .role.fetch .role.initContainers .role.sidecars }}
   initContainers:
     {{- with .role.nodeCheck }}
@@ -340,15 +341,23 @@ affinity:
   {{- . | nindent 2 }}
   {{- end }}
 {{- end }}
-{{- if not $close }}
-# Spread replicas over zones.
+{{- end -}}
+
+{{- define "inference.spread" -}}
+{{- if not (include "inference.closeness" .) }}
+# Spread replicas over zones, and routers over nodes, which one interruption takes. Engines may share a node: for replicas
+# apart Karpenter would start one for each, and leave most of its accelerators idle.
 topologySpreadConstraints:
+  {{- $places := list "topology.kubernetes.io/zone" }}
+  {{- if ne .role.kind "engine" }}{{ $places = append $places "kubernetes.io/hostname" }}{{ end }}
+  {{- range $key := $places }}
   - maxSkew: 1
-    topologyKey: topology.kubernetes.io/zone
+    topologyKey: {{ $key }}
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
       matchLabels:
-        {{- include "inference.roleSelector" . | nindent 8 }}
+        {{- include "inference.roleSelector" $ | nindent 8 }}
+  {{- end }}
 {{- end }}
 {{- end -}}
 
