@@ -139,6 +139,19 @@ def test_experts_stay_whole_where_their_parts_would_cut_the_blocks_of_fp8() -> N
     assert measure_gap(problem, chosen, 1) <= 1
 
 
+def test_states_bound_the_requests_of_a_step_however_short_these_are() -> None:
+    """A request of Qwen3.5 takes a block for its tokens, and one in each of three groups of layers with a state."""
+    asked = replace(CASES["one node"], model=models.find("Qwen/Qwen3.5-35B-A3B"), context=8192)
+    asked = replace(asked, workload=Workload(1, [Length(400, 400)]))
+    instance, split = instances.find("p5.4xlarge"), Split(1)
+    own = problem.Configuration(instance, 6.88, split, "fp8", "auto", None)
+    model = apply_precision(asked.model, "fp8")
+    fit = search._compute_fit(model, instance, split, 8192, "auto")
+    assert instance.accelerators and fit.most_sequences
+    limits = search._Search(asked)._prepare(own, model, instance.accelerators, fit).limits
+    assert limits.sequences == fit.most_sequences // 4 < fit.cache_tokens // 800
+
+
 def test_a_price_that_may_not_be_exceeded_leaves_nothing() -> None:
     result = search.search(replace(CASES["dense"], max_usd_h=0.5))
     assert result.candidates == []

@@ -72,6 +72,9 @@ _MEASURED_BATCH, _MEASURED_QUANTIZATIONS = Batch(tokens=8192, sequences=1024), (
 _STATE_BLOCKS = 2
 """Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
 
+RUNNING_STATE_BLOCKS = 1
+"""Of these, what a request holds between two steps (MambaManager.remove_skipped_blocks)."""
+
 _SPARSE_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
 """GPUs for which vLLM has kernels of sparse attention over compressed vectors, by the beginning of their names: compute
 capability 9, 10 and 12 (vLLM 0.32.0, platforms/cuda.py; models/deepseek_v4/sparse_mla.py)."""
@@ -153,6 +156,7 @@ def count_cache_blocks(
     dtype: str = "auto",
     draft: Architecture | None = None,
     draft_tokens: int = 0,
+    state_blocks: int = _STATE_BLOCKS,
 ) -> CacheBlocks:
     """Return blocks of `cache_bytes` of each accelerator.
 
@@ -162,6 +166,7 @@ def count_cache_blocks(
     Args:
         draft: a model whose layers have the same tokens in the same cache, all of them taken for full attention.
         draft_tokens: that are drafted at a time, each with a state of its own in layers that keep one.
+        state_blocks: of a request in each of these layers.
     """
     if model.encoder:
         return CacheBlocks(0, 1, context)
@@ -186,7 +191,7 @@ def count_cache_blocks(
     kinds = (
         (model.full_layers + merged_layers, divide_up(context, own_block)),
         (model.sliding_layers, _count_window_blocks(model, context, window_block, batch_tokens)),
-        (model.linear_layers, _STATE_BLOCKS + draft_tokens),
+        (model.linear_layers, state_blocks + draft_tokens),
         (draft_layers - merged_layers, divide_up(context, draft_block)),
     )
     group = _compute_group_size([layers for layers, _ in kinds if layers])

@@ -19,7 +19,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes
+from llm_serving.engines.memory import Batch, Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes, select_stage
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.problem import (
     METRICS,
@@ -313,15 +313,33 @@ class _Search:
         step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
         interval = times.intervals[step.basis]
         batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
-        limits = Limits(max(1, batch.sequences // stages), batch_tokens, fit.cache_tokens // stages)
+        sequences = self._count_running(configuration, model, fit, batch) if model.state else batch.sequences
+        limits = Limits(max(1, sequences // stages), batch_tokens, fit.cache_tokens // stages)
         tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
         if configuration.is_disaggregated:
             prefill = self._bound_lanes(step.compute_base_s(batch_tokens, 1) * tokens / batch_tokens, interval)
             token_s = disaggregation.compute_transfer_s(model, configuration.instance, split, kv_type)
             tokens = 1.0  # that decode computes again
-        busy_s = compute_busy_s(step, Limits(batch.sequences, batch_tokens, fit.cache_tokens), workload, tokens)
+        busy_s = compute_busy_s(step, Limits(sequences, batch_tokens, fit.cache_tokens), workload, tokens)
         least = math.ceil(self._bound_lanes(busy_s, interval) / split.lanes)
         return _Prepared(configuration, step, interval, limits, least, prefill, token_s)
+
+    def _count_running(self, configuration: Configuration, model: Model, fit: Fit, batch: Batch) -> int:
+        """Return requests of a step of a model that keeps a state of each: those that the cache has blocks for.
+
+        The simulation counts tokens, and a state takes a block in each of its layers however short its request is.
+        """
+        workload, split = self._problem.workload, configuration.split
+        blocks = vllm.count_cache_blocks(
+            select_stage(model, split.pipeline),
+            fit.cache_bytes,
+            context=round(workload.mean_input + workload.mean_output),
+            tensor_parallel=split.tensor,
+            batch_tokens=batch.tokens,
+            dtype=configuration.kv_type,
+            state_blocks=vllm.RUNNING_STATE_BLOCKS,
+        )
+        return max(1, min(batch.sequences, blocks.total // blocks.of_request))
 
     def _limits_gaps(self) -> bool:
         return any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
