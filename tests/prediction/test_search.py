@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from llm_serving.catalog import instances, models
+from llm_serving.engines import vllm
 from llm_serving.engines.memory import Split
 from llm_serving.prediction import problem, search
 from llm_serving.prediction.problem import Limit, Problem
@@ -139,17 +140,26 @@ def test_experts_stay_whole_where_their_parts_would_cut_the_blocks_of_fp8() -> N
     assert measure_gap(problem, chosen, 1) <= 1
 
 
-def test_states_bound_the_requests_of_a_step_however_short_these_are() -> None:
-    """A request of Qwen3.5 takes a block for its tokens, and one in each of three groups of layers with a state."""
-    asked = replace(CASES["one node"], model=models.find("Qwen/Qwen3.5-35B-A3B"), context=8192)
-    asked = replace(asked, workload=Workload(1, [Length(400, 400)]))
-    instance, split = instances.find("p5.4xlarge"), Split(1)
-    own = problem.Configuration(instance, 6.88, split, "fp8", "auto", None)
+@pytest.mark.parametrize(
+    ("name", "kind", "context", "blocks"),
+    [
+        # A block for its tokens, and one in each of three groups of layers with a state.
+        ("Qwen/Qwen3.5-35B-A3B", "p5.4xlarge", 8192, 4),
+        # 2,000 tokens by 32 in one group of layers, and in each of five the window of 1,024 by 16.
+        ("google/gemma-4-31B-it", "p5en.48xlarge", 131_072, 63 + 5 * 65),
+    ],
+)
+def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: str, context: int, blocks: int) -> None:
+    length = Length(400, 400) if blocks == 4 else Length(1500, 500)
+    asked = replace(CASES["one node"], model=models.find(name), context=context, workload=Workload(1, [length]))
+    instance, split = instances.find(kind), Split(1)
+    own = problem.Configuration(instance, 1.0, split, "fp8", "auto", None)
     model = apply_precision(asked.model, "fp8")
-    fit = search._compute_fit(model, instance, split, 8192, "auto")
-    assert instance.accelerators and fit.most_sequences
+    fit = search._compute_fit(model, instance, split, context, "auto")
+    total = vllm.count_cache_blocks(model, fit.cache_bytes, context=context).total
+    assert instance.accelerators
     limits = search._Search(asked)._prepare(own, model, instance.accelerators, fit).limits
-    assert limits.sequences == fit.most_sequences // 4 < fit.cache_tokens // 800
+    assert limits.sequences == total // blocks < fit.cache_tokens // (length.input_tokens + length.output_tokens)
 
 
 def test_a_price_that_may_not_be_exceeded_leaves_nothing() -> None:

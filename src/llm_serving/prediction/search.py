@@ -19,7 +19,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Batch, Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes, select_stage
+from llm_serving.engines.memory import Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes, select_stage
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.problem import (
     METRICS,
@@ -313,7 +313,7 @@ class _Search:
         step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
         interval = times.intervals[step.basis]
         batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
-        sequences = self._count_running(configuration, model, fit, batch) if model.state else batch.sequences
+        sequences = min(batch.sequences, self._count_running(configuration, model, fit) or batch.sequences)
         limits = Limits(max(1, sequences // stages), batch_tokens, fit.cache_tokens // stages)
         tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
         if configuration.is_disaggregated:
@@ -324,22 +324,25 @@ class _Search:
         least = math.ceil(self._bound_lanes(busy_s, interval) / split.lanes)
         return _Prepared(configuration, step, interval, limits, least, prefill, token_s)
 
-    def _count_running(self, configuration: Configuration, model: Model, fit: Fit, batch: Batch) -> int:
-        """Return requests of a step of a model that keeps a state of each: those that the cache has blocks for.
+    def _count_running(self, configuration: Configuration, model: Model, fit: Fit) -> int:
+        """Return requests of the mean length that the cache has blocks for, while each writes its answer; 0 for any.
 
-        The simulation counts tokens, and a state takes a block in each of its layers however short its request is.
+        The simulation counts tokens of the longest request. A shorter one takes as many blocks for a state, and where
+        layers have a window more for each of its tokens.
         """
+        if model.full_layers == model.layers or model.compressed:
+            return 0
         workload, split = self._problem.workload, configuration.split
         blocks = vllm.count_cache_blocks(
             select_stage(model, split.pipeline),
             fit.cache_bytes,
             context=round(workload.mean_input + workload.mean_output),
             tensor_parallel=split.tensor,
-            batch_tokens=batch.tokens,
+            batch_tokens=0,
             dtype=configuration.kv_type,
             state_blocks=vllm.RUNNING_STATE_BLOCKS,
         )
-        return max(1, min(batch.sequences, blocks.total // blocks.of_request))
+        return max(1, blocks.total // blocks.of_request)
 
     def _limits_gaps(self) -> bool:
         return any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
