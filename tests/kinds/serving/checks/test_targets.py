@@ -44,6 +44,30 @@ REFUSED_LOCALLY = [
 ]
 
 
+def test_gpt_oss_needs_a_vocabulary_of_its_own_where_no_node_reaches_the_internet(tmp_path: Path) -> None:
+    text = "name: mine\n" + format_aggregated(model="openai/gpt-oss-20b", pool="h200", accelerators=1)
+    fleet = (
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2c]\n"
+        "pools: {h200: {types: p5en.48xlarge, zones: us-west-2c, size: 0..1, os: bottlerocket}}\n"
+    )
+    closed = (
+        "network: {nat: off}\n"
+        "image_cache: {docker_hub: 'arn:aws:secretsmanager:us-west-2:123456789012:secret:ecr-pullthroughcache/hub'}\n"
+    )
+    with pytest.raises(InputError) as caught:
+        resolving.resolve_files(tmp_path, text, fleet + closed, "eks")
+    assert str(caught.value).partition(": ")[2] == (
+        "model: \"openai/gpt-oss-20b\": the engine loads its chats' vocabulary from the internet, to which the fleet's "
+        "network has no way. Fix: set network: {nat: on} in the fleet, or environment: {TIKTOKEN_ENCODINGS_BASE: FOLDER} "
+        "and an image of your own with o200k_base.tiktoken in that folder."
+    )
+    resolving.resolve_files(tmp_path, text, fleet, "eks")
+    own = text + "environment: {TIKTOKEN_ENCODINGS_BASE: /opt/vocabulary}\n"
+    resolving.resolve_files(tmp_path, own, fleet + closed, "eks")
+    other = text.replace("openai/gpt-oss-20b", "Qwen/Qwen3-32B")
+    resolving.resolve_files(tmp_path, other, fleet + closed, "eks")
+
+
 def test_what_gives_way_on_ecs_fills_instances_of_a_pool_whose_tasks_move(tmp_path: Path) -> None:
     text = format_aggregated(pool="on-ecs", accelerators=2, replicas="1..2", gives_way="on")
     assert get_error(tmp_path, text, "ecs").splitlines() == [

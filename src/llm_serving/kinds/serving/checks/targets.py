@@ -25,6 +25,11 @@ _LOADS_CODE = re.compile(
 )
 """Variables by which the loader, an interpreter, a shell or the engine takes code from where the value says."""
 
+_CHAT_VOCABULARY = "TIKTOKEN_ENCODINGS_BASE"
+"""Where openai-harmony has the vocabulary by which engines read gpt-oss's answers; by default it loads that from the
+internet, and each chat fails without. Sources: openai_harmony 0.0.8, called without a network; vLLM 0.32.0,
+parser/harmony.py; sgl-project/sglang#18074; NVIDIA/TensorRT-LLM#14935."""
+
 RANKS_PER_CORE = 2
 """Engine processes that one core can run: each start takes about a minute of CPU time."""
 
@@ -47,6 +52,8 @@ def check(
         yield from _check_claims(settings, conventions)
         yield from pools.check_surge(settings, fleet, conventions, replicated)
         yield from _check_load_balancer(settings, fleet, environment)
+        if fleet.is_closed:
+            yield from _check_chat_vocabulary(settings, placed_roles)
         yield from _check_gangs(conventions, replicated)
     if conventions.orchestrator:
         for placed in replicated:
@@ -107,6 +114,21 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
         reason = f"on {environment.conventions.title} the load balancer calls the routers only"
         fix = "remove gateway, and use an internal load balancer and a public gateway of your own that calls it"
         yield Conflict((key, "gateway"), reason, fix, row.gateway)
+
+
+def _check_chat_vocabulary(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield models whose chats need a file of the internet, of a fleet without a way there."""
+    for placed in placed_roles:
+        variables = {**settings.environment, **placed.role.environment}
+        needs_file = placed.model.kind == "gpt_oss" and settings.engine_row.weights_format == "safetensors"
+        if needs_file and _CHAT_VOCABULARY not in variables:
+            reason = "the engine loads its chats' vocabulary from the internet, to which the fleet's network has no way"
+            fix = (
+                f"set network: {{nat: on}} in the fleet, or environment: {{{_CHAT_VOCABULARY}: FOLDER}} and an image of your "
+                "own with o200k_base.tiktoken in that folder"
+            )
+            key_path = settings.find_model_key_path(placed.key_path, placed.role, "model")
+            yield Conflict(key_path, reason, fix, placed.model.name)
 
 
 def _check_claims(settings: Blueprint, conventions: Conventions) -> Iterator[Conflict]:
