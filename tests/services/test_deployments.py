@@ -9,8 +9,12 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.fleet.loading import load_fleet
-from llm_serving.services import deployments, inputs, kinds
-from llm_serving.targets import registry
+from llm_serving.services import deployments, inputs, kinds, rendered
+from llm_serving.targets import planning, registry
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.local import deploy
+from tests.infra.batch import conftest as batches
+from tests.kinds.batch.test_blueprint import MINIMAL, resolve
 
 FLEET = paths.ROOT / "fleet.yaml"
 
@@ -58,3 +62,29 @@ def test_on_aws_the_rest_is_known_of_a_blueprint_that_is_here(siblings: Path) ->
     assert (found.kind, found.url) == ("serving", "http://talk.serving.svc:8080")
     assert found.metrics_urls == ("http://talk-engines.serving.svc:8000/metrics",)
     assert found.models == ("tiny",)
+
+
+def test_who_calls_a_deployment_is_found_before_it_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(batches.FLEET)
+    fleet = load_fleet(tmp_path / "fleet.yaml")
+    for shape in batches.SHAPES:
+        target = "ecs" if shape in batches.ON_ECS else "eks"
+        plan = planning.plan_offline(batches.write_blueprint(tmp_path, shape), fleet.path, target)
+        file = tmp_path / "rendered" / shape / target / f"{target}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(plan.text)
+    assert rendered.find_callers("chat", fleet, tmp_path, "ecs") == ["catalog"]
+    assert rendered.find_callers("chat", fleet, tmp_path, "eks") == ["pods"]
+    assert rendered.find_callers("catalog", fleet, tmp_path, "ecs") == []
+
+
+def test_who_calls_a_deployment_on_this_machine_is_found_by_its_url(tmp_path: Path) -> None:
+    urls = {"chat": "", "batch": "http://127.0.0.1:1234", "other": "http://127.0.0.1:12345"}
+    directory = DeploymentDir("chat", tmp_path)
+    for name, url in urls.items():
+        own = {"url": "http://127.0.0.1:1234", "endpoint_url": ""} if name == "chat" else {"endpoint_url": url}
+        deployment = resolve(tmp_path / name, MINIMAL).model_copy(update=own)
+        file = DeploymentDir(name, tmp_path).data / deployments.FILE
+        file.parent.mkdir(parents=True)
+        file.write_text(deployment.model_dump_json())
+    assert deploy.find_callers(directory) == ["batch"]

@@ -5,10 +5,11 @@ A user may have edited the file, or the template that it is made from.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from llm_serving.fleet.model import Fleet, Name
 from llm_serving.fleet.standing_cost import Units
@@ -81,6 +82,18 @@ def find(fleet: Fleet, root: Path) -> list[Path]:
     """Return the rendered deployments of that fleet below `root` that have a stack of their own."""
     files = sorted(root.glob("rendered/*/*/*.yaml"))
     return [file for file in files if read_kind(file, fleet)]
+
+
+def find_callers(name: str, fleet: Document[Fleet], root: Path, target: str) -> list[str]:
+    """Return the deployments of the fleet rendered below `root` for a target that call the deployment `name`."""
+    callers = []
+    for file in find(fleet.value, root):
+        with contextlib.suppress(InputError):  # one whose file is wrong is refused where it is deployed
+            other = read(file, fleet, Rendered[Any]).value
+            called = {call.deployment for service in other.services for call in service.calls.values()}
+            if file.parent.name == target and name in called:
+                callers.append(other.name)
+    return callers
 
 
 def read_kind(file: Path, fleet: Fleet) -> str:

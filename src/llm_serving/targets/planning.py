@@ -149,6 +149,12 @@ def compute_start_s(services: Iterable[Service]) -> int:
     return max((service.answers_after_s for service in services if service.probe), default=_OPERATOR_START_S)
 
 
+def print_callers(name: str, callers: Iterable[str]) -> None:
+    """Print who calls a deployment that is about to be removed, to standard error."""
+    for caller in callers:
+        console.err.print(f"[dim]{caller} calls {name}: without it, its requests wait or fail.[/dim]")
+
+
 def print_notes(plan: DeploymentPlan) -> None:
     """Print what the user should know of the plan's decisions, to standard error."""
     for note in (*plan.deployment.notes, *plan.deployment.emulated):

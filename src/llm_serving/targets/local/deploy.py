@@ -6,6 +6,7 @@ plan -> check_machine -> [supervisor] -> start_emulator -> create_bucket -> serv
 from __future__ import annotations
 
 import difflib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 from llm_serving import console, processes
 from llm_serving.rehearsal import emulator
+from llm_serving.services import deployments
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
@@ -235,6 +237,20 @@ def stop(directory: DeploymentDir) -> bool:
     directory.remove_sockets()
     directory.clear_deployment()
     return supervisord is not None or orphan is not None
+
+
+def find_callers(directory: DeploymentDir) -> list[str]:
+    """Return the other deployments on this machine that name the URL of this one."""
+    deployment = directory.load_deployment()
+    if deployment is None:
+        return []
+    url = re.compile(re.escape(deployment.url) + r"(?!\d)")
+    files = sorted(directory.data.parent.glob(f"*/{deployments.FILE}"))
+    return [
+        file.parent.name
+        for file in files
+        if file.parent != directory.data and url.search(file.read_text(encoding="utf-8"))
+    ]
 
 
 def destroy(directory: DeploymentDir) -> bool:

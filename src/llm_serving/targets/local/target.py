@@ -17,7 +17,7 @@ from llm_serving.services.blueprint import BaseBlueprint, resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.environment import Environment
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.targets import render
+from llm_serving.targets import planning, render
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -117,6 +117,7 @@ class LocalTarget(Target):
         if not deploy.exists(directory):
             console.out.print(f"{directory.name}: not deployed here", markup=False)
             return False
+        planning.print_callers(directory.name, deploy.find_callers(directory))
         confirm(f"Stop {directory.name} and delete {console.shorten_path(directory.data)}?")
         with directory.lock(), console.step(f"Destroy {directory.name}"):
             return deploy.destroy(directory)

@@ -20,7 +20,7 @@ from llm_serving.fleet import image_cache
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
-from llm_serving.services import kinds
+from llm_serving.services import kinds, rendered
 from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
@@ -246,6 +246,9 @@ class AwsTarget(Target):
 
     def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
         plan = self._plan(folder, fleet_file, aws)
+        planning.print_callers(
+            plan.deployment.name, rendered.find_callers(plan.deployment.name, plan.fleet, Path(), self.name)
+        )
         confirm(f"Remove {plan.deployment.name} from {self.name}?")
         removed = self.remove(plan)
         if not removed:
