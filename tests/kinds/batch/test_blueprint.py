@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.catalog import instances
-from llm_serving.fleet import names
+from llm_serving.fleet import cost, names
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
@@ -205,6 +206,16 @@ def resolve_on(target: str, folder: Path, text: str, fleet_name: str = "cotton")
     environment = registry.load_target(target).assume_environment(document.value, fleet.value, cores=2)
     deployment: BatchDeployment = kinds.get("batch").resolve(document, fleet, environment)
     return deployment
+
+
+def test_workers_on_fargate_count_in_the_fleets_spend_limit(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(ECS_FLEET)
+    limit = math.ceil(cost.estimate(load_fleet(tmp_path / "fleet.yaml").value).max_usd_h) + 1
+    outside, name = MINIMAL.replace("127.0.0.1", "llm.example.com"), f"cotton\nspend_limit: {limit} USD/h"
+    resolve_on_ecs(tmp_path / "mine", outside, name)
+    message = r"workers\.count: 900: the batch costs 44\.\d\d USD/h, with the fleet at full size "
+    with pytest.raises(InputError, match=message):
+        resolve_on_ecs(tmp_path / "mine", f"{outside}workers: {{count: 900}}\n", name)
 
 
 def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from llm_serving.fleet import aws_limits
+from llm_serving.fleet import aws_limits, rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.batch import cloud, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
@@ -20,7 +20,7 @@ from llm_serving.kinds.serving import context
 from llm_serving.kinds.serving import resolve as serving
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import Roles, WorkerRole
-from llm_serving.services import deployments, team_keys
+from llm_serving.services import deployments, rendered, team_keys
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment, format_peer_name
@@ -85,6 +85,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             cloud.build_container, settings=settings, fleet=fleet.value, environment=environment, answering=answering
         )
         workers, api = [build(_build_service(environment, WORKER, document))], build(api)
+        units = list(rendered.list_fargate(stack.orchestrator, (*workers, api), name))
+        size = ("workers", "count"), settings.workers.count
+        raise_mistakes(blueprint.locate(rented_cost.find_excess(fleet.value, units, "the batch", size)))
     return BatchDeployment(
         name=name,
         pattern=settings.pattern,

@@ -27,5 +27,5 @@ def list_units(stack: GatewayStack, services: Sequence[Service]) -> Iterator[Uni
 def find_excess(stack: GatewayStack, units: Sequence[Units], fleet: Fleet) -> Iterator[Conflict]:
     """Yield that the fleet with this gateway costs more than its spend limit, or that a price is not known."""
     types = {"database_type": stack.database_type, "cache_type": stack.cache_type}
-    size = ("database_type", stack.database_type)
+    size = ("aws", "database_type"), stack.database_type
     yield from rented_cost.find_excess(fleet, units, "the gateway", size, types)

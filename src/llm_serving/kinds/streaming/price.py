@@ -26,4 +26,5 @@ def list_units(stack: StreamStack) -> Iterator[Units]:
 def find_excess(stack: StreamStack, fleet: Fleet) -> Iterator[Conflict]:
     """Yield that the fleet with this stream costs more than its spend limit, or that a price is not known."""
     types = {"broker_type": stack.broker_type, "cache_type": stack.cache_type}
-    yield from rented_cost.find_excess(fleet, list(list_units(stack)), "the stream", ("brokers", stack.brokers), types)
+    size = ("aws", "brokers"), stack.brokers
+    yield from rented_cost.find_excess(fleet, list(list_units(stack)), "the stream", size, types)
