@@ -303,7 +303,7 @@ def test_a_missing_image_is_reported_before_anything_changes(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
-    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-13 is not in the fleet's registry") as error:
+    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-14 is not in the fleet's registry") as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert "whose newest, 0.1.16, was built from another version" in str(error.value)
     assert "images/build router --fleet" in str(error.value)
