@@ -124,8 +124,8 @@ def _check_chat_vocabulary(settings: Blueprint, placed_roles: Sequence[PlacedRol
         if needs_file and _CHAT_VOCABULARY not in variables:
             reason = "the engine loads its chats' vocabulary from the internet, to which the fleet's network has no way"
             fix = (
-                f"set network: {{nat: on}} in the fleet, or environment: {{{_CHAT_VOCABULARY}: FOLDER}} and an image of "
-                "your own with o200k_base.tiktoken in that folder"
+                f"set network: {{nat: on}} in the fleet, or environment: {{{_CHAT_VOCABULARY}: FOLDER}} and an image "
+                "of your own with o200k_base.tiktoken in that folder"
             )
             key_path = settings.find_model_key_path(placed.key_path, placed.role, "model")
             yield Conflict(key_path, reason, fix, placed.model.name)
