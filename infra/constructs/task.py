@@ -118,6 +118,8 @@ def add_test_request_definition(
     """
     assert service.probe
     body = json.dumps(service.probe.body, sort_keys=True) if service.probe.body else ""
+    # JSON within the rendered file: its escapes may hide what Terraform would evaluate, and that may read files here.
+    body = body.replace("${", "$${").replace("%{", "%%{")
     container = {
         "name": "ask",
         "image": service.image,

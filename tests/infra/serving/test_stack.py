@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from infra import stack_rules
 from infra.constructs.replica_watch import GROUP_PROGRAM, WATCH
@@ -271,6 +272,17 @@ def test_no_role_can_have_the_family_of_test_requests(stacks: Stacks, shape: str
     families = {name: task["family"] for name, task in stacks[shape]["resource"]["aws_ecs_task_definition"].items()}
     assert families.pop("ask-task") == f"fabric-{shape}_ask"
     assert not any("_" in family for family in families.values())
+
+
+def test_terraform_evaluates_nothing_in_a_test_request(manifests: dict[str, Path], fleet: Path, tmp_path: Path) -> None:
+    rendered = yaml.safe_load(manifests["single"].read_text())
+    for service in rendered["services"]:
+        service["probe"]["body"] = r'{"prompt": "\u0024{file(\"/etc/hostname\")} \u0025{if true}x"}'
+    file = tmp_path / "ecs.yaml"
+    file.write_text(yaml.safe_dump(rendered))
+    stack = deployments.read_stack(deployments.synthesize(tmp_path, fleet, {"serving-single": file}), "serving-single")
+    body = parse_containers(stack, "ask")["ask"]["command"][1]
+    assert body == json.dumps({"prompt": '$${file("/etc/hostname")} %%{if true}x'})
 
 
 @each_shape
