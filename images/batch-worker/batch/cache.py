@@ -57,13 +57,13 @@ class ResultCache:
         self._keys = layout.Layout(settings.prefix)
         login = _SecretLogin(own.login_secret) if own.login_secret else build_login(own.username, own.password)
         self._redis = Client(own.url, login, own.ca_file, cluster=own.is_cluster)
+        self.failure = ""
+        """Why it took no answers last, such as that its memory is full; empty while it takes them."""
 
     def publish(self, job: Job, index: int) -> None:
         """Write the answers of a finished chunk, or record that they are missing."""
-        try:
-            self._fill(job, index)
-        except redis.RedisError as error:
-            log.warning("chunk %d of %s is not in the cache yet: %s", index, job["id"], error)
+        if not self._try_fill(job, index):
+            log.warning("chunk %d of %s is not in the cache yet: %s", index, job["id"], self.failure)
             note = {"job": job["id"], "chunk": index}
             self._store.write_json(self._keys.build(layout.UNCACHED, job["id"], index), note)
 
@@ -74,13 +74,22 @@ class ResultCache:
             note = self._store.read_json(entry["key"])
             job = self._store.read_json(self._keys.build(layout.JOB, note.value["job"])) if note else None
             if note and job:
-                try:
-                    self._fill(job.value, note.value["chunk"])
-                except redis.RedisError:
-                    return repaired  # still away
+                if not self._try_fill(job.value, note.value["chunk"]):
+                    return repaired
                 repaired += 1
             self._store.delete(entry["key"])
         return repaired
+
+    def _try_fill(self, job: Job, index: int) -> bool:
+        """Write the answers of a chunk; returns whether the cache took them."""
+        try:
+            self._fill(job, index)
+        except redis.RedisError as error:
+            # A pipeline's error begins with its command, which has the answer's text.
+            self.failure = str(error).rpartition(" of pipeline caused error: ")[2]
+            return False
+        self.failure = ""
+        return True
 
     def _fill(self, job: Job, index: int) -> None:
         head = self._store.read_json(self._keys.build(layout.HEAD, job["id"], index))

@@ -195,6 +195,7 @@ class Worker:
             "burn": round(self.adapter.burn.budget, 2),
             "in_flight": len(requests),
             "chunks": len(self.chunks),
+            "cache": self._cache.failure if self._cache else "",
             **asdict(self.dispatcher.counters),
         }
         log.info("%s", json.dumps(state), extra={FIELDS: {"message": "report", **state}})

@@ -149,10 +149,14 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     ]
     assert cache.repair() == 0
     start_server(port)
+    server = redis.Redis(port=port, password=PASSWORD)
+    server.config_set("maxmemory", 1)
+    assert (cache.repair(), "maxmemory" in cache.failure, "row-" in cache.failure) == (0, True, False), "it is full"
+    server.config_set("maxmemory", 0)
     newer = finish_job(at=2.0)
-    redis.Redis(port=port, password=PASSWORD).set("mine:default:row-0", json.dumps(
+    server.set("mine:default:row-0", json.dumps(
         {"answer": "newer", "model": "m", "prompt_version": "", "batch": newer["id"], "at": 2.0}))  # fmt: skip
-    assert cache.repair() == 1
+    assert (cache.repair(), cache.failure) == (1, "")
     assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
     results = read(port).get_many(["row-0", "row-1"])
     assert (results["row-0"].answer, results["row-1"].answer) == ("newer", "row-1 at 1.0")

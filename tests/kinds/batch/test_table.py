@@ -63,5 +63,6 @@ def test_what_teams_took_fits_80_columns() -> None:
 
 def test_a_worker_says_how_peoples_slo_burns_where_it_gives_way_to_one() -> None:
     assert "batch-worker-0: 4 in flight of at most 7; people's SLO burns at 0.66\n" in show({**WORKER, "burn": 0.66})
-    for silent in (WORKER, {**WORKER, "burn": 0.0}):  # one of before, and one that shares no engines
+    assert "of at most 7; the cache takes no answers: it is full\n" in show({**WORKER, "cache": "it is full"})
+    for silent in (WORKER, {**WORKER, "burn": 0.0, "cache": ""}):  # one of before, and one that shares no engines
         assert "batch-worker-0: 4 in flight of at most 7\n" in show(silent)

@@ -84,7 +84,8 @@ def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
 
 def _describe_worker(worker: Mapping[str, Any]) -> str:
     burn = f"; people's SLO burns at {worker['burn']:g}" if worker.get("burn") else ""
-    return f"worker   {worker['worker']}: {worker['in_flight']} in flight of at most {worker['concurrency']}{burn}"
+    cache = f"; the cache takes no answers: {worker['cache']}" if worker.get("cache") else ""
+    return f"worker   {worker['worker']}: {worker['in_flight']} in flight of at most {worker['concurrency']}{burn}{cache}"
 
 
 def _format_share(done: int, total: int) -> str:
