@@ -178,6 +178,7 @@ def test_no_region_gives_a_type_two_prices() -> None:
         ("g5.12xlarge", "eu-west-1", 6.33167, "2026-01-21"),
         ("g7e.48xlarge", "ap-northeast-1", 48.06908, "2026-07"),
         ("p5en.48xlarge", "eu-north-1", 67.72672, "2026-07"),
+        ("m8g.48xlarge", "ap-northeast-1", 11.13024, "2026-07"),
         ("p5.48xlarge", "us-east-1", 55.04, "2026-07-20"),
     ],
 )
