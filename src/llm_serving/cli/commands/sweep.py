@@ -27,6 +27,10 @@ Precision = Annotated[
     typer.Option(min=0.5, max=100, metavar="PERCENT", help="Largest gap between the passing and the failing load."),
 ]
 
+PointTime = Annotated[str, typer.Option(metavar="TIME", help="Minimum time per load; longer if that is inconclusive.")]
+POINT_TIME = "60s"
+"""In shorter loads a queue has no time to grow: docs/validation.md has by how much they find too much."""
+
 
 def sweep(
     folder: Folder,
@@ -46,9 +50,7 @@ def sweep(
     ] = None,
     to: Annotated[float | None, typer.Option("--to", min=0, metavar="LOAD", help="Highest load.")] = None,
     precision: Precision = 10,
-    point_time: Annotated[
-        str, typer.Option(metavar="TIME", help="Minimum time per load; longer if that is inconclusive.")
-    ] = "30s",
+    point_time: PointTime = POINT_TIME,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")] = "1h",
     origin: Origin = None,
     as_json: AsJson = False,

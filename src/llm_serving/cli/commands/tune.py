@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
-from llm_serving.cli.commands.sweep import Precision, require_limits
+from llm_serving.cli.commands.sweep import POINT_TIME, PointTime, Precision, require_limits
 from llm_serving.options import confirm, quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, Yes
 from llm_serving.services.kinds import Capability
@@ -33,7 +33,7 @@ def tune(
         float | None, typer.Option(min=0.01, metavar="USD", help="Start no load after the engines have cost this much.")
     ] = None,
     precision: Precision = 10,
-    point_time: Annotated[str, typer.Option(metavar="TIME", help="Minimum time per load.")] = "20s",
+    point_time: PointTime = POINT_TIME,
     origin: Origin = None,
     yes: Yes = False,
     as_json: AsJson = False,

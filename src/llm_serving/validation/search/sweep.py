@@ -68,7 +68,7 @@ class Options:
     lowest: float | None = None
     highest: float | None = None
     precision: float = 0.1
-    point_s: float = 30.0
+    point_s: float = 60.0
     """Least time of sending at one load."""
 
     limit_s: float | None = None
