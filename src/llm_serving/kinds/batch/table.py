@@ -85,7 +85,8 @@ def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
 def _describe_worker(worker: Mapping[str, Any]) -> str:
     burn = f"; people's SLO burns at {worker['burn']:g}" if worker.get("burn") else ""
     cache = f"; the cache takes no answers: {worker['cache']}" if worker.get("cache") else ""
-    return f"worker   {worker['worker']}: {worker['in_flight']} in flight of at most {worker['concurrency']}{burn}{cache}"
+    in_flight = f"{worker['in_flight']} in flight of at most {worker['concurrency']}"
+    return f"worker   {worker['worker']}: {in_flight}{burn}{cache}"
 
 
 def _format_share(done: int, total: int) -> str:
