@@ -62,7 +62,8 @@ def predict(
     context = round((input_tokens + output_tokens) * (1 + _SPREAD))
     fit = vllm.compute_fit(model, instance, ReplicaSetup(tensor, context=context))
     if not fit.fits:
-        raise CheckFailed(f"{model.name} on {instance.name}: {fit.why}. Fix: use another type, more accelerators or fewer bits.")
+        fix = "use another type, more accelerators or fewer bits"
+        raise CheckFailed(f"{model.name} on {instance.name}: {fit.why}. Fix: {fix}.")
     step = StepTime(model, device, Split(tensor), times=times)
     batch = vllm.select_batch(device)
     drawing = random.Random(0)
