@@ -151,6 +151,10 @@ def test_a_container_with_more_rights_than_the_role_is_refused(
             'ingress.className: "nginx": the network policy lets in the pods of the namespace only. Fix: write the controller\'s pods to networkPolicy.clients',
         ),
         (
+            build_release({"loadBalancer": {"certificate": CERTIFICATE}}),
+            "loadBalancer.certificate: the network policy lets in the pods of the namespace only, and no load balancer would find a router healthy. Fix: write the subnets' range to networkPolicy.clients, as {ipBlock: {cidr: RANGE}}",
+        ),
+        (
             build_release(
                 {
                     "ingress": {"className": "nginx"},

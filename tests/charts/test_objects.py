@@ -183,8 +183,11 @@ CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234
 WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012"
 
 
+SUBNETS = {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/16"}}]}}
+
+
 def test_a_load_balancer_has_tls_patience_and_a_drain(render_chart: Render) -> None:
-    values = build_values()
+    values = {**build_values(), **SUBNETS}
     assert filter_by_kind(render_chart(values), "Ingress") == []
     [ingress] = filter_by_kind(render_chart({**values, "loadBalancer": {"certificate": CERTIFICATE}}), "Ingress")
     annotations = {
@@ -213,7 +216,7 @@ def test_a_load_balancer_has_tls_patience_and_a_drain(render_chart: Render) -> N
 
 def test_a_load_balancer_writes_its_requests_to_the_bucket(render_chart: Render) -> None:
     row = {"certificate": CERTIFICATE, "accessLogs": "s3://acme-logs/balancers/chat/"}
-    [ingress] = filter_by_kind(render_chart({**build_values(), "loadBalancer": row}), "Ingress")
+    [ingress] = filter_by_kind(render_chart({**build_values(), **SUBNETS, "loadBalancer": row}), "Ingress")
     attributes = ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/load-balancer-attributes"]
     assert attributes.split(",")[2:] == [
         "access_logs.s3.enabled=true",

@@ -38,6 +38,9 @@
 {{- with include "inference.pinCheck" (dict "at" "poolMaster" "image" .) -}}{{- $wrong = append $wrong . -}}{{- end -}}
 {{- end -}}
 {{- with .Values.loadBalancer -}}
+{{- if and .certificate (not .public) (not .gateway.service) $.Values.networkPolicy.enabled (not $.Values.networkPolicy.clients) -}}
+{{- $wrong = append $wrong "loadBalancer.certificate: the network policy lets in the pods of the namespace only, and no load balancer would find a router healthy. Fix: write the subnets' range to networkPolicy.clients, as {ipBlock: {cidr: RANGE}}" -}}
+{{- end -}}
 {{- if and .public (not .gateway.service) -}}
 {{- $wrong = append $wrong "loadBalancer.public: true: the internet would reach the routers, and no gateway before them authenticates requests. Fix: set false, or gateway.service that authenticates" -}}
 {{- else if and .public (not .webAcl) -}}
