@@ -150,7 +150,7 @@ def test_experts_stay_whole_where_their_parts_would_cut_the_blocks_of_fp8() -> N
     ],
 )
 def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: str, context: int, blocks: int) -> None:
-    length = Length(400, 400) if blocks == 4 else Length(1500, 500)
+    length = Length(400, 400) if blocks == 4 else Length(2500, 500, 0, 1000)
     asked = replace(CASES["one node"], model=models.find(name), context=context, workload=Workload(1, [length]))
     instance, split = instances.find(kind), Split(1)
     own = problem.Configuration(instance, 1.0, split, "fp8", "auto", None)
@@ -159,7 +159,8 @@ def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: s
     total = vllm.count_cache_blocks(model, fit.cache_bytes, context=context).total
     assert instance.accelerators
     limits = search._Search(asked)._prepare(own, model, instance.accelerators, fit).limits
-    assert limits.sequences == total // blocks < fit.cache_tokens // (length.input_tokens + length.output_tokens)
+    own_tokens = length.input_tokens - length.shared_tokens + length.output_tokens
+    assert limits.sequences == total // blocks < fit.cache_tokens // own_tokens
 
 
 def test_a_price_that_may_not_be_exceeded_leaves_nothing() -> None:

@@ -325,7 +325,7 @@ class _Search:
         return _Prepared(configuration, step, interval, limits, least, prefill, token_s)
 
     def _count_running(self, configuration: Configuration, model: Model, fit: Fit) -> int:
-        """Return requests of the mean length that the cache has blocks for, while each writes its answer; 0 for any.
+        """Return requests of the mean length, without what prompts share, that the cache has blocks for; 0 for any.
 
         The simulation counts tokens of the longest request. A shorter one takes as many blocks for a state, and where
         layers have a window more for each of its tokens.
@@ -336,7 +336,7 @@ class _Search:
         blocks = vllm.count_cache_blocks(
             select_stage(model, split.pipeline),
             fit.cache_bytes,
-            context=round(workload.mean_input + workload.mean_output),
+            context=max(1, round(workload.mean_input - workload.mean_shared + workload.mean_output)),
             tensor_parallel=split.tensor,
             batch_tokens=0,
             dtype=configuration.kv_type,
