@@ -194,6 +194,19 @@ def test_the_token_opens_a_gated_model_and_is_never_shown(
     assert "hf_" not in output
 
 
+def test_the_token_goes_to_no_other_machine_in_clear_text(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.gated, hub.token = True, "hf_secretsecretsecret"
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert _download(SHARD, tmp_path).read_bytes() == hub.files[SHARD]
+    monkeypatch.setattr(hubs.loopback, "is_loopback", lambda _: False)  # as if the hub were elsewhere
+    with pytest.raises(Unavailable, match=r"asks for a token, .* in clear text\. Fix: write https in HF_ENDPOINT"):
+        _download(SHARD, tmp_path / "again")
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    assert "authorization" in hubs._build_headers()
+
+
 @pytest.mark.terraform
 def test_the_token_can_come_from_a_secret_that_the_environment_names(
     hub: Any, aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

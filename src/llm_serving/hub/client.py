@@ -16,9 +16,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
-from llm_serving import processes
+from llm_serving import loopback, processes
 from llm_serving.catalog import pipelines
 from llm_serving.hub import access_token, files
 from llm_serving.settings import untrusted_json
@@ -66,10 +67,21 @@ def resolve_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", PUBLIC_ENDPOINT).rstrip("/")
 
 
+def _find_token() -> str | Literal[False] | None:
+    """Return the token, None for the one that the hub's client finds; False, for none, where others could read it."""
+    return False if _is_readable_by_others() else access_token.find()
+
+
+def _is_readable_by_others() -> bool:
+    """Return whether what is sent to the hub leaves this machine in clear text."""
+    endpoint = urlsplit(resolve_endpoint())
+    return endpoint.scheme == "http" and not loopback.is_loopback(endpoint.netloc)
+
+
 def _build_headers() -> dict[str, str]:
     from huggingface_hub.utils import build_hf_headers
 
-    return dict(build_hf_headers(token=access_token.find()))
+    return dict(build_hf_headers(token=_find_token()))
 
 
 def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
@@ -82,7 +94,7 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     from huggingface_hub import HfApi
 
     with _translate_errors(name, revision):
-        api = HfApi(endpoint=resolve_endpoint(), token=access_token.find())
+        api = HfApi(endpoint=resolve_endpoint(), token=_find_token())
         info = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     files = tuple(
         RepoFile(
@@ -396,6 +408,7 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
     except errors.HFValidationError:
         raise InputError(f"{name}: it is not a model id. Fix: write ORGANIZATION/MODEL.") from None
     except errors.GatedRepoError:
+        _require_sent_token(name)
         raise Unavailable(
             f"{name}: {resolve_endpoint()} requires accepting its terms. "
             f"Fix: accept them at {resolve_endpoint()}/{name}, then set HF_TOKEN to a token of that account, or "
@@ -437,11 +450,20 @@ def _build_absence_error(name: str) -> InputError:
     return InputError(f"{name}: {reason}. Fix: use an existing id, or set HF_TOKEN.")
 
 
+def _require_sent_token(name: str) -> None:
+    if _is_readable_by_others():
+        raise Unavailable(
+            f"{name}: {resolve_endpoint()} asks for a token, which goes to no other machine in clear text. "
+            "Fix: write https in HF_ENDPOINT."
+        ) from None
+
+
 def _raise_http_error(name: str, error: Any) -> NoReturn:
     status = error.response.status_code
     if status == http.client.NOT_FOUND:  # a mirror that does not say what it lacks
         raise _build_absence_error(name) from None
     if status in (401, 403):
+        _require_sent_token(name)
         raise Unavailable(
             f"{name}: {resolve_endpoint()} refuses the token (HTTP {status}). Fix: set HF_TOKEN to a valid one."
         ) from None
