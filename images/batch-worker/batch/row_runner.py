@@ -71,8 +71,8 @@ class RowRunner:
         """Number of answers 429 and 503, and 404 of a model that is gone, since the worker started."""
 
         self.is_suspect = False
-        """Whether the endpoint was down, failed or refused the key: send nothing before it answers again, of which the
-        dispatcher hears."""
+        """Whether the endpoint was down, failed or refused the key. Until the dispatcher hears that it answers, no
+        other row is sent, and no attempt counts."""
 
         self._answered: set[tuple[str, str]] = set()
         """Paths and models that have answered a row."""
@@ -177,6 +177,7 @@ class RowRunner:
         while True:
             answer: Answer | None = None
             failure: _RowFailed | None = None
+            counts = not self.is_suspect
             try:
                 answer = await self._endpoint.send(request.url, body, request.source)
                 if answer.status == 200:
@@ -190,22 +191,22 @@ class RowRunner:
             except NoAnswer as error:
                 self.is_suspect = True
                 failure = _RowFailed("no_answer", str(error))
-            attempts += failure is not None
+            attempts += failure is not None and counts
             if failure and attempts >= self._settings.attempts:
                 raise failure
             waits += 1
             await self._pause(request, _compute_backoff(waits, answer))
 
     async def _pause(self, request: _Request, seconds: float) -> None:
-        """Wait before the next attempt, and until the endpoint answers again: an outage costs a row one attempt."""
+        """Wait before the next attempt, unless nobody waits for the row any more."""
         while True:
             if self._clock() > request.deadline_at:
                 raise _RowFailed(*EXPIRED)
             if request.is_cancelled():
                 raise _RowFailed(*CANCELLED)
-            if seconds <= 0 and not self.is_suspect:
+            if seconds <= 0:
                 return
-            await asyncio.sleep(min(seconds, LOOK_S) if seconds > 0 else LOOK_S)
+            await asyncio.sleep(min(seconds, LOOK_S))
             seconds -= LOOK_S
 
     def _is_away(self, answer: Answer, asked: tuple[str, str]) -> bool:
