@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.kinds.serving import measured_capacity
+from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.targets import planning
 
 
@@ -81,6 +83,19 @@ def test_a_sweep_of_something_else_says_nothing(
 ) -> None:
     folder.write_text(folder.read_text().replace(before, after))
     assert "capacity" not in _check(capsys)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("before", "after", "holds"),
+    [(r":v0\.\d+", ":v0.1", False), ("$", "@sha256:1", True), ("^", "1.dkr.ecr.us-west-2.amazonaws.com/", True)],
+)
+def test_a_sweep_of_another_version_of_the_engine_says_nothing(before: str, after: str, holds: bool) -> None:
+    deployment = planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment
+    assert isinstance(deployment, ServingDeployment)
+    roles = tuple(role.model_copy(update={"image": re.sub(before, after, role.image)}) for role in deployment.roles)
+    key = measured_capacity.compute_key(deployment.model_copy(update={"roles": roles}))
+    assert (key == measured_capacity.compute_key(deployment)) is holds
 
 
 def test_what_users_were_answered_says_nothing_of_arrivals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """What `blueprint sweep` measured that a deployment carries within its SLO, and the replicas that its traffic needs.
 
-A sweep holds as long as what it measured stays: the models and their turns, the engine and its settings, the machines
-of a replica, the prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in proportion to the
-replicas.
+A sweep holds as long as what it measured stays: the models and their turns, the engine, its version and settings, the
+machines of a replica, the prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in
+proportion to the replicas.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def compute_key(deployment: ServingDeployment) -> str:
             ),
             **({"weight": role.weight} if role.weight > 1 else {}),
             **({"engine_arguments": role.engine_arguments} if role.engine_arguments else {}),
+            # The engine's version; registries and digests are the fleet's.
+            **({"image": role.image.partition("@")[0].rpartition("/")[2]} if role.image else {}),
         }
         for role in deployment.engine_roles
     ]
