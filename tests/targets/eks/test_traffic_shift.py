@@ -12,8 +12,9 @@ from llm_serving.cli import main
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mine"], 'SHARE: "mine": it is not a deployment and its weight. Fix: write NAME=WEIGHT, such as mine-v2=10.'),
-        (["mine=²"], 'SHARE: "mine=²": it is not a deployment and its weight. Fix: write NAME=WEIGHT, such as mine-v2=10.'),
+        (["mine"], 'SHARE: "mine": it is not a deployment and its weight, 999 at the most. Fix: write NAME=WEIGHT, such as mine-v2=10.'),
+        (["mine=1000"], 'SHARE: "mine=1000": it is not a deployment and its weight, 999 at the most. Fix: write NAME=WEIGHT, such as mine-v2=10.'),
+        (["mine=²"], 'SHARE: "mine=²": it is not a deployment and its weight, 999 at the most. Fix: write NAME=WEIGHT, such as mine-v2=10.'),
         (["mine=0"], "SHARE: all weights are 0. Fix: write a weight above 0, such as mine=100."),
         (["a=1", "a=2"], 'SHARE: "a=2": a is listed twice. Fix: list each deployment once.'),
         (["mine=1", "--gateway", "edge"], '--gateway: "edge": it is not a Gateway. Fix: write NAMESPACE/NAME, such as gateway/edge.'),

@@ -19,6 +19,12 @@ from llm_serving.targets.eks import helm
 
 _HELM_TIMEOUT_S = 120
 
+MAX_WEIGHT = 999
+"""An Application Load Balancer's most, above which its controller fails and leaves all as it was.
+
+Source: kubernetes-sigs/aws-load-balancer-controller v3.5.0, pkg/gateway/routeutils/backend.go.
+"""
+
 
 def parse_shares(arguments: list[str]) -> dict[str, int]:
     """Parse weights by release, such as `mine=90 mine-v2=10`.
@@ -29,8 +35,8 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
     weights: dict[str, int] = {}
     for argument in arguments:
         name, separator, weight = argument.partition("=")
-        if not (name and separator and weight.isdecimal() and int(weight) <= 1_000_000):
-            reason = "it is not a deployment and its weight"
+        if not (name and separator and weight.isdecimal() and int(weight) <= MAX_WEIGHT):
+            reason = f"it is not a deployment and its weight, {MAX_WEIGHT} at the most"
             raise InputError(f"SHARE: {quote_value(argument)}: {reason}. Fix: write NAME=WEIGHT, such as mine-v2=10.")
         if name in weights:
             raise InputError(f"SHARE: {quote_value(argument)}: {name} is listed twice. Fix: list each deployment once.")
