@@ -262,6 +262,11 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
             'mine/blueprint.yaml:5:16: api.clients: "ads": on ECS it names nobody. Fix: name a security group, sg-ID, or a '
             "range of addresses.",
         ),
+        (
+            f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}teams: {{ads: {{deadline: 91d}}}}\n",
+            'mine/blueprint.yaml:5:25: teams.ads.deadline: "91d": S3 deletes what a job has saved 90 days after it was written: '
+            "storage.results_kept of the fleet. Fix: use 90d or less, or keep results for longer.",
+        ),
     ],
 )
 def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str, message: str) -> None:

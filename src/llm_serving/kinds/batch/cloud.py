@@ -8,7 +8,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from llm_serving.catalog import own_image
-from llm_serving.fleet import groups, names
+from llm_serving.fleet import aws_limits, groups, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.batch import worker_settings
@@ -125,6 +125,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     yield from _find_long_rules(settings, workflow, name)
     yield from _find_unreachable(settings, environment)
     yield from _find_unfit_pool(settings, fleet, environment)
+    yield from _find_long_deadlines(settings, fleet)
     for key_path, secret in list_secrets(settings):
         yield from team_keys.check_region(secret, key_path, environment, "a batch")
     yield from _find_foreign_clients(settings, environment)
@@ -225,6 +226,19 @@ def _find_unreachable(settings: Blueprint, environment: Environment) -> Iterator
     urls = ((("endpoint", "url"), settings.endpoint.url), (("results", "cache", "url"), cache.url if cache else None))
     for key_path, url in urls:
         yield from addresses.check_reachable(url, key_path, f"workers on {environment.conventions.title} do not reach")
+
+
+def _find_long_deadlines(settings: Blueprint, fleet: Fleet) -> Iterator[Conflict]:
+    """Yield deadlines of jobs whose first rows S3 deletes before the last ones may have run."""
+    kept_s = fleet.storage.results_kept
+    deadlines = {("teams", name, "deadline"): team.deadline for name, team in settings.teams.items()}
+    for key_path, deadline_s in ((("limits", "deadline"), settings.limits.deadline), *deadlines.items()):
+        if deadline_s is not None and deadline_s > kept_s:
+            days = aws_limits.convert_to_days(kept_s)
+            kept = "storage.results_kept of the fleet"
+            reason = f"S3 deletes what a job has saved {days} days after it was written: {kept}"
+            fix = f"use {days}d or less, or keep results for longer"
+            yield Conflict(key_path, reason, fix, f"{deadline_s / 86_400:g}d")
 
 
 def _find_foreign_clients(settings: Blueprint, environment: Environment) -> Iterator[Conflict]:
