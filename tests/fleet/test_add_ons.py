@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from infra.constructs import controllers, karpenter
 from llm_serving.cli import main
-from llm_serving.fleet import add_ons, karpenter_manifests
+from llm_serving.fleet import add_ons, karpenter_manifests, spare_manifests
 from llm_serving.fleet.log_outputs import COLLECTOR
 from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.fleet.system_group import build_system_group
@@ -169,7 +169,12 @@ def test_no_default_alert_rings_for_as_long_as_a_healthy_fleet_is_up() -> None:
     prometheus = values["kube-prometheus-stack"]
     parts = ("kubeControllerManager", "kubeEtcd", "kubeProxy", "kubeScheduler")
     assert not any(prometheus[part]["enabled"] for part in parts), "their targets are out of reach"
-    assert prometheus["defaultRules"]["disabled"] == {"KubeCPUOvercommit": True, "KubeMemoryOvercommit": True}
+    assert prometheus["defaultRules"] == {
+        "disabled": {"KubeCPUOvercommit": True, "KubeMemoryOvercommit": True},
+        # Of pods and what makes them: KubePodNotReady, KubeDeploymentReplicasMismatch.
+        "appNamespacesOperator": "!~",
+        "appNamespacesTarget": spare_manifests.NAME,
+    }
 
 
 def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:

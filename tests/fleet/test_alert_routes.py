@@ -23,6 +23,13 @@ from tests.http_handler import QuietHandler
 PROGRAM = "prometheus-alertmanager"
 TOPIC = "arn:aws:sns:us-west-2:123456789012:on-call"
 CHARTS_OWN: dict[str, Any] = {
+    "inhibit_rules": [
+        {
+            "source_matchers": ["severity = critical"],
+            "target_matchers": ["severity =~ warning|info"],
+            "equal": ["namespace", "alertname"],
+        }
+    ],
     "route": {
         "group_by": ["namespace"],
         "group_wait": "30s",
@@ -77,15 +84,26 @@ def test_alerts_reach_the_fleets_topic(tmp_path: Path) -> None:
     try:
         processes.wait_until(lambda: _answers(address), "Alertmanager", 60)
         # The chart's own Watchdog always fires, and has no severity that asks for anybody.
-        _send(address, [("Watchdog", "none"), ("InferenceRoleGone", "critical")])
-        processes.wait_until(lambda: bool(published), "the message", 60)
+        burns = "InferenceErrorBudgetBurns"
+        _send(
+            address,
+            [
+                ("Watchdog", "none", "mine"),
+                (burns, "critical", "mine"),
+                (burns, "warning", "mine"),
+                (burns, "warning", "other"),
+            ],
+        )
+        processes.wait_until(lambda: len(published) == 2, "the messages", 60)
     finally:
         processes.stop_all([manager], 5)
         server.shutdown()
-    [(signature, message)] = published
-    assert "/us-west-2/sns/aws4_request" in signature
-    assert (message["TopicArn"], message["Subject"]) == ([TOPIC], ["FIRING InferenceRoleGone mine"])
-    assert "no pod answers" in message["Message"][0]
+    assert all("/us-west-2/sns/aws4_request" in signature for signature, _ in published)
+    assert all(message["TopicArn"] == [TOPIC] for _, message in published)
+    messages = {message["Subject"][0]: message["Message"][0] for _, message in published}
+    assert messages.keys() == {f"FIRING {burns} mine", f"FIRING {burns} other"}, "one release silences no other"
+    assert "requests fail" in messages[f"FIRING {burns} mine"]
+    assert "severity = warning" not in messages[f"FIRING {burns} mine"]
 
 
 def _answers(address: str) -> bool:
@@ -96,13 +114,13 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _send(address: str, alerts: list[tuple[str, str]]) -> None:
+def _send(address: str, alerts: list[tuple[str, str, str]]) -> None:
     rows = [
         {
-            "labels": {"alertname": name, "severity": severity, "release": "mine", "role": "worker"},
-            "annotations": {"summary": "no pod answers"},
+            "labels": {"alertname": name, "severity": severity, "release": release, "role": "router"},
+            "annotations": {"summary": "requests fail"},
         }
-        for name, severity in alerts
+        for name, severity, release in alerts
     ]
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://{address}/api/v2/alerts", json.dumps(rows).encode(), headers)

@@ -143,6 +143,10 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
     }
 
 
+_ALERT_LABELS = ("release", "role")
+"""By which the charts' alerts say whose they are."""
+
+
 def _build_alert_routes(fleet: Fleet) -> dict[str, Any]:
     """Return how Alertmanager tells the fleet's topic; empty leaves the chart's own, which tells nobody.
 
@@ -153,9 +157,12 @@ def _build_alert_routes(fleet: Fleet) -> dict[str, Any]:
         return {}
     subject = "{{ .Status | toUpper }} {{ .GroupLabels.alertname }} {{ .GroupLabels.release }}"
     topic = {"topic_arn": fleet.alarms_to, "sigv4": {"region": fleet.region}, "subject": subject}
+    # The chart's own knows no releases: a critical alert of one would silence the warnings of all.
+    inhibited = {"target_matchers": ["severity = warning"], "equal": ["alertname", "namespace", *_ALERT_LABELS]}
     return {
+        "inhibit_rules": [{"source_matchers": ["severity = critical"], **inhibited}],
         "route": {
-            "group_by": ["alertname", "release", "role"],
+            "group_by": ["alertname", *_ALERT_LABELS],
             "routes": [{"receiver": "alarms-to", "matchers": ['severity =~ "warning|critical"']}],
         },
         "receivers": [{"name": "null"}, {"name": "alarms-to", "sns_configs": [topic]}],
