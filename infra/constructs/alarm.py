@@ -19,6 +19,7 @@ def add_alarm(
     *,
     name: str,
     description: str,
+    signal: str = "",
     threshold: float,
     metric_query: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
     comparison: str = "GreaterThanThreshold",
@@ -29,6 +30,7 @@ def add_alarm(
     """Add an alarm, which rings after so many periods of `metric_query` in a row.
 
     Args:
+        signal: whose action the description ends with.
         notifies: whether the fleet's topic hears of ALARM and OK.
     """
     actions = [stack.fleet.alarms_to] if stack.fleet.alarms_to and notifies else None
@@ -36,7 +38,7 @@ def add_alarm(
         stack,
         construct_id,
         alarm_name=name,
-        alarm_description=description,
+        alarm_description=f"{description}. To do: {signals.load()[signal].action}" if signal else description,
         comparison_operator=comparison,
         threshold=threshold,
         evaluation_periods=periods,
@@ -62,6 +64,7 @@ def add_cluster_alarm(
         construct_id,
         name=f"{stack.fleet.name}-{name}",
         description=description,
+        signal=signal_name,
         threshold=threshold,
         metric_query=[query],
     )

@@ -41,6 +41,7 @@ def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
         f"{purpose}-alarm",
         name=f"{stack.fleet.name}-{purpose}",
         description=f"More than {_QUOTA_PERCENT}% of the region's quota of vCPUs, {usage_class}, is in use",
+        signal="vcpus-used",
         threshold=_QUOTA_PERCENT,
         periods=1,
         metric_query=[used, percent],

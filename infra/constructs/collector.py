@@ -17,18 +17,24 @@ IMAGE = images.pin(images.COLLECTOR)
 CPU_UNITS, MEMORY_MIB = 128, 256
 
 METRICS = {"engine": signals.list_scaling(), "router": signals.list_of_role("router")}
-"""What is sent of a service's tasks, by kind; a service has the Prometheus names."""
+"""What is sent of a service's tasks, by kind, and drawn; a service has the Prometheus names."""
+
+UP = "up"
+"""Prometheus' own: 1 after a successful scrape, else 0. Routers send it, whose counters begin with requests."""
 
 TRANSFERS = "failed-transfers"
 """What is sent of tasks that hand on KV caches, which others call by their addresses."""
 
-SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
-"""What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
+SCALE_TO_ZERO_METRICS = ("running", UP)
+"""What is sent too of a role that may have no replica."""
 
 INTERVAL_S = 15
 
 MAX_SAMPLES = 2000
 """Most series of those metrics on a page: beyond them the collector takes nothing of it, and keeps its memory."""
+
+RESTART_S = 60
+"""How long it must have run to be started again: the least that ECS takes."""
 
 _UNREACHABLE = "127.0.0.1:9"
 """Where nothing listens: to read it is a 0 of `up`."""
@@ -52,20 +58,33 @@ class MetricStream:
 
 def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     """Return the Prometheus names of what is sent of a service's tasks, by the catalog's names."""
-    is_router, part = service.is_entry, "router" if service.is_entry else "engine"
-    scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
-    concepts = METRICS[part] + (SCALE_TO_ZERO_METRICS[part] if scales_to_zero else ())
+    concepts = (*METRICS["router"], UP) if service.is_entry else METRICS["engine"]
+    concepts += SCALE_TO_ZERO_METRICS if service.role in stream.scale_to_zero_roles else ()
     concepts += (TRANSFERS,) if service.address_variables else ()
-    names = {**service.metrics, "up": signals.load()["up"].name}
+    names = {**service.metrics, UP: signals.load()[UP].name}
     return {concept: names[concept] for concept in concepts if concept in names}
 
 
+def format_endpoint(service: Service) -> str:
+    """Return where a service's metrics are, within its task."""
+    return f"127.0.0.1:{service.ports.get('metrics', service.port)}"
+
+
+def find_path(service: Service) -> str:
+    return service.metrics_path or "/metrics"
+
+
 def build_container(service: Service, stream: MetricStream, logs: dict[str, object]) -> dict[str, object]:
-    """Build the collector's container definition; the task lives on without it."""
+    """Build the collector's container definition; the task lives on without it.
+
+    Of itself ECS starts no container again, and alarms that read nothing are silent. Source: ECS developer guide,
+    "Restart individual containers in Amazon ECS tasks with container restart policies", 2026-11.
+    """
     return {
         "name": "collector",
         "image": IMAGE,
         "essential": False,
+        "restartPolicy": {"enabled": True, "restartAttemptPeriod": RESTART_S},
         "cpu": CPU_UNITS,
         "memory": MEMORY_MIB,
         "environment": [{"name": "AOT_CONFIG_CONTENT", "value": json.dumps(build_configuration(service, stream))}],
@@ -75,9 +94,8 @@ def build_container(service: Service, stream: MetricStream, logs: dict[str, obje
 
 def build_configuration(service: Service, stream: MetricStream) -> dict[str, object]:
     """Return the collector's configuration; JSON is YAML."""
-    names = list(select_metrics(service, stream).values())
-    endpoint = f"127.0.0.1:{service.ports.get('metrics', service.port)}"
-    scrapes = [_build_scrape(service.role, endpoint, stream, names, service.metrics_path or "/metrics")]
+    names = [name for metric in select_metrics(service, stream).values() for name in metric.split("|")]
+    scrapes = [_build_scrape(service.role, format_endpoint(service), stream, names, find_path(service))]
     if service.is_entry:
         # The sum of a role's `up` is 0 while it has no replica: a missing metric never triggers the alarm.
         scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]

@@ -46,6 +46,7 @@ def _add_alarm(
         f"{name}-alarm",
         name=f"{context.gateway.name}-{name}",
         description=f"{signals.load()[name].meaning}: {context.name}",
+        signal=name,
         threshold=threshold,
         comparison=comparison,
         periods=PERIODS,

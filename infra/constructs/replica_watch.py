@@ -1,10 +1,11 @@
-"""The container beside an engine that ends its task where the engine stopped answering, or its replica lost a node."""
+"""The container beside an engine that ends its task where the engine hangs, or its replica lost a node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from infra.constructs import collector
 from infra.constructs.task import ContainerDefinition, LogDestination
 from llm_serving import paths
 from llm_serving.services.service import Service
@@ -63,5 +64,8 @@ def _list_arguments(service: Service, replica: Replica) -> Iterator[str]:
         return
     assert service.probe
     yield from ("lead", "--health", f"http://127.0.0.1:{service.port}{service.probe.health}")
+    if service.metrics.keys() >= {"running", "steps"}:
+        yield from ("--metrics", f"http://{collector.format_endpoint(service)}{collector.find_path(service)}")
+        yield from ("--running", service.metrics["running"], "--steps", service.metrics["steps"])
     if replica.followers:
         yield from ("--port", str(_GROUP_PORT), "--followers", str(replica.followers))

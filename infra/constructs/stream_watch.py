@@ -70,6 +70,7 @@ def _add_alarm(
         f"{name}-alarm",
         name=f"{context.stream.name}-{name}",
         description=f"{description}: {context.name}",
+        signal=next(iter(metrics.values()))[0],
         threshold=threshold,
         missing=missing,
         metric_query=[*queries, alarm.build_expression_query("e", expression, description)],

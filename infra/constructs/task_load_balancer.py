@@ -109,6 +109,7 @@ def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str)
         "certificate-alarm",
         name=f"{stack.fleet.name}-{deployment}-certificate",
         description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
+        signal="certificate-days",
         threshold=CERTIFICATE_DAYS,
         comparison="LessThanThreshold",
         periods=1,

@@ -75,7 +75,9 @@ def add_scaling(
         _add_sleep(scaling)
         _add_late_alarm(scaling)
     else:
-        _add_unmeasured_alarm(scaling)
+        assert service.replicas.scale
+        description = f"{stream.deployment}'s {service.role} does not scale: its engines' metrics do not come"
+        add_unmeasured_alarm(stack, service, stream, service.replicas.scale.signal, description)
 
 
 def _describe_target(stack: FleetStack, name: str) -> dict[str, Any]:
@@ -126,6 +128,18 @@ def build_task_metric(
     return alarm.build_metric_query(
         query_id, stream.namespace, program_name, dimensions, stat, period_s=period_s, returned=returned
     )
+
+
+def build_errors(
+    stream: MetricStream, router: Service, *, period_s: int = alarm.PERIOD_S
+) -> tuple[list[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery], str]:
+    """Return what a router counts of requests that failed, under one name or several, and their sum."""
+    names, dimensions = collector.select_metrics(router, stream)["errors"].split("|"), build_dimensions(stream, router)
+    queries = [
+        alarm.build_metric_query(f"errors{number}", stream.namespace, name, dimensions, "Sum", period_s=period_s)
+        for number, name in enumerate(names)
+    ]
+    return queries, " + ".join(f"FILL({query.id}, 0)" for query in queries)
 
 
 def _add_target_tracking(scaling: _Scaling) -> None:
@@ -210,7 +224,8 @@ def _add_wake_up(scaling: _Scaling) -> None:
     """
     router, service, stream = scaling.router, scaling.service, scaling.stream
     policy = _add_step_policy(scaling, "wake", count=1, metric_interval_lower_bound="0")
-    for metric_name in ("errors", "requests"):
+    requests = [build_task_metric("requests", stream, router, "requests", "Sum")], "requests"
+    for metric_name, (came, count) in (("errors", build_errors(stream, router)), ("requests", requests)):
         wake_alarm = alarm.add_alarm(
             scaling.stack,
             f"{service.role}-wake-{metric_name}",
@@ -221,8 +236,8 @@ def _add_wake_up(scaling: _Scaling) -> None:
             periods=1,
             metric_query=[
                 build_task_metric("up", stream, service, "up", "Sum"),
-                build_task_metric("came", stream, router, metric_name, "Sum"),
-                build_expression_query("asked", "IF(up == 0, came, 0)", "Requests that found no replica"),
+                *came,
+                build_expression_query("asked", f"IF(up == 0, {count}, 0)", "Requests that found no replica"),
             ],
         )
         wake_alarm.add_override("alarm_actions", policy)
@@ -233,7 +248,8 @@ def _add_sleep(scaling: _Scaling) -> None:
     router, service, stream = scaling.router, scaling.service, scaling.stream
     assert service.replicas.scale
     policy = _add_step_policy(scaling, "sleep", count=0, metric_interval_upper_bound="0")
-    requests = "FILL(requests, 0) + FILL(errors, 0) + FILL(running, 0)"
+    errors, error_count = build_errors(stream, router)
+    requests = f"FILL(requests, 0) + {error_count} + FILL(running, 0)"
     sleep_alarm = alarm.add_alarm(
         scaling.stack,
         f"{service.role}-sleep-alarm",
@@ -248,7 +264,7 @@ def _add_sleep(scaling: _Scaling) -> None:
             build_task_metric("running", stream, service, "running", "Sum"),
             build_task_metric("alive", stream, router, "up", "Sum"),
             build_task_metric("requests", stream, router, "requests", "Sum"),
-            build_task_metric("errors", stream, router, "errors", "Sum"),
+            *errors,
             # What is not known is no quiet: with the router's collector gone, every minute would look so.
             build_expression_query(
                 "asked", f"IF(up > 0 AND alive > 0, {requests}, 1)", "Requests that came or are under way"
@@ -261,43 +277,46 @@ def _add_sleep(scaling: _Scaling) -> None:
 def _add_late_alarm(scaling: _Scaling) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
     router, service, stream = scaling.router, scaling.service, scaling.stream
+    errors, error_count = build_errors(stream, router, period_s=_LATE_ALARM_PERIOD_S)
     alarm.add_alarm(
         scaling.stack,
         f"{service.role}-late-alarm",
         name=f"{scaling.alarm_prefix}-late",
         description=f"{stream.deployment}'s {service.role} is asked, and does not wake",
+        signal="running-tasks",
         threshold=0,
         periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
         metric_query=[
             build_task_metric("up", stream, service, "up", "Sum", period_s=_LATE_ALARM_PERIOD_S),
             build_task_metric("requests", stream, router, "requests", "Sum", period_s=_LATE_ALARM_PERIOD_S),
-            build_task_metric("errors", stream, router, "errors", "Sum", period_s=_LATE_ALARM_PERIOD_S),
+            *errors,
             build_expression_query(
-                "asked", "IF(up == 0, FILL(requests, 0) + FILL(errors, 0), 0)", "Requests that found no replica"
+                "asked", f"IF(up == 0, FILL(requests, 0) + {error_count}, 0)", "Requests that found no replica"
             ),
         ],
     )
 
 
-def _add_unmeasured_alarm(scaling: _Scaling) -> None:
-    """Alarm on a role of whose load nothing is known: it keeps the tasks that it has, however many requests come.
+def add_unmeasured_alarm(
+    stack: FleetStack, service: Service, stream: MetricStream, metric_name: str, description: str
+) -> None:
+    """Alarm on a role of which nothing is known: what reads its metrics does nothing, however many requests come.
 
     Source: ECS developer guide, "Use a target metric to scale Amazon ECS services", insufficient data, 2026-11.
     """
-    service, stream, scale = scaling.service, scaling.stream, scaling.service.replicas.scale
-    assert scale
     alarm.add_alarm(
-        scaling.stack,
+        stack,
         f"{service.role}-unmeasured-alarm",
-        name=f"{scaling.alarm_prefix}-unmeasured",
-        description=f"{stream.deployment}'s {service.role} does not scale: its engines' metrics do not come",
+        name=f"{stack.fleet.name}-{stream.deployment}-{service.role}-unmeasured",
+        description=description,
+        signal="up",
         threshold=0,
         comparison="LessThanThreshold",  # no measure is: it rings for missing ones
         periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
         missing="breaching",
         metric_query=[
             build_task_metric(
-                "load", stream, service, scale.signal, "Average", period_s=_LATE_ALARM_PERIOD_S, returned=True
+                "load", stream, service, metric_name, "Average", period_s=_LATE_ALARM_PERIOD_S, returned=True
             )
         ],
     )

@@ -10,7 +10,7 @@ from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import MetricStream
 from infra.constructs.dashboard import Curve, Graph
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.task_scaling import build_dimensions, build_task_metric
+from infra.constructs.task_scaling import build_dimensions, build_errors, build_task_metric
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.stack import ServingStack
@@ -18,8 +18,11 @@ from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.services.slo import MIN_ERROR_SHARE
 
-_MAX_SCALE_TO_ZERO_ROLES = 8
-"""CloudWatch allows ten metrics in an alarm. Models scale together, so the first eight roles stand for all."""
+_MAX_METRICS = 10
+"""Of an alarm of CloudWatch. Models scale together, so those roles for which there is room stand for all."""
+
+_TRANSFERS_PERIOD_S = 600
+"""A failure rings for so long: those of one cause need not come each minute."""
 
 _DEFAULT_QUEUE_LIMIT = 16
 """Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
@@ -30,11 +33,12 @@ def add_errors_alarm(
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add the alarm on the share of requests that the router answers with an error, which takes a deployment back."""
     router = serving.entry
+    errors, error_count = build_errors(stream, router)
     # What finds no engine at all is an error, and no request of any.
-    share = "FILL(errors, 0) / (FILL(requests, 0) + FILL(errors, 0) + 0.001)"
+    share = f"({error_count}) / (FILL(requests, 0) + {error_count} + 0.001)"
+    room = _MAX_METRICS - len(errors) - 1
     scale_to_zero_services = {
-        f"up{number}": service
-        for number, service in enumerate(serving.scale_to_zero_services[:_MAX_SCALE_TO_ZERO_ROLES])
+        f"up{number}": service for number, service in enumerate(serving.scale_to_zero_services[:room])
     }
     awake_condition = " AND ".join(f"{query_id} > 0" for query_id in scale_to_zero_services)
     return alarm.add_alarm(
@@ -42,10 +46,11 @@ def add_errors_alarm(
         "errors-alarm",
         name=f"{stack.fleet.name}-{serving.name}-errors",
         description=f"Requests to {serving.name} fail",
+        signal="errors",
         threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
         metric_query=[
             build_task_metric("requests", stream, router, "requests", "Sum"),
-            build_task_metric("errors", stream, router, "errors", "Sum"),
+            *errors,
             *(
                 build_task_metric(query_id, stream, service, "up", "Sum")
                 for query_id, service in scale_to_zero_services.items()
@@ -69,6 +74,7 @@ def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: 
         f"{service.role}-queue-alarm",
         name=f"{stack.fleet.name}-{serving.name}-{service.role}-queue",
         description=f"Requests wait for {serving.name}'s {service.role}",
+        signal="queue",
         threshold=4 * queue_length,
         periods=10,
         metric_query=[build_task_metric("queue", stream, service, "queue", "Average", returned=True)],
@@ -77,13 +83,17 @@ def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: 
 
 def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream, service: Service) -> None:
     """Add the alarm on transfers of KV caches that fail: the engine sends the metric from the first failure on."""
-    query = build_task_metric("failed", stream, service, collector.TRANSFERS, "Sum", returned=True)
+    query = build_task_metric(
+        "failed", stream, service, collector.TRANSFERS, "Sum", period_s=_TRANSFERS_PERIOD_S, returned=True
+    )
     alarm.add_alarm(
         stack,
         f"{service.role}-transfers-alarm",
         name=f"{stack.fleet.name}-{deployment}-{service.role}-transfers",
         description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
+        signal=collector.TRANSFERS,
         threshold=0,
+        periods=1,
         metric_query=[query],
     )
 
@@ -95,6 +105,7 @@ def add_running_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
         f"{service.name}-running-alarm",
         name=f"{stack.fleet.name}-{deployment}-{service.name}-running",
         description=f"Tasks of {deployment}'s {service.name} are missing",
+        signal="running-tasks",
         threshold=service.replicas.min,
         comparison="LessThanThreshold",
         periods=15,
@@ -110,6 +121,7 @@ def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
         f"{service.name}-maximum-alarm",
         name=f"{stack.fleet.name}-{deployment}-{service.name}-maximum",
         description=f"{deployment}'s {service.name} runs as many tasks as it may",
+        signal="replicas-max",
         threshold=service.replicas.max,
         comparison="GreaterThanOrEqualToThreshold",
         periods=15,
@@ -140,9 +152,10 @@ def list_graphs(fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStr
     graphs = []
     for signal in [*collector.METRICS["router"], *collector.METRICS["engine"]]:
         curves = [
-            Curve(role, metrics[signal], build_dimensions(stream, services[role]))
+            Curve(role, name, build_dimensions(stream, services[role]))
             for role, metrics in sent.items()
-            if signal in metrics
+            for name in metrics.get(signal, "").split("|")
+            if name
         ]
         stat = "Sum" if signal in collector.METRICS["router"] else "Average"
         graphs += [Graph(signal, stream.namespace, stat, curves)] if curves else []

@@ -340,16 +340,17 @@ def _add_alarms(context: WorkflowContext) -> None:
             alarm.build_signal_query("waiting", "undelivered-files", of_queue, "Minimum"),
             alarm.build_expression_query("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
         ]
-        _add_alarm(context, name, description, _QUEUE_ALARM_S, metrics)
+        _add_alarm(context, name, description, "oldest-step", _QUEUE_ALARM_S, metrics)
     undelivered = {"QueueName": format_undelivered_queue(batch)}
     files = alarm.build_signal_query("undelivered", "undelivered-files", undelivered, "Maximum", returned=True)
-    _add_alarm(context, "undelivered", "Files of which no job was made", 0, [files])
+    _add_alarm(context, "undelivered", "Files of which no job was made", "undelivered-files", 0, [files])
 
 
 def _add_alarm(
     context: WorkflowContext,
     name: str,
     description: str,
+    signal: str,
     threshold: float,
     metrics: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
 ) -> None:
@@ -358,6 +359,7 @@ def _add_alarm(
         f"{name}-alarm",
         name=f"{context.batch.workflow}-{name}",
         description=f"{description} of {context.name}",
+        signal=signal,
         threshold=threshold,
         metric_query=metrics,
     )

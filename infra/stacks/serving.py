@@ -343,6 +343,9 @@ def _add_monitoring(parts: _Parts, service: Service, ecs_services: Sequence[aws.
     ecs_names = task_service.list_names(stack.fleet, serving.name, service)
     if service.replicas.min and not service.placement.gives_way:
         task_watch.add_running_alarm(stack, serving.name, service, ecs_names)
+    if service.is_entry:
+        description = f"Errors of {serving.name} ring no alarm: its {service.role}'s metrics do not come"
+        task_scaling.add_unmeasured_alarm(stack, service, parts.stream, collector.UP, description)
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
     if not service.is_entry and is_first:
         task_watch.add_queue_alarm(stack, serving, parts.stream, service)

@@ -576,7 +576,8 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart
     assert usage["metadata"]["query"] == f"sum(avg by (pod) (vllm:kv_cache_usage_perc{{{role}}})) or vector(0)"
     assert usage["metadata"]["threshold"] == "0.8"
     counters = (
-        '{__name__=~"vllm_router_(pd_)?requests_total|vllm_router_(request|pd)_errors_total",'
+        '{__name__=~"vllm_router_(pd_)?requests_total|'
+        'vllm_router_(request_errors|retries_exhausted|pd_errors|pd_prefill_errors|pd_decode_errors)_total",'
         + role.replace('"worker"', '"router"')
         + "}"
     )

@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, str], bool]] = [
     ("StreamDown", {f"{DOWN}{OTHER}": "0x60"}, True),
     ("StreamDown", {f"{DOWN}{JOB}": "0x60"}, False),
     ("StreamRestarts", {f"{RESTARTS}{JOB}": "0x10 0+1x20 20x30"}, True),
-    ("StreamRestarts", {f"{RESTARTS}{JOB}": "7x60"}, False),
+    ("StreamRestarts", {f"{RESTARTS}{JOB}": "7x14 8x4 9x4 10x14 _x10"}, False),
     ("StreamLag", {f"{PENDING}{JOB}": "4000x60", f"{EVENTS}{JOB}": "0+3000x60"}, True),
     ("StreamLag", {f"{PENDING}{JOB}": "4000x60", f"{EVENTS}{JOB}": "9x60"}, True),
     ("StreamLag", {f"{PENDING}{JOB}": "2000x60", f"{EVENTS}{JOB}": "0+3000x60"}, False),

@@ -28,22 +28,40 @@ INTERVAL_S = 0.1
 PATIENT_S = 2.0
 """Interval where a node is to go on: six of them are longer than a busy machine holds up any."""
 
+PAGE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{{engine="0",model_name="a b"}} {running}
+vllm:num_requests_running_by_reason{{engine="0"}} 1
+vllm:iteration_tokens_total_count{{engine="0"}} {steps}
+vllm:iteration_tokens_total_count{{engine="1"}} 3
+"""
+
 LIMIT_S = 120.0
 Start = Callable[..., subprocess.Popen[str]]
 
 
 class Engine(ThreadingHTTPServer):
-    """An engine's port: answers /health with `status`, but with 503 while `failures` are left."""
+    """An engine's port: answers /health with `status`, but with 503 while `failures` are left.
+
+    Its page of metrics has `running` requests and `steps`, which each look at it makes more by `pace`.
+    """
 
     request_queue_size = 128  # of followers that look whether it listens, while a busy machine holds it up
     status = 200
     failures = 0
     answered = 0
+    running = 0
+    steps = 7
+    pace = 0
 
 
 class Handler(QuietHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Engine)
+        if self.path == "/metrics":
+            self.server.steps += self.server.pace
+            self.respond(200, PAGE.format(running=self.server.running, steps=self.server.steps).encode())
+            return
         is_failure = self.server.failures > 0
         self.server.failures -= is_failure
         self.respond(503 if is_failure else self.server.status)
@@ -66,9 +84,9 @@ def start() -> Iterator[Start]:
     """Starts the program with arguments; ends it after the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: object, interval_s: float = PATIENT_S) -> subprocess.Popen[str]:
+    def run(*arguments: object, interval_s: float = PATIENT_S, hang_s: float = LIMIT_S) -> subprocess.Popen[str]:
         command = [sys.executable, str(PROGRAM), *map(str, arguments)]
-        environment = {**os.environ, "GROUP_INTERVAL_S": str(interval_s)}
+        environment = {**os.environ, "GROUP_INTERVAL_S": str(interval_s), "GROUP_HANG_S": str(hang_s)}
         started.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -96,8 +114,10 @@ def connect(port: int) -> socket.socket:
 
 
 def lead(start: Start, engine: Engine, port: int, followers: int = 1, **options: float) -> subprocess.Popen[str]:
-    health = f"http://127.0.0.1:{engine.server_port}/health"
-    return start("lead", "--health", health, "--port", port, "--followers", followers, **options)
+    url = f"http://127.0.0.1:{engine.server_port}"
+    metrics = ("--metrics", f"{url}/metrics", "--running", "vllm:num_requests_running")
+    metrics += ("--steps", "vllm:iteration_tokens_total_count")
+    return start("lead", "--health", f"{url}/health", *metrics, "--port", port, "--followers", followers, **options)
 
 
 def follow(start: Start, engine: Engine, port: int, drain_s: float = LIMIT_S) -> subprocess.Popen[str]:
@@ -137,6 +157,16 @@ def test_an_engine_that_stops_answering_ends_its_task(start: Start) -> None:
             1,
             f"group: the engine no longer answers http://127.0.0.1:{engine.server_port}/health",
         )
+
+
+def test_an_engine_that_has_requests_and_computes_nothing_ends_its_task(start: Start) -> None:
+    with serve() as engine:
+        leader = lead(start, engine, 0, followers=0, interval_s=INTERVAL_S, hang_s=1)
+        assert is_running(leader, 3), "it has no requests"
+        engine.running, engine.pace = 2, 1
+        assert is_running(leader, 3), "it works on them"
+        engine.pace = 0
+        assert wait(leader) == (1, "group: the engine has requests and computes nothing")
 
 
 def test_an_engine_that_still_loads_its_model_is_left_alone(start: Start) -> None:

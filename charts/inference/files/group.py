@@ -1,13 +1,13 @@
 """Keep the nodes of a replica together: they start, serve, drain and end as one.
 
-    python3 group.py lead --health URL [--port PORT --followers NUMBER]
+    python3 group.py lead --health URL [--metrics URL --running NAME --steps NAME] [--port PORT --followers NUMBER]
     python3 group.py follow --leader HOST --port PORT --requests PORT --drain SECONDS
     python3 group.py drain --leader HOST --requests PORT --drain SECONDS
 
 `lead` and `follow` run beside an engine, in its task: the program's end is the task's. Each follower keeps a connection
 to its leader. Where one is lost, both end: an engine that lost a node computes nothing and does not say so, and a
 leader that starts again would wait for nodes that are in its former group. `lead` ends as well when the engine, once
-healthy, stops answering.
+healthy, stops answering, or has requests and computes nothing: its health page says that its process lives, no more.
 
 On SIGTERM, as when a machine drains, a follower tells the leader by its end of the connection, and stays while the
 leader accepts connections: vLLM closes its port once its last request is answered (entrypoints/launchers/launcher.py,
@@ -21,6 +21,7 @@ charts/inference/files/group.py is a copy, so that the chart is complete without
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import signal
 import socket
@@ -35,6 +36,9 @@ INTERVAL_S = float(os.environ.get("GROUP_INTERVAL_S", "5"))
 
 MISSES = 6
 """Intervals of silence, or failed health checks in a row, after which a node counts as lost."""
+
+HANG_S = float(os.environ.get("GROUP_HANG_S", "900"))
+"""Longest that an engine may have requests and end no step; the alert InferenceEngineHangs waits as long."""
 
 HEALTH_TIMEOUT_S = 20.0
 """Of one health check: a busy engine answers late."""
@@ -55,12 +59,36 @@ def watch_health(url: str) -> None:
 
 def is_healthy(url: str) -> bool:
     """Whether a GET of the URL is answered with status 200."""
+    return request_page(url) is not None
+
+
+def request_page(url: str) -> str | None:
+    """Return what a GET of the URL is answered with; None unless its status is 200."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=HEALTH_TIMEOUT_S):
-            return True
-    except (OSError, ValueError):
-        return False
+        with opener.open(url, timeout=HEALTH_TIMEOUT_S) as response:
+            page: str = response.read().decode()
+            return page
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def watch_steps(url: str, running: str, steps: str) -> None:
+    """Return once the engine has had requests for too long without a step; a page that cannot be read tells nothing."""
+    last_steps, since = -1.0, time.monotonic()
+    while True:
+        page = request_page(url) or ""
+        now_steps = sum_series(page, steps)
+        if now_steps != last_steps or not sum_series(page, running):
+            last_steps, since = now_steps, time.monotonic()
+        elif time.monotonic() - since > HANG_S:
+            return
+        time.sleep(HANG_S / 60)
+
+
+def sum_series(page: str, name: str) -> float:
+    """Return the sum of a metric's series on a page of Prometheus."""
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith((name + "{", name + " ")))
 
 
 def keep_connection(connection: socket.socket) -> None:
@@ -94,6 +122,9 @@ def lead(options: argparse.Namespace) -> str:
         threading.Thread(target=run, daemon=True).start()
 
     watch("the engine no longer answers " + options.health, watch_health, options.health)
+    if options.metrics:
+        reason = "the engine has requests and computes nothing"
+        watch(reason, watch_steps, options.metrics, options.running, options.steps)
     if options.followers:
         server = socket.create_server(("", options.port), backlog=options.followers)
 
@@ -156,6 +187,8 @@ def parse_arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     leader = commands.add_parser("lead")
     leader.add_argument("--health", required=True)
+    for name in ("--metrics", "--running", "--steps"):
+        leader.add_argument(name)
     leader.add_argument("--port", type=int, default=0)
     leader.add_argument("--followers", type=int, default=0)
     for name in ("follow", "drain"):

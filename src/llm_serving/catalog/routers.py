@@ -91,7 +91,7 @@ class Router(Row):
     """Share of a prompt, 0 to 1, above which the policy cache-aware follows cached prefixes."""
 
     metrics: Mapping[Literal["aggregated", "disaggregated"], Mapping[RouterMetric, str]] = {}
-    """Prometheus names, by the engines behind it."""
+    """Prometheus names, by the engines behind it; of several with a | between them the sum counts."""
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -37,6 +38,8 @@ class Engine(ThreadingHTTPServer):
     delay_s = 0.0
     """Until it answers a GET."""
     is_healthy = True
+    status = 200
+    """Of its answer to a request."""
 
     @property
     def address(self) -> str:
@@ -64,6 +67,9 @@ class Handler(QuietHandler):
         self.server.bodies.append(body)
         self.server.ranks += [self.headers.get("X-data-parallel-rank")] if self.path == "/v1/completions" else []
         self.server.callers.append({name: self.headers.get(name, "") for name in CALLER})
+        if self.server.status != 200:
+            self.respond_json({"error": {"message": "no"}}, self.server.status)
+            return
         payload: dict[str, Any] = {"id": "x", "object": "text_completion", "model": body["model"]}
         payload["choices"] = [{"index": 0, "text": self.server.address, "finish_reason": "stop"}]
         if body.get("kv_transfer_params", {}).get("do_remote_decode"):
@@ -275,6 +281,12 @@ def test_prefill_and_decode_join_and_leave_with_their_dns_names(testbed: RouterT
         wait_until_served(url, {B, C})
         testbed.write_dns(prefill=[A], decode=[C])
         wait_until_served(url, {C})
+        for address in (A, C):
+            before = read_metric(testbed, "disaggregated", "errors")
+            testbed.engines[address].status = 500
+            assert send_requests(url, times=3) == {"500"}
+            assert read_metric(testbed, "disaggregated", "errors") == before + 3, "of either side"
+            testbed.engines[address].status = 200
         before = read_metric(testbed, "disaggregated", "errors")
         testbed.write_dns(prefill=[], decode=[C])
         wait_until_served(url, {"503"})
@@ -358,7 +370,7 @@ def test_an_engine_that_reports_ill_health_leaves_and_returns(testbed: RouterTes
 
 
 @pytest.mark.engine
-def test_only_requests_without_an_engine_count_as_errors(testbed: RouterTestbed) -> None:
+def test_only_requests_that_no_engine_answers_count_as_errors(testbed: RouterTestbed) -> None:
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
         for path in ("health", "liveness", "v1/models", "workers"):
             dns_discovery.fetch_page(f"{url}/{path}")
@@ -381,15 +393,18 @@ def test_only_requests_without_an_engine_count_as_errors(testbed: RouterTestbed)
         assert read_metric(testbed, "aggregated", "errors") == error_count, (
             "and whom somebody answers is no longer refused"
         )
+        for status in (400, 500):
+            testbed.engines[A].status = status
+            assert send_request(url) == str(status)
+            error_count += 1
+            assert read_metric(testbed, "aggregated", "errors") == error_count
 
 
 def read_metric(testbed: RouterTestbed, mode: Literal["aggregated", "disaggregated"], name: RouterMetric) -> float:
     """Return the sum over the series of a router's metric, by the catalog's name."""
     lines = (dns_discovery.fetch_page(testbed.metrics) or b"").decode().splitlines()
-    metric_name = routers.load_routers()["vllm-router"].metrics[mode][name]
-    return sum(
-        float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric_name}{{", f"{metric_name} "))
-    )
+    metric_names = routers.load_routers()["vllm-router"].metrics[mode][name].split("|")
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.split("[{ ]", line)[0] in metric_names)
 
 
 @pytest.mark.engine

@@ -19,6 +19,7 @@ from infra.constructs.replica_watch import GROUP_PROGRAM, WATCH
 from infra.constructs.task import NODE_PROGRAM
 from infra.stacks.serving import read
 from llm_serving import paths
+from llm_serving.catalog import signals
 from llm_serving.fleet import loading
 from llm_serving.services.service import START_WAIT_VARIABLE, STOP_DELAY_VARIABLE
 from llm_serving.targets import probe
@@ -147,6 +148,8 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
     assert all(
         alarm["alarm_actions"] == alarm["ok_actions"] == [fleet_value.alarms_to] for alarm in for_people.values()
     )
+    actions = {signal.action for signal in signals.load().values()}
+    assert {alarm["alarm_description"].partition(". To do: ")[2] for alarm in for_people.values()} <= actions
     assert list(stack_rules.check_alarm_actions(stack, fleet_value)) == []
     del alarms["errors-alarm"]["alarm_actions"]
     assert list(stack_rules.check_alarm_actions(stack, fleet_value)) == [
@@ -235,7 +238,8 @@ def test_the_nodes_of_a_replica_watch_one_another(stacks: Stacks) -> None:
         for rank in range(2)
     }
     leader, follower = commands["worker-1-0"], commands["worker-1-1"]
-    health = ["lead", "--health", "http://127.0.0.1:8000/health"]
+    health = ["lead", "--health", "http://127.0.0.1:8000/health", "--metrics", "http://127.0.0.1:8000/metrics"]
+    health += ["--running", "vllm:num_requests_running", "--steps", "vllm:iteration_tokens_total_count"]
     assert leader["command"] == [*health, "--port", "5701", "--followers", "1"]
     address = "distributed-worker-1-0.fabric.internal"
     assert follower["command"][:5] == ["follow", "--leader", address, "--port", "5701"]
@@ -552,6 +556,17 @@ def test_one_provider_runs_all_machines_of_a_replica(stacks: Stacks) -> None:
     assert {replica: len(replica_providers) for replica, replica_providers in by_replica.items()} == {"0": 1, "1": 1}
 
 
+@each_shape
+def test_a_collector_that_ended_is_started_again_and_no_task_ends_with_it(stacks: Stacks, shape: str) -> None:
+    tasks = [name.removesuffix("-task") for name in filter_by_type(stacks[shape], "aws_ecs_task_definition")]
+    collectors = [
+        found["collector"] for task in tasks if "collector" in (found := parse_containers(stacks[shape], task))
+    ]
+    assert collectors
+    assert not any(collector["essential"] for collector in collectors)
+    assert all(collector["restartPolicy"] == {"enabled": True, "restartAttemptPeriod": 60} for collector in collectors)
+
+
 def read_collector_config(stack: Stack, task: str) -> dict[str, Any]:
     """Return the configuration of a task's collector."""
     config: dict[str, Any] = json.loads(parse_containers(stack, task)["collector"]["environment"][0]["value"])
@@ -625,7 +640,7 @@ def test_the_router_is_configured_for_a_role_scaled_to_zero(stacks: Stacks) -> N
     [always] = read_collector_config(stacks["aggregated"], "router")["receivers"]["prometheus"]["config"][
         "scrape_configs"
     ]
-    assert always["job_name"] == "router", "who does not sleep costs no metric more"
+    assert always["job_name"] == "router", "of who does not sleep nothing is missed"
 
 
 def test_a_role_that_scales_to_zero_starts_with_one_replica_and_has_no_running_alarm(stacks: Stacks) -> None:
@@ -723,6 +738,16 @@ def test_a_peak_raises_the_least_tasks_at_its_start_and_lowers_them_at_its_end(s
     assert "lifecycle" not in other, "without a peak the blueprint's least is what counts"
 
 
+def test_failures_of_either_side_are_errors(stacks: Stacks) -> None:
+    alarm = filter_by_type(stacks["disaggregated"], "aws_cloudwatch_metric_alarm")["errors-alarm"]
+    names = {query["id"]: query["metric"]["metric_name"] for query in alarm["metric_query"] if "metric" in query}
+    prefix = "vllm_router_pd_"
+    errors = {key: name for key, name in names.items() if key.startswith("errors")}
+    assert set(errors.values()) == {f"{prefix}{part}errors_total" for part in ("", "prefill_", "decode_")}
+    total = " + ".join(f"FILL({key}, 0)" for key in errors)
+    assert f"({total}) / (FILL(requests, 0) + {total} + 0.001)" in alarm["metric_query"][-1]["expression"]
+
+
 def test_failing_transfers_ring_where_caches_are_handed_on(stacks: Stacks) -> None:
     alarms = {
         shape: {
@@ -732,6 +757,11 @@ def test_failing_transfers_ring_where_caches_are_handed_on(stacks: Stacks) -> No
     }
     assert alarms["disaggregated"] == {"prefill-transfers-alarm", "decode-transfers-alarm"}
     assert alarms["aggregated"] == set()
+    settings = filter_by_type(stacks["disaggregated"], "aws_cloudwatch_metric_alarm")["decode-transfers-alarm"]
+    [query] = settings["metric_query"]
+    assert (query["metric"]["stat"], query["metric"]["period"], settings["evaluation_periods"]) == ("Sum", 600, 1), (
+        "one failure within ten minutes rings, as on EKS"
+    )
 
 
 def test_a_role_that_scales_has_an_alarm_at_its_most_tasks_over_all_its_choices(stacks: Stacks) -> None:
@@ -755,9 +785,9 @@ def test_a_role_of_whose_load_nothing_is_known_rings_unless_it_may_have_no_repli
         for rows in [filter_by_type(stacks[shape], "aws_cloudwatch_metric_alarm")]
     }
     assert {shape: set(rows) for shape, rows in alarms.items()} == {
-        "aggregated": {"worker-unmeasured-alarm"},
-        "disaggregated": {"decode-unmeasured-alarm"},
-        "single": set(),
+        "aggregated": {"router-unmeasured-alarm", "worker-unmeasured-alarm"},
+        "disaggregated": {"router-unmeasured-alarm", "decode-unmeasured-alarm"},
+        "single": {"router-unmeasured-alarm"},
     }
     settings = alarms["aggregated"]["worker-unmeasured-alarm"]
     assert (settings["comparison_operator"], settings["threshold"]) == ("LessThanThreshold", 0), "no measure is"

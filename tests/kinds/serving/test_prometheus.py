@@ -85,7 +85,10 @@ class Exporter:
         values |= {name: self.scrapes for name in values if name.endswith("_total")}
         if FAILED_TRANSFERS in values and not self.failing:
             values[FAILED_TRANSFERS] = 0
-        lines = [f"{name}{labels} {value}" for name, value in values.items()]
+        if path == "router":  # whose counters of errors each have labels of their own
+            lines = [f'{name}{{of="{name}"}} {value}' for name, value in values.items()]
+        else:
+            lines = [f"{name}{labels} {value}" for name, value in values.items()]
         for name in names.get("histogram", ()):
             lines += self._render_histogram(name)
         return "\n".join(lines) + "\n"
