@@ -311,7 +311,7 @@ class BatchApi:
     async def list_batches(self, request: web.Request) -> web.Response:
         team = "" if request[TEAM] == EVERY_TEAM else request[TEAM]
         page, has_more = _choose_page(await asyncio.to_thread(self._jobs.list_ids, team), request)
-        jobs = await asyncio.to_thread(lambda: [self._jobs.count(job) for job in self._jobs.read_all(page)])
+        jobs = await asyncio.to_thread(lambda: self._jobs.count_all(self._jobs.read_all(page)))
         return _format_page([self._format_batch(job) for job in jobs], has_more)
 
     async def show_batch(self, request: web.Request) -> web.Response:

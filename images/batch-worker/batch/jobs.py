@@ -223,7 +223,7 @@ class Jobs:
             }
             for name, team in self._settings.teams.items()
         }
-        for job in map(self.count, self.list_jobs()):
+        for job in self.count_all(self.list_jobs()):
             if team := teams.get(job["team"]):
                 team["jobs"] += 1
                 team["rows"] += job["request_counts"]["completed"]
@@ -250,6 +250,11 @@ class Jobs:
         tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}
         more = {name: counted[name] for name in ("endpoint_s", "failures")}
         return cast(Job, {**job, "request_counts": counts, "tokens": tokens, **more})
+
+    def count_all(self, jobs: Iterable[Job]) -> list[Job]:
+        """Add the rows and tokens counted so far to jobs, several at a time."""
+        with ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(self.count, jobs))
 
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a job: rows that have not started fail as `batch_cancelled`; None if there is no such job."""

@@ -397,7 +397,7 @@ def test_each_page_of_a_long_list_reads_its_own_jobs_alone(
                 pages.append(await response.json())
             after = pages[-1]["last_id"]
 
-    parts = {"list_ids": jobs.list_ids, "read_all": jobs.read_all, "count": jobs.count}
+    parts = {"list_ids": jobs.list_ids, "read_all": jobs.read_all, "count_all": jobs.count_all}
     ask_api(batch_settings, list_pages, jobs=parts)
     listed = [entry["id"] for page in pages for entry in page["data"]]
     assert len(listed) == len(set(listed)) == len(known)

@@ -48,7 +48,7 @@ def ask(settings: Any, method: str, path: str, **options: Any) -> tuple[int, Any
             seen.append((response.status, json.loads(await response.text() or "null")))
 
     parts |= {"list_objects": lambda _: (), "read_json": None}
-    ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list}, **parts)
+    ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list, "count_all": list}, **parts)
     return seen[0]
 
 
