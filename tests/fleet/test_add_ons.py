@@ -10,11 +10,13 @@ import yaml
 from pydantic import ValidationError
 
 from infra.constructs import controllers, karpenter
+from llm_serving.catalog.engines import load_engines
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons, karpenter_manifests, spare_manifests
 from llm_serving.fleet.log_outputs import COLLECTOR
 from llm_serving.fleet.model import AddOns, Fleet
 from llm_serving.fleet.system_group import build_system_group
+from llm_serving.kinds.serving.alerts import PULL_LIMIT_S
 from llm_serving.operations import add_ons as installer
 from llm_serving.settings.document import load
 from tests.charts import platform_charts
@@ -175,6 +177,12 @@ def test_no_default_alert_rings_for_as_long_as_a_healthy_fleet_is_up() -> None:
         "appNamespacesOperator": "!~",
         "appNamespacesTarget": spare_manifests.NAME,
     }
+    start_s = PULL_LIMIT_S + max(
+        row.platforms["gpu"].start_s for row in load_engines().values() if "gpu" in row.platforms
+    )
+    rules = prometheus["customRules"]
+    assert rules.keys() >= {"TargetDown", "KubePodNotReady", "KubeDeploymentReplicasMismatch"}
+    assert all(60 * int(rule["for"].removesuffix("m")) > start_s for rule in rules.values()), "while a replica starts"
 
 
 def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
