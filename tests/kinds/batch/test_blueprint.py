@@ -460,7 +460,7 @@ def read_secrets(process: Service) -> tuple[Any, Any]:
 def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", KEYED)
     assert (read_secrets(deployment.api), read_secrets(deployment.batch_workers[0])) == ((None, None), (None, ""))
-    [note] = deployment.notes
+    [note] = deployment.emulated
     assert note == (
         "The embedded AWS has no secrets of yours: here environment variables take the place of endpoint.api_key and "
         "results.cache.login."
@@ -533,7 +533,7 @@ def test_a_schedule_needs_a_team_that_is_there_and_runs_on_aws_alone(tmp_path: P
         resolve(tmp_path / "mine", f"{MINIMAL}{schedule}    team: nobody\n")
     with pytest.raises(InputError, match="a time of EventBridge Scheduler"):
         resolve(tmp_path / "mine", MINIMAL + schedule.replace("cron(0 2 * * ? *)", "at 2 o'clock"))
-    [note] = resolve(tmp_path / "mine", MINIMAL + schedule).notes
+    [note] = resolve(tmp_path / "mine", MINIMAL + schedule).emulated
     assert note == "The embedded AWS fires no schedules: no jobs here by nightly."
 
 

@@ -117,7 +117,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             *(own_serving.notes if own_serving else ()),
             *_list_notes(settings, fleet.value, environment, answering, found),
         ),
-        emulated=own_serving.emulated if own_serving else environment.emulated,
+        emulated=(
+            *_list_emulated(settings, environment),
+            *(own_serving.emulated if own_serving else environment.emulated),
+        ),
     )
 
 
@@ -188,16 +191,20 @@ def _list_notes(
         yield from _describe_back_off(found, environment, answering)
     if found and found.usd_h is not None and settings.endpoint.usd_per_hour is None:
         yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
-    if settings.schedules and environment.conventions.is_local:
-        yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
-    elif settings.schedules:
+    if settings.schedules and not environment.conventions.is_local:
         days = aws_limits.convert_to_days(fleet.storage.results_kept)
         end = f"{days} days after it was written"
         yield f"S3 deletes a schedule's file {end}: write it again before. See storage.results_kept."
     if settings.api.keys is None and not environment.conventions.is_local:
         yield "The Batch API asks for no key: whoever reaches it sees and cancels the jobs of every team. See api.keys."
-    named = cloud.list_secrets(settings)
-    if named and environment.conventions.is_local:
+
+
+def _list_emulated(settings: Blueprint, environment: Environment) -> Iterator[str]:
+    if not environment.conventions.is_local:
+        return
+    if settings.schedules:
+        yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
+    if named := cloud.list_secrets(settings):
         keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
