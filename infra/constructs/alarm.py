@@ -24,12 +24,14 @@ def add_alarm(
     metric_query: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
     comparison: str = "GreaterThanThreshold",
     periods: int = 5,
+    breaching: int | None = None,
     missing: str = "notBreaching",
     notifies: bool = True,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add an alarm, which rings after so many periods of `metric_query` in a row.
 
     Args:
+        breaching: of the periods, how many must breach; all where left out.
         signal: whose action the description ends with.
         notifies: whether the fleet's topic hears of ALARM and OK.
     """
@@ -42,6 +44,7 @@ def add_alarm(
         comparison_operator=comparison,
         threshold=threshold,
         evaluation_periods=periods,
+        datapoints_to_alarm=breaching,
         treat_missing_data=missing,
         metric_query=metric_query,
         alarm_actions=actions,

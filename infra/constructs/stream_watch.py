@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from infra.constructs import alarm, valkey
@@ -14,6 +15,11 @@ _MAX_METRICS = 10
 2026-11."""
 
 
+_FAILED_CHECKPOINTS, _CHECKPOINT_TIMEOUT_S = 3, 600
+"""How many fail one after the other, and how long one takes that does not end. Source: Flink 1.20,
+execution.checkpointing.timeout, which Managed Service for Apache Flink leaves as it is."""
+
+
 def add_alarms(context: StreamContext) -> None:
     """Add the alarms.
 
@@ -24,7 +30,12 @@ def add_alarms(context: StreamContext) -> None:
     job = {"Application": stream.name}
     _add_alarm(context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
     failed = {"m": ("failed-checkpoints", job)}
-    _add_alarm(context, "checkpoints", failed, "RATE(m)", 0, "Checkpoints fail")
+    longest_s = stream.checkpoint_ms / 1000 + _CHECKPOINT_TIMEOUT_S
+    periods = math.ceil(_FAILED_CHECKPOINTS * longest_s / alarm.PERIOD_S)
+    description = "Checkpoints fail"
+    _add_alarm(
+        context, "checkpoints", failed, "RATE(m)", 0, description, periods=periods, breaching=_FAILED_CHECKPOINTS
+    )
     outage = {"m": ("job-outage", job)}
     # A job that is stopped reports nothing. Source: AWS's agent-toolkit-for-aws, monitoring-and-metrics.md, 2026-11.
     _add_alarm(context, "down", outage, "m", 0, "The job does not run", missing="breaching")
@@ -55,14 +66,18 @@ def _add_alarm(
     threshold: float,
     description: str,
     missing: str = "notBreaching",
+    periods: int = 5,
+    breaching: int | None = None,
 ) -> None:
     """Add one alarm.
 
     Args:
         metrics: signal and dimensions by the metric's name in the expression.
+        periods, breaching: as `add_alarm` has them.
     """
     queries = [
-        alarm.build_signal_query(query_id, signal, dimensions, "Sum" if "RATE" in expression else "Maximum")
+        # The sum of a minute's samples grows with their number, too, which a ratio of two sums takes off.
+        alarm.build_signal_query(query_id, signal, dimensions, "Sum" if "n" in metrics else "Maximum")
         for query_id, (signal, dimensions) in metrics.items()
     ]
     alarm.add_alarm(
@@ -73,5 +88,7 @@ def _add_alarm(
         signal=next(iter(metrics.values()))[0],
         threshold=threshold,
         missing=missing,
+        periods=periods,
+        breaching=breaching,
         metric_query=[*queries, alarm.build_expression_query("e", expression, description)],
     )

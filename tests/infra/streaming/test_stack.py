@@ -255,6 +255,10 @@ def test_every_alarm_goes_by_its_expression_and_notifies(stacks: Stacks) -> None
         "disk-alarm": ("MAX(METRICS())", 80, topic),
         "disk-11-alarm": ("MAX(METRICS())", 80, topic),
     }
+    # Of checkpoints that run into Flink's limit of ten minutes one fails in ten, here with a pause of ten seconds.
+    checkpoints = alarms["checkpoints-alarm"]
+    assert (checkpoints["datapoints_to_alarm"], checkpoints["evaluation_periods"]) == (3, 31)
+    assert checkpoints["metric_query"][0]["metric"]["stat"] == "Maximum", "of a number that only grows"
 
 
 def test_an_alarm_rings_before_the_storage_of_any_broker_is_full(stacks: Stacks) -> None:
