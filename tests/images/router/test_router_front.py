@@ -46,7 +46,7 @@ ALLOWED = (
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/responses"),
-    ("GET", "/v1/responses/resp_1-a"),
+    ("GET", "/v1/responses/resp_1-a=="),
     ("DELETE", "/v1/responses/resp_1-a"),
     ("GET", "/v1/responses/resp_1-a/input_items"),
     ("POST", "/v1/responses/resp_1-a/cancel"),

@@ -77,8 +77,10 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
     tmp_path: Path, big: FoundDeployment
 ) -> None:
     config = read_config(resolve(tmp_path / "edge", EVERY_KEY))
+    asked = {"allowed_openai_params": ["dimensions", "verbosity"]}
     price = {"input_cost_per_token": 5e-07, "output_cost_per_token": 1.5e-06, "num_retries": 2, "timeout": 30.0}
     other_price = {"input_cost_per_token": 0.0, "output_cost_per_token": 1e-06, "num_retries": 1, "timeout": 600.0}
+    price, other_price = price | asked, other_price | asked
     first, second, third, fourth = config["model_list"]
     assert first == {
         "model_name": "chat",

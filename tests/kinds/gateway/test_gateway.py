@@ -869,6 +869,43 @@ def test_an_engine_is_told_how_much_to_reason(gateway: Running, path: str, body:
     assert gateway.received[-1]["reasoning"]["effort"] == "low"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "verbosity": "low"}),
+        ("embeddings", {"input": "hi", "dimensions": 8}),
+    ],
+)
+def test_an_engine_decides_on_parameters_that_only_some_models_have(
+    gateway: Running, path: str, body: dict[str, Any]
+) -> None:
+    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("outside")
+    assert read_status(url, key, {"model": "alone", **body}) == 200
+    assert gateway.received[-1].items() >= body.items()
+
+
+def test_no_header_of_an_answer_says_where_a_deployment_is(gateway: Running) -> None:
+    chats = gateway.connect(gateway.create_key("outside")).chat.completions.with_raw_response
+    answer = chats.create(model="alone", messages=[{"role": "user", "content": "hi"}])
+    assert answer.headers["x-litellm-model-group"] == "alone"
+    assert gateway.provider.url not in str(answer.headers)
+
+
+def test_a_kept_response_is_its_team_s_alone(gateway: Running) -> None:
+    own, other = gateway.create_key("outside"), gateway.create_key("search")
+    response = gateway.connect(own).responses.create(model="alone", input="hi")
+    url = f"{gateway.deployment.url}/v1/responses/{response.id}"
+    assert [read_status(url, key) for key in (own, other)] == [501, 403], "the provider keeps none"
+
+
+def test_a_malformed_request_closes_no_deployment_to_others(gateway: Running) -> None:
+    key = gateway.create_key("outside")
+    processes.wait_until(lambda: ask_outside(gateway, key, "hi", "impatient") != "A mock.", "the provider", WAIT_S, 0.5)
+    body = {"model": "impatient", "prompt": "hi", "response_format": {"type": "json_object"}}
+    read_status(f"{gateway.deployment.url}/v1/completions", key, body)
+    assert ask_outside(gateway, key, "hi", "impatient") == f"Answer {len(gateway.received)}."
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_messages_cost_the_price_of_their_route_though_others_to_the_model_have_none(
     gateway: Running, is_stream: bool
@@ -1116,12 +1153,15 @@ def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(ga
     client.chat.completions.create(model="small", messages=[{"role": "user", "content": secret}], max_tokens=1)
     with pytest.raises(openai.APIStatusError):
         client.chat.completions.create(model="none", messages=[{"role": "user", "content": secret}])
+    quoted: Any = {"type": secret}
+    with pytest.raises(openai.BadRequestError, match=secret):
+        ask(client, "small", tool_choice=quoted)
     assert main.run(["gateway", "key", "revoke", "edge", created["key"]]) == 0
 
     def read() -> list[dict[str, Any]]:
         return [entry for entry in gateway.run("audit", "edge") if entry["key"] == created["id"]]
 
-    processes.wait_until(lambda: len(read()) >= 4, "four entries", WAIT_S, 1.0)
+    processes.wait_until(lambda: len(read()) >= 5, "five entries", WAIT_S, 1.0)
     found = {(entry["event"], entry.get("model", ""), entry.get("verdict", "")) for entry in read()}
     assert {("key created", "", ""), ("request", "small", "answered"), ("key revoked", "", "")} <= found
     assert {entry["team"] for entry in read()} == {"search"}
@@ -1179,6 +1219,20 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
         rows = (f"SELECT 1 AS one FROM {table} WHERE {at} < '{start['now']}'" for table, at in times.items())
         return [len(database.query(gateway.login, row)) for row in rows]
 
+    ask(gateway.connect(gateway.create_key("search")), "small", user="lee")
+    others = {
+        '"LiteLLM_EndUserTable"': "user_id = 'lee'",
+        '"LiteLLM_DailyTeamSpend"': "date = '2020-01-01'",
+    }
+
+    def count_others() -> list[int]:
+        rows = (f"SELECT 1 AS one FROM {table} WHERE {row}" for table, row in others.items())
+        return [len(database.query(gateway.login, row)) for row in rows]
+
+    old_day = "VALUES ('old', 'search', '2020-01-01', '', now())"
+    insert = f'INSERT INTO "LiteLLM_DailyTeamSpend" (id, team_id, date, api_key, updated_at) {old_day}'
+    database.execute(gateway.login, ["--command", insert])
+    processes.wait_until(lambda: count_others() == [1, 1], "the user", WAIT_S, 0.5)
     before = count()
     audit.delete_old(gateway.login, 86400 * 36500)
     assert all(0 < earlier <= now for earlier, now in zip(before, count(), strict=True)), "nothing is so old"
@@ -1186,7 +1240,7 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
     def delete() -> bool:
         """Delete again: what began before this test may be written after the first deletion."""
         audit.delete_old(gateway.login, 0)
-        return count() == [0, 0, 0]
+        return count() == [0, 0, 0] and count_others() == [0, 0]
 
     processes.wait_until(delete, "an empty audit and usage", WAIT_S, 0.5)
     assert database.query(gateway.login, "SELECT 1 AS one FROM blueprint_door"), "from these later counts grow"
@@ -1207,3 +1261,9 @@ def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running)
     assert read_teams()["poor"]["spend"] > 0
     apply(gateway.deployment.teams)
     assert not any(row["blocked"] for row in read_teams().values())
+    # A replica that starts before LiteLLM saw that a day is over does not hide it.
+    table, path = '"LiteLLM_TeamTable"', "'{0,reset_at}'"
+    over = f"""UPDATE {table} SET budget_limits = jsonb_set(budget_limits, {path}, '"2026-01-02T00:00:00Z"')"""
+    read = f"SELECT budget_limits #>> {path} FROM {table} WHERE team_id = 'poor'"
+    statements = f"{over};\n{litellm_settings.build_team_sql(gateway.deployment.teams)}\n{read}"
+    assert database.execute(gateway.login, ["--command", statements]).strip() == "2026-01-02T00:00:00Z"

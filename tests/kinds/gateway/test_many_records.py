@@ -21,9 +21,13 @@ TABLES = """\
 CREATE TABLE "LiteLLM_SpendLogs" (
   request_id text PRIMARY KEY, "startTime" timestamp, "endTime" timestamp, team_id text, "user" text, api_key text,
   model_group text, model_id text, prompt_tokens int, completion_tokens int, spend float8, status text, metadata jsonb,
-  cache_hit text, litellm_call_id text);
+  cache_hit text, litellm_call_id text, end_user text);
 CREATE TABLE "LiteLLM_VerificationToken" (token text);
 CREATE TABLE "LiteLLM_TeamTable" (team_id text);
+CREATE TABLE "LiteLLM_EndUserTable" (user_id text);
+CREATE TABLE "LiteLLM_SpendLogToolIndex" (start_time timestamp);
+CREATE TABLE "LiteLLM_ToolTable" (last_used_at timestamp, created_at timestamp);
+CREATE TABLE "LiteLLM_DeletedVerificationToken" (deleted_at timestamp);
 """
 """What the statements name of LiteLLM's."""
 
@@ -55,6 +59,7 @@ def explain(login: Login, statement: str) -> str:
 
 def build_statement(name: str) -> str:
     values = {**Period(HOUR, HOUR + 60).format_bounds(), "most": 9, "cache": "", "refused": "", "embedding": "()"}
+    values["refusal"] = usage.REFUSAL
     return database.read_statement(name, **values)
 
 

@@ -23,6 +23,7 @@ NAMES = (
     "litellm.caching",
     "litellm.caching.caching",
     "litellm.exceptions",
+    "litellm.router_utils",
     "litellm.types",
     "litellm.types.utils",
     "litellm.integrations",
@@ -55,6 +56,8 @@ def hook() -> Iterator[Any]:
         cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
         patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache, raising=False)
         patch.setattr(sys.modules["litellm.exceptions"], "ServiceUnavailableError", Refused, raising=False)
+        cooldowns = SimpleNamespace(_should_run_cooldown_logic=lambda *_, **__: True)
+        patch.setattr(sys.modules["litellm.router_utils"], "cooldown_handlers", cooldowns, raising=False)
         client = SimpleNamespace(_process_response_data=None)
         patch.setattr(sys.modules["openai._base_client"], "BaseClient", client, raising=False)
         patch.delitem(sys.modules, MODULE, raising=False)

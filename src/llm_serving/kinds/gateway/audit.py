@@ -12,7 +12,7 @@ from typing import Any
 from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import parse_name
-from llm_serving.kinds.gateway.usage import CACHE, Period
+from llm_serving.kinds.gateway.usage import CACHE, REFUSAL, Period
 
 WARNED_SHARE = 0.8
 """Share of a budget from which on the audit and the meter's log say so, once a day or month."""
@@ -37,7 +37,7 @@ def prepare(login: Login) -> None:
         Unavailable: the database does not answer, or refuses.
     """
     limits = {"new_limits": _LIMITS.format(row="NEW"), "old_limits": _LIMITS.format(row="OLD")}
-    schema = database.read_statement("audit_schema", **limits)
+    schema = database.read_statement("audit_schema", refusal=REFUSAL, **limits)
     database.execute(login, ["--single-transaction", "--command", schema])
     database.execute(login, ["--command", _INDEX])
 

@@ -11,6 +11,7 @@ from typing import Any
 from llm_serving.kinds.gateway import audit, database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.usage import Period
+from llm_serving.services.rendered import split_location
 
 TABLE = "blueprint_export"
 
@@ -32,14 +33,14 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
     Raises:
         Unavailable: the database does not answer.
     """
-    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    bucket, prefix = split_location(location)
     database.execute(login, ["--command", _CREATE])
     [row] = database.query(login, database.read_statement("export_next"))
     end = (time.time() if now is None else now) - _SETTLED_S
     keys = []
     for start in range(round(row["start"] or end), round(end) - _HOUR_S + 1, _HOUR_S):
         if body := _pack_hour(login, start):
-            key = f"{prefix.rstrip('/')}/{time.strftime('%Y/%m/%d/%H', time.gmtime(start))}.jsonl.gz"
+            key = f"{prefix}/{time.strftime('%Y/%m/%d/%H', time.gmtime(start))}.jsonl.gz"
             s3.put_object(Bucket=bucket, Key=key, Body=body)
             keys.append(key)
         database.execute(login, ["--command", f"DELETE FROM {TABLE}; INSERT INTO {TABLE} VALUES ({start + _HOUR_S})"])

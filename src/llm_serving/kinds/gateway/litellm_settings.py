@@ -32,8 +32,14 @@ EMBEDDING = "(embedding)"
 _CACHED_CALLS = ("acompletion", "atext_completion", "aembedding")
 """LiteLLM's names of the calls whose answers are cached: chats, completions, embeddings."""
 
+_ENGINE_PARAMETERS = ("dimensions", "verbosity")
+"""Of embeddings and of chats."""
+
 _COOL_DOWN_S = 5
 """How long a backend that failed gets no requests while another one answers."""
+
+_RESET_INTERVAL_S = 60
+"""How often LiteLLM looks for days and months that are over; its own ten minutes would begin a budget's day so late."""
 
 _ALLOWED_FAILS = 0
 """Failures before that. As the router's own setting it would also close a route's only backend to everybody, with 429.
@@ -85,6 +91,8 @@ def build_config(
             # Or an engine goes on with what nobody waits for, beside the same again from a client that tries once more.
             "cancel_on_disconnect": True,
             "proxy_batch_write_at": WRITE_INTERVAL_S,
+            "proxy_budget_rescheduler_min_time": _RESET_INTERVAL_S,
+            "proxy_budget_rescheduler_max_time": _RESET_INTERVAL_S,
             "disable_spend_logs": False,
             "store_prompts_in_spend_logs": False,
         },
@@ -186,6 +194,8 @@ def _build_model(settings: Blueprint, place: Place[Backend], region: str) -> dic
             **_build_source(place, region),
             **({"weight": backend.weight} if backend.weight else {"order": place.number + 1}),
             **_build_price(route.price),
+            # Or LiteLLM refuses them with 400 for models that have no name of OpenAI's. The engine knows.
+            **({} if backend.bedrock else {"allowed_openai_params": [*_ENGINE_PARAMETERS]}),
         },
         "model_info": {
             "id": place.id,
@@ -293,6 +303,15 @@ def build_team_sql(teams: dict[str, Team]) -> str:
     )
 
 
+_DAY = "budget_limits"
+_KEPT_DAY = (
+    f"jsonb_set(EXCLUDED.{_DAY}, '{{0,reset_at}}', "
+    f"coalesce(\"LiteLLM_TeamTable\".{_DAY} #> '{{0,reset_at}}', EXCLUDED.{_DAY} #> '{{0,reset_at}}'))"
+)
+"""The day of a team that is there ends when it would have. LiteLLM looks once a minute: a replica that starts before it
+saw a day's end would hide that, and what was spent would count in the new day."""
+
+
 def _build_upsert(name: str, team: Team) -> str:
     """Build the statement for a team: what it spent this month stays."""
     budget = team.budget
@@ -303,10 +322,11 @@ def _build_upsert(name: str, team: Team) -> str:
         "tpm_limit": _format_number(team.tokens_per_minute),
         "max_budget": month,
         "budget_duration": "NULL" if month == "NULL" else "'1mo'",
-        "budget_limits": _build_day_window(None if budget is None else budget.day),
+        _DAY: _build_day_window(None if budget is None else budget.day),
         "blocked": "false",
     }
-    assignments = ", ".join(f"{column} = EXCLUDED.{column}" for column in values)
+    changed = {**{column: f"EXCLUDED.{column}" for column in values}, _DAY: _KEPT_DAY}
+    assignments = ", ".join(f"{column} = {value}" for column, value in changed.items())
     next_month = "date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month'"
     return (
         f'INSERT INTO "LiteLLM_TeamTable" (team_id, team_alias, budget_reset_at, {", ".join(values)})\n'

@@ -17,6 +17,7 @@ from fastapi import HTTPException
 from litellm.caching.caching import Cache
 from litellm.exceptions import ServiceUnavailableError
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.router_utils import cooldown_handlers
 from litellm.types.utils import all_litellm_params
 from openai._base_client import BaseClient
 from prisma._base_client import BasePrisma
@@ -72,6 +73,13 @@ _CACHE_CONTROLS = ("no-cache", "no-store")
 """What clients may ask of the cache: LiteLLM would also let them choose whose answers they read."""
 
 _NO_CACHE = dict.fromkeys(_CACHE_CONTROLS, True)
+
+
+_OWN_ERRORS = (AttributeError, TypeError)
+"""Of LiteLLM's code, where it takes a request for what it is not."""
+
+_CLIENTS = ("openai", "httpx", "aiohttp")
+"""Modules of errors that a deployment caused."""
 
 
 class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
@@ -202,6 +210,23 @@ def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
 
 
 Cache.get_cache_key = leave_out_id(Cache.get_cache_key)
+
+
+def spare_deployment(should_cool_down: Callable[..., bool]) -> Callable[..., bool]:
+    """Let an error of LiteLLM's own close no deployment: one malformed request would close a route to all teams."""
+
+    def should_cool_down_by(*arguments: Any, original_exception: BaseException, **options: Any) -> bool:
+        error: BaseException | None = original_exception
+        while error is not None and type(error).__module__.partition(".")[0] not in _CLIENTS:
+            if isinstance(error, _OWN_ERRORS):
+                return False
+            error = error.__cause__ or error.__context__
+        return should_cool_down(*arguments, original_exception=original_exception, **options)
+
+    return should_cool_down_by
+
+
+cooldown_handlers._should_run_cooldown_logic = spare_deployment(cooldown_handlers._should_run_cooldown_logic)
 
 
 def refuse_given_up(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.deployments import ENTRY_PORT
 from llm_serving.services.environment import Environment, format_peer_name
+from llm_serving.services.rendered import split_location
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.tasks import EMBED
 from llm_serving.settings.document import Document, raise_mistakes
@@ -191,7 +192,7 @@ def _build_meter(deployment: GatewayDeployment, records: Audit) -> Service:
     backends = meter.list_metered(deployment.backends)
     arguments = (str(deployment.database_port), deployment.environment.data_folder)
     # In the bucket of the embedded AWS, which has no other.
-    bucket, _, prefix = (records.export or "").removeprefix("s3://").partition("/")
+    bucket, prefix = split_location(records.export or "")
     export = f"s3://{deployment.environment.bucket}/{prefix}" if bucket else ""
     return Service(
         name=METER,

@@ -32,6 +32,9 @@ COLUMNS = ("team", "user", "model", "deployment")
 CACHE, REFUSED = "(cache)", "(refused)"
 """In place of a deployment's name, and the second of a model's too: requests that the gateway answered itself."""
 
+REFUSAL = "''type'': ''(?:personal_data|prompt_too_long)''|Violated guardrail policy"
+"""What the messages of such refusals have, a regular expression as SQL writes it between quotes."""
+
 _COUNTS = ("requests", "input_tokens", "output_tokens")
 NUMBERS = (*_COUNTS, "usd", "usd_per_million_tokens")
 POLICY_NUMBERS = ("cached_requests", "similar_requests", "saved_tokens", "masked", "blocked")
@@ -130,6 +133,7 @@ def read(login: Login, period: Period, gateway: str) -> Records:
         Unavailable: the database does not answer.
     """
     values = {**period.format_bounds(), "gateway": gateway, "cache": CACHE, "refused": REFUSED, "embedding": EMBEDDING}
+    values["refusal"] = REFUSAL
     values |= {name: _format_growth(name) for name in _COUNTS}
     names = ("usage_requests", "usage_meter", "usage_door")
     return Records(*(database.query(login, database.read_statement(name, **values)) for name in names))

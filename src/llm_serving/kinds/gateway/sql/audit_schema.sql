@@ -31,11 +31,17 @@ CREATE OR REPLACE TRIGGER blueprint_audit AFTER INSERT OR UPDATE OR DELETE ON "L
 FOR EACH ROW EXECUTE FUNCTION blueprint_audit_key();
 CREATE OR REPLACE TRIGGER blueprint_audit AFTER INSERT OR UPDATE OR DELETE ON "LiteLLM_TeamTable"
 FOR EACH ROW EXECUTE FUNCTION blueprint_audit_team();
+-- Of an error's message, which may quote the request, what usage_requests.sql looks for is recorded.
 -- LiteLLM leaves out a record whose id is there already (skip_duplicates), and takes the engine's, which vLLM makes of the
 -- caller's X-Request-Id: of several calls with one id, as for a page, all but the first had none.
 CREATE OR REPLACE FUNCTION blueprint_request_id() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.request_id := concat_ws(' ', NEW.request_id, NEW.litellm_call_id, NEW."startTime");
+  IF jsonb_typeof(NEW.metadata -> 'error_information') = 'object' THEN
+    NEW.metadata := NEW.metadata || jsonb_build_object('error_information',
+      (NEW.metadata -> 'error_information') - 'traceback' || jsonb_build_object('error_message',
+        substring(NEW.metadata -> 'error_information' ->> 'error_message' FROM '{refusal}')));
+  END IF;
   RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER blueprint_request_id BEFORE INSERT ON "LiteLLM_SpendLogs"

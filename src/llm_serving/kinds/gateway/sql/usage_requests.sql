@@ -14,7 +14,7 @@ FROM (
     AS is_embedding,
     status <> 'success' AND completion_tokens > 0 AS is_broken,
     status <> 'success' AND coalesce(metadata::jsonb -> 'error_information' ->> 'error_message', '')
-      ~ '''type'': ''(personal_data|prompt_too_long)''|Violated guardrail policy' AS is_blocked
+      ~ '{refusal}' AS is_blocked
   FROM "LiteLLM_SpendLogs"
 ) AS logs
 WHERE team_id IS NOT NULL AND (status = 'success' OR is_blocked OR is_broken)

@@ -18,6 +18,7 @@ from llm_serving.kinds.serving.placement import count_accelerators, format_bound
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services import load_balancer, orchestrators
 from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.rendered import split_location
 from llm_serving.settings.document import Conflict
 
 _LOADS_CODE = re.compile(
@@ -232,7 +233,7 @@ def _check_buckets(
         locations[settings.find_model_key_path(placed.key_path, placed.role, key)] = location
         locations |= {(*placed.key_path, "adapters", name): location for name, location in placed.role.adapters.items()}
     for location_path, location in locations.items():
-        bucket = location.removeprefix("s3://").partition("/")[0]
+        bucket, _ = split_location(location)
         if location.startswith("s3://") and bucket not in readable and not own.fullmatch(bucket):
             reason = f"the fleet lets its engines read no bucket {bucket}"
             fix = (
