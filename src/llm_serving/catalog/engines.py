@@ -397,6 +397,10 @@ class Engine(NamedChoice):
     media_limits: str = ""
     """Option in `engine_arguments` with the most pictures and videos of a request, by kind; empty where it has none."""
 
+    chat_vocabulary: str = ""
+    """Variable with the folder of the vocabulary of gpt-oss's answers, which the engine loads from the
+    internet by default; empty where it brings that."""
+
     text_only: str = ""
     """Switch in `engine_arguments` by which a model that sees reads text alone; empty where it has none."""
 

@@ -79,6 +79,9 @@ class FrameworkEngine(Row):
     arguments: str
     """File of engines/ with the arguments that this version takes (`engine_options.load_arguments`)."""
 
+    chat_vocabulary: str = ""
+    """As of the engine's row, of this version."""
+
     metrics_path: str = ""
     """Of its page of metrics; empty where that is the engine's own."""
 
@@ -229,6 +232,7 @@ def get_engine(engine: str, framework: str) -> Engine:
             if kind in pair.platforms
         },
         "streaming": None,
+        "chat_vocabulary": pair.chat_vocabulary or row.chat_vocabulary,
         "metrics_path": pair.metrics_path or row.metrics_path,
         "metrics": pair.metrics or (names if pair.metric_prefix else row.metrics),
         "buckets": pair.buckets or row.buckets,

@@ -45,7 +45,8 @@ REFUSED_LOCALLY = [
 
 
 def test_gpt_oss_needs_a_vocabulary_of_its_own_where_no_node_reaches_the_internet(tmp_path: Path) -> None:
-    text = "name: mine\n" + format_aggregated(model="openai/gpt-oss-20b", pool="h200", accelerators=1)
+    brings_it = "name: mine\n" + format_aggregated(model="openai/gpt-oss-20b", pool="h200", accelerators=1)
+    text = f"{brings_it}engine: sglang\n"
     fleet = (
         "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2c]\n"
         "pools: {h200: {types: p5en.48xlarge, zones: us-west-2c, size: 0..1, os: bottlerocket}}\n"
@@ -61,6 +62,7 @@ def test_gpt_oss_needs_a_vocabulary_of_its_own_where_no_node_reaches_the_interne
         "network has no way. Fix: set network: {nat: on} in the fleet, or environment: {TIKTOKEN_ENCODINGS_BASE: FOLDER} "
         "and an image of your own with o200k_base.tiktoken in that folder."
     )
+    resolving.resolve_files(tmp_path, brings_it, fleet + closed, "eks")
     resolving.resolve_files(tmp_path, text, fleet, "eks")
     own = text + "environment: {TIKTOKEN_ENCODINGS_BASE: /opt/vocabulary}\n"
     resolving.resolve_files(tmp_path, own, fleet + closed, "eks")

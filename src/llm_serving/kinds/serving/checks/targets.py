@@ -26,11 +26,6 @@ _LOADS_CODE = re.compile(
 )
 """Variables by which the loader, an interpreter, a shell or the engine takes code from where the value says."""
 
-_CHAT_VOCABULARY = "TIKTOKEN_ENCODINGS_BASE"
-"""Where openai-harmony has the vocabulary by which engines read gpt-oss's answers; by default it loads that from the
-internet, and each chat fails without. Sources: openai_harmony 0.0.8, called without a network; vLLM 0.32.0,
-parser/harmony.py; sgl-project/sglang#18074; NVIDIA/TensorRT-LLM#14935."""
-
 RANKS_PER_CORE = 2
 """Engine processes that one core can run: each start takes about a minute of CPU time."""
 
@@ -119,14 +114,14 @@ def _check_load_balancer(settings: Blueprint, fleet: Fleet, environment: Environ
 
 def _check_chat_vocabulary(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield models whose chats need a file of the internet, of a fleet without a way there."""
+    variable = settings.engine_row.chat_vocabulary
     for placed in placed_roles:
-        variables = {**settings.environment, **placed.role.environment}
-        needs_file = placed.model.kind == "gpt_oss" and settings.engine_row.weights_format == "safetensors"
-        if needs_file and _CHAT_VOCABULARY not in variables:
+        is_named = variable in {**settings.environment, **placed.role.environment}
+        if variable and placed.model.kind == "gpt_oss" and not is_named:
             reason = "the engine loads its chats' vocabulary from the internet, to which the fleet's network has no way"
             fix = (
-                f"set network: {{nat: on}} in the fleet, or environment: {{{_CHAT_VOCABULARY}: FOLDER}} and an image "
-                "of your own with o200k_base.tiktoken in that folder"
+                f"set network: {{nat: on}} in the fleet, or environment: {{{variable}: FOLDER}} and an image of your "
+                "own with o200k_base.tiktoken in that folder"
             )
             key_path = settings.find_model_key_path(placed.key_path, placed.role, "model")
             yield Conflict(key_path, reason, fix, placed.model.name)
