@@ -16,6 +16,9 @@ from llm_serving.fleet.groups import BASELINE_VOLUME, Volume
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 from llm_serving.fleet.system_group import build_system_group
 
+_NOTABLE_SHARE = 0.1
+"""Of the fleet's cost, from which on what the root volumes add to it is said."""
+
 
 @dataclass(frozen=True)
 class PoolCost:
@@ -106,6 +109,14 @@ def estimate_volumes(fleet: Fleet) -> float:
             prices = [_price(group.volume) for group in groups.resolve_pool(fleet, name)]
             usd_h += (pool.size.max + pool.warm) * max(prices, default=0.0)
     return usd_h
+
+
+def describe_volumes(fleet: Fleet, costs: Cost) -> str:
+    """Return what root volumes add to the most, as a part of a sentence; empty where little, or a price is unknown."""
+    usd_h = estimate_volumes(fleet)
+    if costs.unknown or usd_h < _NOTABLE_SHARE * costs.max_usd_h:
+        return ""
+    return f", and root volumes {usd_h:,.2f} at full size"
 
 
 def _price(volume: Volume) -> float:

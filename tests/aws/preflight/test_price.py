@@ -42,6 +42,13 @@ def test_more_than_the_spend_limit_fails(read_fleet: Any) -> None:
     assert limit.fix == "set a limit of 8.63 USD/h or more, or use smaller pools"
 
 
+def test_volumes_that_cost_much_beside_the_instances_are_named(read_fleet: Any) -> None:
+    warm = f"{HEAD}orchestrator: ecs\n"
+    (line,) = _collect_lines(read_fleet(f"{POOL}    warm: 2\n", warm))
+    # Six volumes of 140 USD a month beside four instances of 2 USD an hour.
+    assert line.message.endswith("(AWS Price List, 2026-11-01), and root volumes 1.15 at full size")
+
+
 def test_within_the_spend_limit_says_so(read_fleet: Any) -> None:
     (line,) = _collect_lines(read_fleet(POOL, f"{HEAD}spend_limit: 10 USD/h\n"))
     assert (line.status, line.message.endswith(", within the limit of 10")) == ("pass", True)
