@@ -69,12 +69,12 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     result.kernel_times = user.connection.kernel_times
     load.engine_dialect = result.engine_dialect = _detect_dialect(user, load)
     setup = _measure_server(user, load)
-    meeting.announce_setup(setup)
     if plan.traffic.images:
         result.picture_tokens = max(cost.picture for cost in setup.costs.values())
     warm_up, _ = _create_prompts(plan, WHOLE, "warm-up", setup)
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
+    meeting.announce_setup(setup.model_copy(update={"answer_s": load.answer_s}))
     overlap = _prepare(load, setup)
     gevent.sleep(plan.metrics_delay_s)
     result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
@@ -89,7 +89,7 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
 def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
     """Play a share at the leader's word."""
     setup = meeting.wait_for_setup()
-    load.engine_dialect = setup.engine_dialect
+    load.engine_dialect, load.answer_s = setup.engine_dialect, setup.answer_s
     overlap = _prepare(load, setup)
     _freeze_memory()
     meeting.announce_ready()

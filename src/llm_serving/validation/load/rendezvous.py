@@ -29,6 +29,9 @@ class Setup(BaseModel):
     engine_dialect: bool
     """Whether the server accepts the engines' own parameters."""
 
+    answer_s: float = 0.0
+    """Mean time of an answer of the warm-up."""
+
     costs: dict[str, TokenCosts] = {}
     """Tokens of words by model; empty with the user's own prompts."""
 
