@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.catalog.engines import EngineMetric
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Service
@@ -89,10 +90,15 @@ def read_counter(process: Service, name: str, **labels: str) -> float:
 
 def sum_counter(metrics_url: str, name: str, **labels: str) -> float:
     """The same of whoever has its counters on that page."""
+    return sum(value for series, value in read_series(metrics_url, name).items() if _has_labels(series, labels))
+
+
+def read_series(metrics_url: str, name: str) -> dict[str, float]:
+    """The value of each series of a counter, by the text of its labels."""
     with urllib.request.urlopen(metrics_url, timeout=60) as response:
         lines = response.read().decode().splitlines()
     series = [re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line) for line in lines]
-    return sum(float(match[2]) for match in series if match and _has_labels(match[1] or "", labels))
+    return {match[1] or "": float(match[2]) for match in series if match}
 
 
 def _has_labels(label_text: str, labels: Mapping[str, str]) -> bool:
@@ -279,29 +285,34 @@ def assert_counted(plan: DeploymentPlan, runs: Path) -> None:
 def repeat_prompt(plan: DeploymentPlan, prompt: str, times: int) -> list[float]:
     """Send a prompt `times` times, one after the other; return the tokens that each worker had in its cache, sorted."""
 
-    def read() -> list[tuple[float, float]]:
+    def read(concept: EngineMetric) -> list[dict[str, float]]:
         return [
-            (
-                sum_counter(f"{get_url(worker)}/metrics", worker.metrics["cache-queries"]),
-                sum_counter(f"{get_url(worker)}/metrics", worker.metrics["cache-hits"]),
-            )
-            for worker in plan.deployment.workers
+            read_series(f"{get_url(worker)}/metrics", worker.metrics[concept]) for worker in plan.deployment.workers
         ]
 
-    def read_still(least: float = 0) -> list[tuple[float, float]]:
-        """Read when nothing changes any more, and so many tokens were looked for: pages may be seconds behind."""
-        seen, deadline = read(), time.monotonic() + 120
-        while time.monotonic() < deadline:
-            time.sleep(4)
-            seen, before = read(), seen
-            if seen == before and sum(queries for queries, _ in seen) >= least:
-                break
-        return seen
+    def count(concept: EngineMetric, before: list[dict[str, float]]) -> list[float]:
+        """Count what each worker added, by series: those of a process that ended go some time after it."""
+        return [
+            sum(value - old.get(labels, 0) for labels, value in page.items())
+            for page, old in zip(read(concept), before, strict=True)
+        ]
 
-    before, sent = read_still(), 0
+    def wait_until_still(least: float) -> None:
+        """Wait until nothing is added any more, and so many tokens were looked for: pages may be seconds behind."""
+        deadline, added = time.monotonic() + 120, -1.0
+        while time.monotonic() < deadline:
+            now_added = sum(count("cache-queries", queries))
+            if now_added == added >= least:
+                break
+            added = now_added
+            time.sleep(4)
+
+    queries = read("cache-queries")
+    wait_until_still(0)
+    queries, hits = read("cache-queries"), read("cache-hits")
+    sent = 0
     for _ in range(times):
         sent += json.loads(request_completion(plan.deployment.url, prompt=prompt))["usage"]["prompt_tokens"]
-    after = read_still(sum(queries for queries, _ in before) + sent)
-    added = [(queries - old[0], hits - old[1]) for (queries, hits), old in zip(after, before, strict=True)]
-    assert sum(queries for queries, _ in added) == sent
-    return sorted(hits for _, hits in added)
+    wait_until_still(sent)
+    assert sum(count("cache-queries", queries)) == sent
+    return sorted(count("cache-hits", hits))

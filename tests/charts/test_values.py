@@ -189,10 +189,6 @@ MONITORED = {"monitoring": {"podMonitors": True}}
             "roles.worker.rollout: maxSurge and maxUnavailable are both 0: no replica could be replaced. Fix: set maxSurge: 1, with room for one replica more, or maxUnavailable: 1",
         ),
         (
-            {"model": {"served": "m"}, "roles": {"engines": build_release()["roles"]["worker"], "router": ROUTER}},
-            "roles.engines: the release has a Service mine-engines of its own. Fix: choose another name",
-        ),
-        (
             build_release(nodes=3),
             "roles.worker.workerCommand: empty: 2 of the 3 nodes of a replica run it. Fix: write their command line",
         ),
