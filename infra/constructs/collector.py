@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 
 from llm_serving.catalog import images, signals
+from llm_serving.catalog.routers import REFUSED
 from llm_serving.services.service import Service
 
 IMAGE = images.pin(images.COLLECTOR)
@@ -161,5 +162,8 @@ def _build_scrape(
         "metrics_path": path,
         "sample_limit": MAX_SAMPLES,
         "static_configs": [{"targets": [endpoint], "labels": {"deployment": stream.deployment, "role": role}}],
-        "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "|".join(names), "action": "keep"}],
+        "metric_relabel_configs": [
+            {"source_labels": ["__name__"], "regex": "|".join(names), "action": "keep"},
+            {"source_labels": ["error_type"], "regex": REFUSED, "action": "drop"},
+        ],
     }

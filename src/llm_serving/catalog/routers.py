@@ -15,6 +15,9 @@ ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 
 RouterMetric = Literal["requests", "errors"]
 
+REFUSED = "non_retryable_error"
+"""Label `error_type` of vllm-router's errors that are the clients': engines refused with 4xx. 0.1.17, called."""
+
 
 class DiscoveryMode(CommandPart):
     """Arguments for one way of finding engines."""

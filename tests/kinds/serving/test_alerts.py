@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from llm_serving import paths
-from llm_serving.catalog import signals
+from llm_serving.catalog import routers, signals
 from llm_serving.cli import main
 from llm_serving.kinds.serving import alerts, objectives
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -191,6 +191,12 @@ CASES: list[tuple[str, str, Series, int]] = [
     ("InferenceErrorBudgetBurns", "8h", build_errors(20), 1),
     ("InferenceErrorBudgetBurns", "8h", build_errors(5), 0),
     ("InferenceErrorBudgetBurns", "8h", build_errors(0), 0),
+    (
+        "InferenceErrorBudgetBurns",
+        "8h",
+        {f'vllm_router_request_errors_total{{{ROUTER},error_type="{routers.REFUSED}"}}': "0+9x500"},
+        0,
+    ),
     # It has passed no request on since it started.
     ("InferenceErrorBudgetBurns", "8h", {f"vllm_router_request_errors_total{{{ROUTER}}}": "0+9x500"}, 3),
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_serving import paths
+from llm_serving.catalog.routers import REFUSED
 from llm_serving.fleet import names
 from llm_serving.kinds.serving.deployment import CHART, Role, ServingDeployment
 from llm_serving.settings import own_yaml
@@ -80,7 +81,10 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
         words["autoscaler"] = f'{namespace},horizontalpodautoscaler="keda-hpa-{name}"'
     if role.kind == "engine":
         return {**words, **{signal: f"{metric}{{{labels}}}" for signal, metric in role.metrics.items()}}
-    series = {signal: f'{{__name__=~"{metric}",{labels}}}' for signal, metric in role.metrics.items()}
+    failed = {"errors": f'error_type!="{REFUSED}",'}
+    series = {
+        signal: f'{{__name__=~"{metric}",{failed.get(signal, "")}{labels}}}' for signal, metric in role.metrics.items()
+    }
     if deployment.allowed_errors:
         words["allowed-errors"] = deployment.allowed_errors
     return {**words, **series}
