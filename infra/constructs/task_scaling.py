@@ -225,7 +225,7 @@ def _add_wake_up(scaling: _Scaling) -> None:
     router, service, stream = scaling.router, scaling.service, scaling.stream
     policy = _add_step_policy(scaling, "wake", count=1, metric_interval_lower_bound="0")
     requests = [build_task_metric("requests", stream, router, "requests", "Sum")], "requests"
-    for metric_name, (came, count) in (("errors", build_errors(stream, router)), ("requests", requests)):
+    for metric_name, (queries, total) in (("errors", build_errors(stream, router)), ("requests", requests)):
         wake_alarm = alarm.add_alarm(
             scaling.stack,
             f"{service.role}-wake-{metric_name}",
@@ -236,8 +236,8 @@ def _add_wake_up(scaling: _Scaling) -> None:
             periods=1,
             metric_query=[
                 build_task_metric("up", stream, service, "up", "Sum"),
-                *came,
-                build_expression_query("asked", f"IF(up == 0, {count}, 0)", "Requests that found no replica"),
+                *queries,
+                build_expression_query("asked", f"IF(up == 0, {total}, 0)", "Requests that found no replica"),
             ],
         )
         wake_alarm.add_override("alarm_actions", policy)

@@ -53,7 +53,7 @@ def test_what_nobody_has_read_says_nothing() -> None:
 
 @pytest.mark.engine
 def test_the_engine_still_writes_these_lines() -> None:
-    """The texts in its package, with its own placeholders, as a line would have them."""
+    """The formats of its log lines, as its package has them."""
     package = next((engines_own.find_executables().parent / "lib").glob("python3*/site-packages/vllm"))
     sources = {
         "entrypoints/serve/utils/api_utils.py": ["non-default args: "],

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from batch import layout
 from batch.layout import Layout
-from batch.store import READERS, Store
+from batch.store import Store
 
 PURPOSE = "batch"
 """Of uploaded files, in OpenAI's words."""
@@ -37,13 +36,8 @@ class Files:
         """Describe all files, the newest first; reads only descriptions that changed since the last call."""
         listed = self._store.list_objects(self._keys.build(layout.FILE, ""))
         etags = {entry["key"]: entry["etag"] for entry in listed if entry["key"].endswith(".json")}
-        known = {key: entry for key, entry in self._known.items() if entry[0] == etags.get(key)}
-        new = [key for key in etags if key not in known]
-        with ThreadPoolExecutor(READERS) as pool:
-            stored = zip(new, pool.map(self._store.read_json, new), strict=True)
-            known |= {key: (entry.etag, entry.value) for key, entry in stored if entry}
-        self._known = known
-        return sorted((entry for _, entry in known.values()), key=lambda entry: -entry["created_at"])
+        self._known = self._store.read_changed(etags, self._known, lambda description: description)
+        return sorted((entry for _, entry in self._known.values()), key=lambda entry: -entry["created_at"])
 
     def delete(self, file_id: str) -> None:
         """Delete a file; first its description, so that no description lacks its content."""

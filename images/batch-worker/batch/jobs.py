@@ -237,14 +237,11 @@ class Jobs:
         if job["state"] in layout.FINAL_STATES:
             self._counts.pop(job["id"], None)
             return job
-        by_chunk = self._counts.setdefault(job["id"], {})
         heads = self._store.list_objects(self._keys.build(layout.HEADS, job["id"]))
-        listed = {entry["key"]: entry["etag"] for entry in heads}
-        changed = [key for key, etag in listed.items() if key not in by_chunk or by_chunk[key][0] != etag]
-        with ThreadPoolExecutor(READERS) as pool:
-            for key, stored in zip(changed, pool.map(self._store.read_json, changed), strict=True):
-                if stored:
-                    by_chunk[key] = (stored.etag, layout.count_rows([stored.value]))
+        etags = {entry["key"]: entry["etag"] for entry in heads}
+        known = self._counts.get(job["id"], {})
+        by_chunk = self._store.read_changed(etags, known, lambda head: layout.count_rows([head]))
+        self._counts[job["id"]] = by_chunk
         counted = layout.add_counts(counts for _, counts in by_chunk.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
         tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}

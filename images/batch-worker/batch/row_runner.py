@@ -177,7 +177,7 @@ class RowRunner:
         while True:
             answer: Answer | None = None
             failure: _RowFailed | None = None
-            counts = not self.is_suspect
+            is_counted = not self.is_suspect
             try:
                 answer = await self._endpoint.send(request.url, body, request.source)
                 if answer.status == 200:
@@ -191,7 +191,7 @@ class RowRunner:
             except NoAnswer as error:
                 self.is_suspect = True
                 failure = _RowFailed("no_answer", str(error))
-            attempts += failure is not None and counts
+            attempts += failure is not None and is_counted
             if failure and attempts >= self._settings.attempts:
                 raise failure
             waits += 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 import botocore.config
@@ -19,6 +19,8 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
+
+T = TypeVar("T")
 
 MIN_PART_BYTES = 5 * 2**20
 """Minimum bytes of a part that S3 joins, except the last (AWS, S3 multipart upload limits, 2026-11)."""
@@ -85,6 +87,21 @@ class Store:
                 return None
             raise
         return Stored(json.loads(response["Body"].read()), response["ETag"])
+
+    def read_changed(
+        self, etags: Mapping[str, str], known: Mapping[str, tuple[str, T]], convert: Callable[[Any], T]
+    ) -> dict[str, tuple[str, T]]:
+        """Return what `convert` makes of each JSON object, with its ETag, by key.
+
+        Args:
+            etags: of the objects, as listed.
+            known: what an earlier call returned; only objects with another ETag are read.
+        """
+        kept = {key: known[key] for key, etag in etags.items() if key in known and known[key][0] == etag}
+        changed = [key for key in etags if key not in kept]
+        with ThreadPoolExecutor(READERS) as pool:
+            stored = zip(changed, pool.map(self.read_json, changed), strict=True)
+            return kept | {key: (entry.etag, convert(entry.value)) for key, entry in stored if entry}
 
     def write_json(self, key: str, value: Any, *, etag: str | None = None, new: bool = False) -> str:
         """Write a JSON object; returns its ETag.

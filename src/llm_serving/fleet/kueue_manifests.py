@@ -93,10 +93,7 @@ def _compute_quotas(pool_groups: Sequence[Group]) -> dict[str, str]:
     """
     quotas: Counter[str] = Counter()
     for peers in groups.group_by_choice(pool_groups):
-        held: Counter[str] = Counter()
-        for group in peers:
-            held += _count_most(group)
-        quotas |= held  # the larger of each
+        quotas |= sum(map(_count_most, peers), Counter[str]())  # the larger of each
     return {
         resource: f"{quota}Mi" if resource == "memory" else node_template.format_amount(resource, quota)
         for resource, quota in quotas.items()

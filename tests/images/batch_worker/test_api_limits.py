@@ -47,7 +47,7 @@ def ask(settings: Any, method: str, path: str, **options: Any) -> tuple[int, Any
         async with client.request(method, path, **options) as response:
             seen.append((response.status, json.loads(await response.text() or "null")))
 
-    parts |= {"list_objects": lambda _: (), "read_json": None}
+    parts |= {"list_objects": lambda _: (), "read_changed": lambda *_: {}}
     ask_api(settings, use, jobs={"list_ids": lambda _: [], "read_all": list, "count_all": list}, **parts)
     return seen[0]
 

@@ -81,9 +81,9 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
         words["autoscaler"] = f'{namespace},horizontalpodautoscaler="keda-hpa-{name}"'
     if role.kind == "engine":
         return {**words, **{signal: f"{metric}{{{labels}}}" for signal, metric in role.metrics.items()}}
-    failed = {"errors": f'error_type!="{REFUSED}",'}
+    filters = {"errors": f'error_type!="{REFUSED}",'}
     series = {
-        signal: f'{{__name__=~"{metric}",{failed.get(signal, "")}{labels}}}' for signal, metric in role.metrics.items()
+        signal: f'{{__name__=~"{metric}",{filters.get(signal, "")}{labels}}}' for signal, metric in role.metrics.items()
     }
     if deployment.allowed_errors:
         words["allowed-errors"] = deployment.allowed_errors
