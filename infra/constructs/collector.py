@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from infra.constructs.task import NO_CAPABILITIES
 from llm_serving.catalog import images, signals
 from llm_serving.catalog.routers import REFUSED
 from llm_serving.services.service import Service
@@ -88,6 +89,7 @@ def build_container(service: Service, stream: MetricStream, logs: dict[str, obje
         "restartPolicy": {"enabled": True, "restartAttemptPeriod": RESTART_S},
         "cpu": CPU_UNITS,
         "memory": MEMORY_MIB,
+        "linuxParameters": NO_CAPABILITIES,
         "environment": [{"name": "AOT_CONFIG_CONTENT", "value": json.dumps(build_configuration(service, stream))}],
         "logConfiguration": logs,
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.constructs import collector
-from infra.constructs.task import ContainerDefinition, LogDestination
+from infra.constructs.task import NO_CAPABILITIES, ContainerDefinition, LogDestination
 from llm_serving import paths
 from llm_serving.services.service import Service
 
@@ -52,7 +52,7 @@ def build_container(service: Service, replica: Replica, logs: LogDestination) ->
         "healthCheck": {"command": ["CMD", "python3", "-c", ""], "interval": 30, "timeout": 10, "retries": 3},
         "stopTimeout": service.stop.stop_s if replica.leader else _WATCH_STOP_S,
         "readonlyRootFilesystem": True,
-        "linuxParameters": {"capabilities": {"drop": ["ALL"]}},
+        "linuxParameters": NO_CAPABILITIES,
         "logConfiguration": logs.build_configuration(WATCH),
     }
 

@@ -28,6 +28,10 @@ NODE_PROGRAM = (paths.CHARTS / "inference" / "files" / "node.py").read_text(enco
 
 ContainerDefinition = dict[str, object]
 
+NO_CAPABILITIES = {"capabilities": {"drop": ["ALL"]}}
+"""A container's linuxParameters. Fargate drops any too, and adds SYS_PTRACE at most. Source: ECS API reference,
+KernelCapabilities, 2026-11."""
+
 _HEALTH_TIMEOUT_S = 25
 _READY_S = 120
 """Longest start of a container with a ready file, in seconds, before ECS counts it as failed."""
@@ -126,6 +130,7 @@ def add_test_request_definition(
         "essential": True,
         "entryPoint": ["python3", "-c", PROBE_PROGRAM],
         "command": [url + service.probe.path, body, "120"],
+        "linuxParameters": NO_CAPABILITIES,
         "logConfiguration": logs.build_configuration("ask"),
     }
     return aws.ecs_task_definition.EcsTaskDefinition(
@@ -285,6 +290,7 @@ def _build_copy_containers(service: Service, logs: LogDestination) -> list[Conta
             "environment": [{"name": "AWS_MAX_ATTEMPTS", "value": "10"}],
             # Dependent containers stop waiting after this; the agent's default is three minutes.
             "startTimeout": prefetch.timeout_s * len(prefetch.uris),
+            "linuxParameters": NO_CAPABILITIES,
             "mountPoints": [{"sourceVolume": "fetched", "containerPath": FETCH_DIR}],
             "logConfiguration": logs.build_configuration(COPIER),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -9,7 +10,7 @@ from infra.bindings.cdktf import TerraformOutput
 from infra.constructs import alarm
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.lifecycle import keep_until_unused
-from infra.constructs.security_group import HTTPS, add_rule, add_security_group
+from infra.constructs.security_group import HTTPS, add_client_rules, add_rule, add_security_group
 from infra.constructs.task_place import TaskPlace
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.rendered import split_location
@@ -53,7 +54,7 @@ def add_load_balancer(
     """
     if settings is None:
         return None
-    group = _add_security_group(stack, deployment, entry.port, entry_group, place)
+    group = _add_security_group(stack, deployment, entry.port, entry_group, place, settings.clients)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = aws.lb.Lb(
         stack,
@@ -141,7 +142,12 @@ def _add_target_group(
 
 
 def _add_security_group(
-    stack: FleetStack, deployment: str, port: int, entry_group: aws.security_group.SecurityGroup, place: TaskPlace
+    stack: FleetStack,
+    deployment: str,
+    port: int,
+    entry_group: aws.security_group.SecurityGroup,
+    place: TaskPlace,
+    clients: Sequence[str],
 ) -> aws.security_group.SecurityGroup:
     group = add_security_group(
         stack,
@@ -150,7 +156,9 @@ def _add_security_group(
         description=f"Load balancer of {deployment}",
         vpc_id=place.vpc_id,
     )
-    add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=place.vpc)
+    add_client_rules(stack, "balancer-from", group, "Clients", HTTPS, clients)
+    if not clients:
+        add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=place.vpc)
     add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=entry_group)
     add_rule(stack, "router-from-balancer", entry_group, "in", "Requests and health checks", port, peer=group)
     return group

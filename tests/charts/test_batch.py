@@ -39,15 +39,20 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
     return rendered
 
 
-def test_an_entrys_load_balancer_writes_its_requests_to_the_bucket(
+def test_an_entrys_load_balancer_lets_in_its_clients_and_writes_their_requests_to_the_bucket(
     render_chart: Render, values: dict[str, Values]
 ) -> None:
     row = StackLoadBalancer(
-        certificate=CERTIFICATE, access_logs="s3://acme-logs/edge/", idle_timeout_s=4000, drain_s=60
+        certificate=CERTIFICATE,
+        clients=("10.0.0.0/16",),
+        access_logs="s3://acme-logs/edge/",
+        idle_timeout_s=4000,
+        drain_s=60,
     )
     for balancer, logs in ((row, 3), (row.model_copy(update={"access_logs": ""}), 0)):
         stack = {**values["pods"]["stack"], "load_balancer": balancer.model_dump()}
         [ingress] = filter_by_kind(render_chart({**values["pods"], "stack": stack}, CHART), "Ingress")
+        assert ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/inbound-cidrs"] == "10.0.0.0/16"
         attributes = ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/load-balancer-attributes"].split(",")
         assert (
             attributes[2:]

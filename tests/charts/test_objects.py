@@ -214,9 +214,12 @@ def test_a_load_balancer_has_tls_patience_and_a_drain(render_chart: Render) -> N
     assert rule["http"]["paths"][0]["backend"] == {"service": {"name": "mine", "port": {"number": 8000}}}
 
 
-def test_a_load_balancer_writes_its_requests_to_the_bucket(render_chart: Render) -> None:
+def test_a_load_balancer_lets_in_its_clients_and_writes_their_requests_to_the_bucket(render_chart: Render) -> None:
     row = {"certificate": CERTIFICATE, "accessLogs": "s3://acme-logs/balancers/chat/"}
+    row |= {"clients": ["10.0.0.0/16", "10.8.0.0/16"]}
     [ingress] = filter_by_kind(render_chart({**build_values(), **SUBNETS, "loadBalancer": row}), "Ingress")
+    # The controller's security group lets in 0.0.0.0/0 without it: v3.5.0, pkg/ingress/model_builder.go.
+    assert ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/inbound-cidrs"] == "10.0.0.0/16,10.8.0.0/16"
     attributes = ingress["metadata"]["annotations"]["alb.ingress.kubernetes.io/load-balancer-attributes"]
     assert attributes.split(",")[2:] == [
         "access_logs.s3.enabled=true",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from llm_serving.fleet.model import Fleet, NewNetwork, parse_arn_region
+from llm_serving.fleet.model import Fleet, NewNetwork, parse_arn_region, parse_network
 from llm_serving.services.formats import FORMATS
 from llm_serving.services.rendered import S3Location
-from llm_serving.settings.document import Conflict, Settings
+from llm_serving.settings.document import AllowSingleItem, Conflict, Settings
+from llm_serving.settings.units import build_error
 
 CertificateArn = Annotated[str, FORMATS["certificate-arn"]]
 WebAclArn = Annotated[str, FORMATS["web-acl-arn"]]
@@ -33,11 +34,24 @@ PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/1
 """Where an existing VPC's load balancers are: its own ranges are unknown before it is asked."""
 
 
+def _check_range(value: str) -> str:
+    if parse_network(value, "10.8.0.0/16").prefixlen == 0:
+        raise build_error("it is every address", "name the ranges of your clients")
+    return value
+
+
+ClientRange = Annotated[str, FORMATS["client-range"], AfterValidator(_check_range)]
+
+
 class LoadBalancer(Settings):
     """An Application Load Balancer with TLS, internal to the VPC."""
 
     certificate: CertificateArn
     """ARN of the ACM certificate; clients call the load balancer by a name of the certificate."""
+
+    clients: Annotated[tuple[ClientRange, ...], Field(max_length=50), AllowSingleItem()] = ()
+    """Ranges of addresses that reach it, one or a list, in place of the fleet's network, the default. On EKS that is
+    all private ranges where the network existed before."""
 
     web_acl: WebAclArn | None = None
     """ARN of the AWS WAF web ACL that filters its requests."""
@@ -54,6 +68,9 @@ class StackLoadBalancer(Settings):
 
     certificate: str
     """ARN of the ACM certificate."""
+
+    clients: Annotated[tuple[str, ...], AllowSingleItem()] = ()
+    """Ranges of addresses that reach it; empty for those of the VPC, and with `public` for all."""
 
     web_acl: str = ""
     """ARN of the AWS WAF web ACL; empty without one."""
@@ -86,9 +103,10 @@ def check(row: LoadBalancer, fleet: Fleet, *, on_kubernetes: bool) -> Iterator[C
         yield Conflict((KEY, "web_acl"), reason, fix, row.web_acl)
 
 
-def resolve(row: LoadBalancer, drain_s: int) -> StackLoadBalancer:
+def resolve(row: LoadBalancer, drain_s: int, default_clients: tuple[str, ...] = ()) -> StackLoadBalancer:
     return StackLoadBalancer(
         certificate=row.certificate,
+        clients=row.clients or default_clients,
         web_acl=row.web_acl or "",
         access_logs=row.access_logs or "",
         idle_timeout_s=IDLE_TIMEOUT_S,

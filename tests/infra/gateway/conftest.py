@@ -33,6 +33,8 @@ slo: {ttft_ms: {p95: 1000}}
 """
 """The deployment that both name; on EKS its price and its metrics are known."""
 
+_CLIENTS = ", clients: [10.8.0.0/16, 10.9.1.0/24]"
+
 _GATEWAY = f"""\
 kind: gateway
 pattern: gateway
@@ -46,7 +48,7 @@ routes:
       - bedrock: us.amazon.nova-lite-v1:0
       - bedrock: amazon.nova-micro-v1:0
     price: {{input: 0.5 USD, output: 1.5 USD}}
-load_balancer: {{certificate: {CERTIFICATE}}}
+load_balancer: {{certificate: {CERTIFICATE}{_CLIENTS}}}
 """
 
 _PRICE = "    price:"
@@ -54,7 +56,7 @@ _CACHE = '    cache: {semantic: {embedding: {url: "https://llm.example.com:8443/
 
 SHAPES = {
     "edge": _GATEWAY,
-    "pods": f"{_GATEWAY.replace(_PRICE, _CACHE + _PRICE)}aws: {{database_type: db.r7g.large, database_storage: 100Gi, backup_days: 35, replicas: 3}}\n"
+    "pods": f"{_GATEWAY.replace(_PRICE, _CACHE + _PRICE).replace(_CLIENTS, '')}aws: {{database_type: db.r7g.large, database_storage: 100Gi, backup_days: 35, replicas: 3}}\n"
     "audit: {export: s3://acme-audit/gateways/pods}\n"
     'guardrails: {bedrock: {id: gr4a1b2c3d4e, version: "1"}}\n',
 }

@@ -85,7 +85,7 @@ def test_the_gateway_s_programs_alone_reach_its_servers(stacks: Stacks) -> None:
     assert {
         (rule["security_group_id"], rule.get("referenced_security_group_id"), rule["from_port"])
         for name, rule in rules.items()
-        if not name.startswith(("gateway-from-vpc", "balancer-from-vpc"))
+        if not name.startswith(("gateway-from-vpc", "balancer-from-10"))
     } == {
         (group("database"), group("gateway"), 5432),
         (group("database"), group("meter"), 5432),
@@ -180,6 +180,10 @@ def test_the_load_balancer_asks_for_a_path_that_needs_no_key(stacks: Stacks) -> 
     [group], [listener] = resources["aws_lb_target_group"].values(), resources["aws_lb_listener"].values()
     assert (group["health_check"]["path"], listener["protocol"]) == ("/health/liveliness", "HTTPS")
     assert resources["aws_lb"]["balancer"]["internal"] is True
+    rules = resources["aws_vpc_security_group_ingress_rule"].values()
+    group = "${aws_security_group.balancer-group.id}"
+    ranges = [(rule["cidr_ipv4"], rule["to_port"]) for rule in rules if rule["security_group_id"] == group]
+    assert ranges == [("10.8.0.0/16", 443), ("10.9.1.0/24", 443)], "the clients that it names, in place of the VPC"
     assert "aws_lb" not in stacks["pods"]["resource"], "on EKS the chart's Ingress has it"
 
 

@@ -272,6 +272,15 @@ def test_the_router_may_ask_cloud_map_for_its_engines_and_for_nobody_elses(stack
 
 
 @each_shape
+def test_every_container_drops_all_capabilities(stacks: Stacks, shape: str) -> None:
+    for name in filter_by_type(stacks[shape], "aws_ecs_task_definition"):
+        for container in parse_containers(stacks[shape], name.removesuffix("-task")).values():
+            capabilities = container["linuxParameters"]["capabilities"]
+            pins_memory = "devices" in container["linuxParameters"]
+            assert capabilities == {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if pins_memory else {})}
+
+
+@each_shape
 def test_no_role_can_have_the_family_of_test_requests(stacks: Stacks, shape: str) -> None:
     families = {name: task["family"] for name, task in stacks[shape]["resource"]["aws_ecs_task_definition"].items()}
     assert families.pop("ask-task") == f"fabric-{shape}_ask"

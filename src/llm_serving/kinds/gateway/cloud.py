@@ -124,6 +124,8 @@ def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
 
 def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> GatewayStack:
     balancer = settings.load_balancer
+    # On ECS the stack asks for the VPC's own.
+    ranges = load_balancer.list_ranges(fleet) if environment.conventions.is_kubernetes else ()
     return GatewayStack(
         orchestrator=cast(Orchestrator, environment.conventions.orchestrator),
         name=names.format_deployment_name(fleet, name),
@@ -136,7 +138,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         bedrock_guardrail=settings.guardrails.bedrock.id if settings.guardrails.bedrock else "",
         bedrock_models=litellm_settings.list_bedrock_models(settings),
         audit_export=settings.audit.export,
-        load_balancer=load_balancer.resolve(balancer, STOP_S) if balancer else None,
+        load_balancer=load_balancer.resolve(balancer, STOP_S, ranges) if balancer else None,
     )
 
 

@@ -20,7 +20,8 @@ class LoadBalancer(load_balancer.LoadBalancer):
     """An Application Load Balancer with TLS in front of the routers; internal to the VPC by default."""
 
     public: Annotated[bool, Switch()] = False
-    """Whether it is reachable from the internet; needs a gateway that authenticates, and a web ACL."""
+    """Whether it is reachable from the internet, by all or by `clients`; needs a gateway that authenticates, and a web
+    ACL."""
 
     gateway: GatewayService | None = None
     """Kubernetes Service in the namespace of the deployments that authenticates requests and passes them to the router:

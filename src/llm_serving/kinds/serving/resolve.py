@@ -380,10 +380,12 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
     row = settings.load_balancer
     if row is None:
         return None
-    stack = load_balancer.resolve(row, min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain)))
+    ranges = load_balancer.list_ranges(fleet)
+    drain_s = min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain))
+    stack = load_balancer.resolve(row, drain_s, () if row.public else ranges)
     return ResolvedLoadBalancer(
         **dict(stack),
         public=row.public,
         gateway=row.gateway or "",
-        ranges=load_balancer.list_ranges(fleet),
+        ranges=ranges,
     )

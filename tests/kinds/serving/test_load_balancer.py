@@ -1,0 +1,56 @@
+"""Whom `load_balancer` of a serving blueprint lets in on EKS, where its controller lets in everybody by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_serving.settings.errors import InputError
+from tests.infra import deployments
+from tests.kinds.serving.texts import FLEET
+
+ARN = "arn:aws:{}:us-west-2:123456789012:{}/12345678-1234-1234-1234-123456789012"
+BLUEPRINT = """\
+pattern: aggregated
+model: Qwen/Qwen3-0.6B
+roles: {{worker: {{pool: general, replicas: 2}}, router: {{replicas: 2}}}}
+traffic: {{users: 2, input_tokens: 32, output_tokens: 8}}
+slo: {{}}
+load_balancer: {{certificate: CERTIFICATE{}}}
+""".replace("CERTIFICATE", ARN.format("acm", "certificate"))
+PUBLIC = f", public: on, gateway: edge:8080, web_acl: {ARN.format('wafv2', 'regional/webacl/api')}"
+
+
+def render(folder: Path, text: str, fleet: str = FLEET) -> list[str] | None:
+    """The ranges that the values of the chart let in."""
+    (folder / "fleet.yaml").write_text(fleet)
+    blueprint_folder = deployments.write_blueprint(folder, "mine", text)
+    file = deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks")
+    clients: list[str] | None = yaml.safe_load(file.read_text())["loadBalancer"].get("clients")
+    return clients
+
+
+@pytest.mark.parametrize(
+    ("row", "ranges"),
+    [
+        ("", ["10.0.0.0/16"]),
+        (", clients: 10.8.0.0/16", ["10.8.0.0/16"]),
+        (PUBLIC, None),
+        (f"{PUBLIC}, clients: 203.0.113.0/24", ["203.0.113.0/24"]),
+    ],
+    ids=["default", "clients", "public", "public-clients"],
+)
+def test_the_fleets_network_reaches_it_or_the_clients_that_it_names(
+    tmp_path: Path, row: str, ranges: list[str] | None
+) -> None:
+    assert render(tmp_path, BLUEPRINT.format(row)) == ranges
+
+
+def test_every_address_is_no_range_of_clients(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        render(tmp_path, BLUEPRINT.format(", clients: 0.0.0.0/0"))
+    assert str(refused.value).endswith(
+        'load_balancer.clients: "0.0.0.0/0": it is every address. Fix: name the ranges of your clients.'
+    )
