@@ -21,6 +21,15 @@ from batch.store import Conflict, Store, Writer
 SIZES = {"output": "output_bytes", "errors": "error_bytes"}
 """Kinds of results, and their size's name in a part."""
 
+MAX_FRUITLESS = 6
+"""How often a chunk may end its worker until its next row, which was alone in flight by then, is what ends them."""
+
+MAX_LOST = 5
+"""Rows of a chunk that may be lost so: with another it is given up."""
+
+_NARROWING = 4
+"""Bits by which each worker that ended narrows the rows that may have ended it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
@@ -79,6 +88,12 @@ class ChunkState:
         self.index = chunk["index"]
         self.head = head
         self.pending: deque[PendingRow] = deque()
+        self.suspects = 0
+        """Of the next rows, one ended the last worker: they run before all others, `window` at a time."""
+
+        self.window = 0
+        """Of suspects, the most that are in flight or without a saved result."""
+
         self._store = store
         self._keys = keys
         self._etag = etag
@@ -86,11 +101,15 @@ class ChunkState:
         self._writing = threading.Lock()
 
     @classmethod
-    def open(cls, store: Store, keys: Layout, job: Job, chunk: Chunk, worker: str) -> ChunkState:
+    def open(cls, store: Store, keys: Layout, job: Job, chunk: Chunk, worker: str, in_flight: int = 0) -> ChunkState:
         """Take a chunk over: read the results of earlier workers and the remaining rows.
+
+        Args:
+            in_flight: how many rows the worker runs at a time, at most; 0 if it runs none.
 
         Raises:
             Conflict: another worker is taking it.
+            Permanent: it ended too many workers.
         """
         head_key = keys.build(layout.HEAD, job["id"], chunk["index"])
         stored = store.read_json(head_key)
@@ -101,6 +120,8 @@ class ChunkState:
             return cls(store, keys, job, chunk, stored.value, stored.etag)
         else:
             before: Head = stored.value
+            if in_flight:
+                _check_hopeless(before, chunk)
             head = Head(
                 epoch=before["epoch"] + 1,
                 worker=worker,
@@ -111,7 +132,14 @@ class ChunkState:
             etag = store.write_json(head_key, head, etag=stored.etag)
         state = cls(store, keys, job, chunk, head, etag)
         state._read_rows(chunk)
+        if in_flight:
+            state._find_suspects(in_flight)
         return state
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether each of the next rows runs alone in its worker: what ends it then is known."""
+        return self.suspects > 0 and self.window == 1
 
     @property
     def unsaved_rows(self) -> float:
@@ -136,9 +164,12 @@ class ChunkState:
 
     def fail_rest(self, code: str, message: str) -> None:
         while self.pending:
-            row = self.pending.popleft()
-            custom_id = json.loads(row.content)["custom_id"]
-            self.add(Outcome(rows.format_error(custom_id, code, message, line=row.line), code))
+            self._fail_next(code, message)
+
+    def _fail_next(self, code: str, message: str) -> None:
+        row = self.pending.popleft()
+        custom_id = json.loads(row.content)["custom_id"]
+        self.add(Outcome(rows.format_error(custom_id, code, message, line=row.line), code))
 
     def collect(self) -> Results:
         """Take the results that are not in S3 yet."""
@@ -167,7 +198,10 @@ class ChunkState:
             if body:
                 part[kind] = self._get_part_key(number, kind)
                 self._store.write(part[kind], bytes(body))
-        self._write_head(Head(**{**self.head, "parts": [*self.head["parts"], part], "fruitless": 0}))
+        suspects = max(0, self.suspects - int(results.rows))  # no other rows are sent before their results are saved
+        fruitless = self.head["fruitless"] if suspects else 0
+        self._write_head(Head(**{**self.head, "parts": [*self.head["parts"], part], "fruitless": fruitless}))
+        self.suspects = suspects
 
     def finish(self) -> None:
         """Join the parts into one, and mark the chunk as done.
@@ -242,6 +276,17 @@ class ChunkState:
         if self._results.rows:
             self.commit(self.collect())
 
+    def _find_suspects(self, in_flight: int) -> None:
+        """Find which of the next rows may have ended the last worker; one that was alone several times did."""
+        fruitless = self.head["fruitless"]
+        if fruitless >= MAX_FRUITLESS and self.pending:
+            text = f"this row ended {fruitless} workers in a row, at last alone in flight"
+            self._fail_next(layout.LOST_CODE, text)
+            self.commit(self.collect())
+        elif fruitless:
+            self.suspects = min(len(self.pending), _count_suspects(in_flight, fruitless - 1))
+            self.window = _count_suspects(in_flight, fruitless)
+
     def _add_fault(self, custom_id: str | None, code: str, message: str, line: int) -> None:
         self._results.faults = True
         self.add(Outcome(rows.format_error(custom_id, code, message, line=line), code))
@@ -254,6 +299,26 @@ class ChunkState:
                         yield json.loads(line)["custom_id"]
 
 
+def _check_hopeless(before: Head, chunk: Chunk) -> None:
+    """Refuse a chunk that ends its workers while they read it, or one of whose rows too many did.
+
+    Raises:
+        Permanent: it ended too many workers.
+    """
+    has_lost = layout.count_rows([before])["failures"][layout.LOST_CODE] >= MAX_LOST
+    if before["fruitless"] + has_lost >= MAX_FRUITLESS:
+        text = f"chunk {chunk['index']} ended {before['fruitless'] + 1} workers in a row"
+        raise Permanent(layout.GIVEN_UP_CODE, text)
+
+
+def _count_suspects(in_flight: int, fruitless: int) -> int:
+    """Count the rows of a chunk that may run without a saved result, after it ended so many workers.
+
+    At first more than are in flight at a time: the answered ones of the last second are not saved either.
+    """
+    return max(1, in_flight << _NARROWING >> _NARROWING * fruitless)
+
+
 def append_parts(writer: Writer, parts: Iterable[Mapping[str, Any]], kind: str) -> list[str]:
     """Append the results of one kind of several parts; returns their keys."""
     named = [part for part in parts if part[kind]]
@@ -262,17 +327,19 @@ def append_parts(writer: Writer, parts: Iterable[Mapping[str, Any]], kind: str) 
     return [part[kind] for part in named]
 
 
-def take_chunk(store: Store, keys: Layout, job_id: str, index: int, worker: str) -> tuple[ChunkState, Job]:
-    """Take a chunk of a job over.
+def take_chunk(
+    store: Store, keys: Layout, job_id: str, index: int, worker: str, in_flight: int
+) -> tuple[ChunkState, Job]:
+    """Take a chunk of a job over; see `ChunkState.open`.
 
     Raises:
         Conflict: another worker is taking it.
-        Permanent: there is no such job.
+        Permanent: there is no such job, or the chunk ended too many workers.
     """
     job, chunks = store.read_json(keys.build(layout.JOB, job_id)), store.read_json(keys.build(layout.CHUNKS, job_id))
     if job is None or chunks is None:
         raise Permanent("missing_object", f"there is no job {job_id}")
-    return ChunkState.open(store, keys, job.value, chunks.value[index], worker), job.value
+    return ChunkState.open(store, keys, job.value, chunks.value[index], worker, in_flight), job.value
 
 
 def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line]:

@@ -79,11 +79,15 @@ class Dispatcher:
 
     def choose(self) -> OpenChunk | None:
         """Choose the chunk whose row is next; None if there is none."""
-        chunks = list(self._chunks)
+        alone = [chunk for chunk in self._chunks if chunk.state.runs_alone]
+        if any(chunk.unsaved_rows for chunk in alone):
+            return None
+        chunks = [chunk for chunk in self._chunks if chunk.has_next and not self._usage.is_spent(chunk.job["team"])]
+        if suspect := next((chunk for chunk in chunks if chunk in alone), None):
+            return None if self.requests else suspect
         candidates = [
             Candidate(position, chunk.job["team"], self._ranks[chunk.job["priority"]], chunk.job["deadline_at"])
             for position, chunk in enumerate(chunks)
-            if chunk.state.pending and not self._usage.is_spent(chunk.job["team"])
         ]
         chosen = self._share.choose(candidates)
         return chunks[chosen.key] if chosen else None

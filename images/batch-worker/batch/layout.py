@@ -108,6 +108,9 @@ code."""
 GIVEN_UP_CODE = "chunk_given_up"
 """Code of a job with a chunk that ended many workers in a row."""
 
+LOST_CODE = "worker_lost"
+"""Code of rows that end each worker that sends them."""
+
 EXPIRED_CODE = "batch_expired"
 """Code of rows that ran out of time, as OpenAI names it."""
 
@@ -209,7 +212,8 @@ class Head(TypedDict):
 
     done: bool
     fruitless: int
-    """How often it was taken since the last part: a chunk that ends every worker is given up."""
+    """How many workers it ended in a row: those rows that may have done it run in ever smaller groups, until one does
+    alone. A part sets it to 0 once it has the last of these rows."""
 
 
 class Layout:

@@ -36,6 +36,18 @@ class OpenChunk:
         return not self.state.pending and not self.in_flight
 
     @property
+    def has_next(self) -> bool:
+        """Whether its next row may run: of rows that may have ended a worker, some at a time."""
+        if not self.state.suspects:
+            return bool(self.state.pending)
+        return bool(self.state.pending) and self.unsaved_rows < min(self.state.suspects, self.state.window)
+
+    @property
+    def unsaved_rows(self) -> float:
+        """Rows that were sent and have no saved result."""
+        return self.in_flight + self.state.unsaved_rows + (self.unsaved.rows if self.unsaved else 0)
+
+    @property
     def is_cancelled(self) -> bool:
         """Whether nobody waits for its rows any more."""
         return self.job["state"] in (layout.CANCELLING, layout.CANCELLED)

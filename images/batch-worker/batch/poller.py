@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batch import layout
 from batch.chunk import take_chunk
 from batch.concurrency import ConcurrencyLimit
-from batch.errors import Permanent
 from batch.layout import Layout
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Mailbox, Message
@@ -27,9 +25,6 @@ POLL_INTERVAL_S, ERROR_INTERVAL_S = 0.3, 1.0
 
 CONTROL_STEPS = 4
 """Plans, checks and merges that a worker does at a time, each in constant memory."""
-
-MAX_FRUITLESS = 10
-"""How often a chunk may be taken without a saved row before it is given up: it must be what ends the workers."""
 
 
 @dataclass
@@ -80,6 +75,8 @@ class Poller:
 
         A team without tokens left gets a few too: its jobs may be cancelled or expire while their rows wait.
         """
+        if self._runs_one_alone():
+            return False
         priorities = self._settings.priorities
         rank = priorities.index(priority)
         own = higher = 0
@@ -90,6 +87,10 @@ class Poller:
             higher += count if other < rank and not self._usage.is_spent(chunk.job["team"]) else 0
         return max(own, higher) <= self._limit.value
 
+    def _runs_one_alone(self) -> bool:
+        """Return whether a chunk's rows run alone: no other may be open that they end with the worker."""
+        return any(chunk.state.runs_alone and not self._usage.is_spent(chunk.job["team"]) for chunk in self._chunks)
+
     async def _receive(self, queue: str) -> Message | None:
         try:
             return await asyncio.to_thread(self._mailbox.receive, queue)
@@ -99,14 +100,25 @@ class Poller:
             return None
 
     async def open_chunk(self, message: Message) -> None:
-        """Take the chunk of a message over, unless it ends every worker."""
+        """Take the chunk of a message over, unless it ends every worker.
+
+        Of two whose rows run alone, one goes back: the other may end this worker again.
+        """
         job_id, index = str(message.body["job"]), int(message.body["chunk"])
         keys = Layout(self._settings.prefix)
         try:
-            state, job = await asyncio.to_thread(take_chunk, self._store, keys, job_id, index, self._settings.worker)
-            if state.head["fruitless"] >= MAX_FRUITLESS:
-                text = f"chunk {index} ended {MAX_FRUITLESS} workers in a row"
-                raise Permanent(layout.GIVEN_UP_CODE, text)
+            state, job = await asyncio.to_thread(
+                take_chunk,
+                self._store,
+                keys,
+                job_id,
+                index,
+                self._settings.worker,
+                self._settings.max_concurrency,
+            )
+            if state.runs_alone and self._runs_one_alone():
+                await asyncio.to_thread(state.hand_back)
+                raise Conflict(index)
         except Conflict:
             self._mailbox.release(message)  # another worker is taking it; the message becomes visible later
             return

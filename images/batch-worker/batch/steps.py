@@ -376,7 +376,7 @@ class Steps:
         state = ChunkState.open(self._store, self._keys, job, chunk, "merge")
         cause = self._store.read_json(self._keys.build(layout.CAUSE, job["id"], chunk["index"]))
         reason = cause.value["message"] if cause else "each attempt ended the worker"
-        state.fail_rest("worker_lost", f"this row's chunk was given up: {reason}")
+        state.fail_rest(layout.LOST_CODE, f"this row's chunk was given up: {reason}")
         state.commit(state.collect())
         state.finish()
         return state.head

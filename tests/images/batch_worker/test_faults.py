@@ -96,7 +96,7 @@ def opened(client: Any, batch_settings: Any, write_input: Any) -> Opened:
     steps.plan(job["id"])
     steps.scan(job["id"], 0)
     steps.check(job["id"])
-    state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "w", 1)
     while state.pending:
         row = rows.parse(state.pending.popleft().content)
         state.add(Outcome(rows.format_output(row.custom_id, 200, b'{"choices": []}'), "", 1, 1))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from batch import jobs as jobs_module
-from batch import layout, poller
-from batch.chunk import Outcome, take_chunk
+from batch import layout, rows
+from batch.chunk import MAX_FRUITLESS, MAX_LOST, ChunkState, Outcome, take_chunk
+from batch.errors import Permanent
 from batch.jobs import BadSubmission, Jobs
 from batch.open_chunks import OpenChunk
 from batch.queue import Message
@@ -80,7 +81,7 @@ def open_worker(
         settings = replace(batch_settings, **{"drain_s": LIMIT_S, **changes})
         job = write_input(b"\n".join(build_rows(5)))
         prepare(Steps(store, settings, now=lambda: 100.0), job)
-        state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
+        state, _ = take_chunk(store, KEYS, job["id"], 0, "w", 1)
         answer(state, 2)
         worker, queues = Worker(settings), Queues()
         worker.mailbox._sqs = worker.mailbox._stepfunctions = queues
@@ -139,7 +140,7 @@ def test_rows_that_outlast_a_stopping_worker_run_elsewhere(open_worker: Any, sto
     opened.run(stop)
     assert (read_head(store, chunk.job)["done"], opened.queues.answers) == (False, [])
     assert opened.queues.visibility_s[-1] == 0
-    state, _ = take_chunk(store, KEYS, chunk.job["id"], 0, "next")
+    state, _ = take_chunk(store, KEYS, chunk.job["id"], 0, "next", 1)
     assert len(state.pending) == 3
 
 
@@ -147,9 +148,96 @@ def test_workers_that_stop_before_a_row_is_saved_do_not_give_its_chunk_up(open_w
     """As spot instances do, while the endpoint is away or a team's tokens are spent for days."""
     opened = open_worker()
     opened.chunk.state.collect()
-    opened.chunk.state._write_head({**opened.chunk.state.head, "fruitless": poller.MAX_FRUITLESS - 1})
+    opened.chunk.state._write_head({**opened.chunk.state.head, "fruitless": MAX_FRUITLESS - 1})
     opened.shut_down()
     assert read_head(store, opened.chunk.job)["fruitless"] == 0
+
+
+class Ended(Exception):
+    """A worker ran out of memory."""
+
+
+def run_rows(state: ChunkState, job: layout.Job, in_flight: int, deadly: set[int]) -> None:
+    """Run a chunk as a worker does: rows in flight, whose results are saved once all have one."""
+    chunk = OpenChunk(state, Message("queue", "receipt", {}), job)
+    while chunk.has_next:
+        sent = []
+        while chunk.has_next and chunk.in_flight < in_flight:
+            sent.append(state.pending.popleft())
+            chunk.in_flight += 1
+        if deadly & {row.line for row in sent}:
+            raise Ended
+        for row in sent:
+            chunk.in_flight -= 1
+            state.add(Outcome(rows.format_output(f"row-{row.line - 1}", 200, b"{}"), ""))
+        state.commit(state.collect())
+
+
+@pytest.mark.parametrize(("in_flight", "deadly"), [(1, {1}), (4, {17, 20}), (3000, {13}), (256, {4, 5})])
+def test_only_the_rows_that_end_workers_are_lost(
+    store: Store, batch_settings: Any, write_input: Any, in_flight: int, deadly: set[int]
+) -> None:
+    job = write_input(b"\n".join(build_rows(20)))
+    steps = Steps(store, batch_settings, now=lambda: 100.0)
+    prepare(steps, job)
+    ended = 0
+    while True:
+        state, _ = take_chunk(store, KEYS, job["id"], 0, "w", in_flight)
+        try:
+            run_rows(state, job, in_flight, deadly)
+        except Ended:
+            ended += 1
+        else:
+            break
+    state.finish()
+    assert steps.merge(job["id"])["failed"] == len(deadly)
+    _, errors = read_results(store, job["id"])
+    assert {line["error"]["line"] for line in errors} == deadly
+    message = f"this row ended {MAX_FRUITLESS} workers in a row, at last alone in flight"
+    assert {(line["error"]["code"], line["error"]["message"]) for line in errors} == {("worker_lost", message)}
+    assert ended <= 2 * MAX_FRUITLESS * len(deadly)
+
+
+def test_a_chunk_of_many_such_rows_is_given_up(store: Store, batch_settings: Any, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(20)))
+    prepare(Steps(store, batch_settings, now=lambda: 100.0), job)
+    with pytest.raises(Permanent, match=f"chunk 0 ended {MAX_FRUITLESS} workers in a row"):
+        for _ in range(MAX_FRUITLESS * (MAX_LOST + 2)):
+            state, _ = take_chunk(store, KEYS, job["id"], 0, "w", 8)
+            with pytest.raises(Ended):
+                run_rows(state, job, 8, set(range(1, 21)))
+    assert len(state.pending) + 1 == 20 - MAX_LOST
+
+
+def test_a_row_that_may_have_ended_workers_runs_alone_in_its_worker(open_worker: Any, store: Store) -> None:
+    """Else rows of other chunks, which have no result yet when it ends the worker, would be taken for what ends it."""
+    opened = open_worker()
+    suspect, worker = opened.chunk, opened.worker
+    suspect.state.collect()
+    other = OpenChunk(suspect.state, suspect.message, {**suspect.job, "priority": "high"})
+    other.state = SimpleNamespace(pending=[1], suspects=0, unsaved_rows=0, runs_alone=False)
+    worker.chunks.add(other)
+    suspect.state.suspects = suspect.state.window = 1
+
+    async def choose() -> None:
+        dispatcher, poller = worker.dispatcher, worker.poller
+        in_flight = asyncio.create_task(asyncio.sleep(0))
+        dispatcher.requests.add(in_flight)
+        assert dispatcher.choose() is None, "it waits for the rows in flight"
+        dispatcher.requests.clear()
+        assert dispatcher.choose() is suspect
+        assert not poller.wants("default", "high")
+        suspect.in_flight = 1
+        assert dispatcher.choose() is None
+        suspect.in_flight = 0
+        answer(suspect.state, 1)
+        assert dispatcher.choose() is None, "it waits until the result is saved"
+        suspect.state.commit(suspect.state.collect())
+        assert dispatcher.choose() is other
+        assert poller.wants("default", "high")
+
+    opened.run(choose)
+    assert read_head(store, suspect.job)["fruitless"] == 0
 
 
 def test_a_message_that_arrives_while_a_worker_stops_goes_back_to_the_queue(open_worker: Any) -> None:
@@ -190,11 +278,11 @@ def test_a_failed_job_goes_on_from_its_saved_rows(
     steps = Steps(store, batch_settings, now=lambda: 100.0)
     job = write_input(b"\n".join(build_rows(5)))
     prepare(steps, job)
-    state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "w", 1)
     answer(state, 2)
     state.commit(state.collect())
     key = KEYS.build(layout.HEAD, job["id"], 0)
-    store.change_json(key, lambda head: {**head, "fruitless": poller.MAX_FRUITLESS})
+    store.change_json(key, lambda head: {**head, "fruitless": MAX_FRUITLESS})
     cause = {"code": layout.GIVEN_UP_CODE, "message": "chunk 0 ended 10 workers in a row"}
     steps.fail(job["id"], {"Cause": json.dumps(cause)})
     resumed = jobs.resume(job["id"])
@@ -202,7 +290,7 @@ def test_a_failed_job_goes_on_from_its_saved_rows(
     assert (resumed["state"], resumed["errors"], resumed["failed_at"]) == (layout.VALIDATING, [], None)
     assert state_machine.started == [f"{job['id']}-1"]
     prepare(steps, job)
-    state, _ = take_chunk(store, KEYS, job["id"], 0, "w")
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "w", 1)
     assert (len(state.pending), state.head["fruitless"]) == (3, 1)
     answer(state)
     state.commit(state.collect())
