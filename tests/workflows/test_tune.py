@@ -105,11 +105,11 @@ class KnownLoader:
     def __init__(self, target: LoadTarget, *_: object, **__: object) -> None:
         self.sequences = target.settings["tuning"]["sequences"]
 
-    def measure(self, load: float) -> Point:
+    def measure(self, load: float, earlier: Point | None) -> Point:
         self.sent.append(load)
         if len(self.sent) == getattr(KnownLoader, "interrupted_at", 0):
             raise KeyboardInterrupt
-        return build_point(load, "pass" if load <= 6 * self.sequences else "fail")
+        return build_point(load, "pass" if load <= 6 * self.sequences else "fail", longer=earlier is not None)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_an_interrupted_tuning_goes_on_without_sending_a_load_twice(
     target: KnownTarget, loader: type[KnownLoader], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--over", "tuning.sequences=1,2,4"]
-    monkeypatch.setattr(loader, "interrupted_at", 6)
+    monkeypatch.setattr(loader, "interrupted_at", 7)
     assert _tune(*arguments) == program.INTERRUPTED
     assert target.plan is None, "it destroys what it deployed"
     deployed, sent = len(target.deployed), len(loader.sent)
@@ -186,7 +186,8 @@ def test_an_interrupted_tuning_goes_on_without_sending_a_load_twice(
     assert len(list(Path("runs/mine").iterdir())) == 1
     assert len(target.deployed) <= deployed + 2
     # The interrupted load alone is sent again.
-    assert len(loader.sent) == sum(len(trial["points"]) for trial in resumed["trials"]) + 1
+    points = [point for trial in resumed["trials"] for point in trial["points"]]
+    assert len(loader.sent) == sum(1 + point["longer"] for point in points) + 1
     assert sent < len(loader.sent)
     # Negative control: with other values it starts anew, and with another file of the blueprint.
     assert _tune("--over", "tuning.sequences=1,2") == 0

@@ -67,4 +67,4 @@ def _render_result(result: Sweep) -> RenderableType:
     each = "".join(f", {rate:.3g} requests/s for each {role}" for role, rate in result.per_replica.items())
     cost = result.kept.usd_per_thousand_requests
     price = "" if cost is None else f", {cost:.3f} USD per 1,000 requests"
-    return Text.assemble((f"KEPT UP TO {load}", "bold green"), f"{each}{price}")
+    return Text.assemble((f"KEPT UP TO {load}", "bold green"), f" over {result.kept.seconds:.0f} s{each}{price}")

@@ -44,7 +44,7 @@ def _render_trials(state: Tuning) -> Table:
     for key in state.trials[0].settings:
         table.add_column(key.rpartition(".")[2], overflow="fold")
     priced = any(trial.usd_h is not None for trial in state.trials)
-    for heading in (UNITS[state.axis], *(("USD/h", "USD per 1,000") if priced else ()), "TTFT p95", "ITL p95"):
+    for heading in (UNITS[state.axis], *(("USD/h", "USD per 1,000 requests") if priced else ()), "TTFT p95", "ITL p95"):
         table.add_column(heading, justify="right", overflow="fold")
     table.add_column("", no_wrap=True)
     for trial in state.trials:
@@ -69,8 +69,8 @@ def _list_result(state: Tuning, folder: Path) -> Iterator[RenderableType]:
     if best is None or best.kept is None:
         yield Text("NO CONFIGURATION KEEPS THE SLO", "bold red")
         return
-    load = sweep.format_load(best.kept.load, state.axis)
+    kept = f"{sweep.format_load(best.kept.load, state.axis)} over {best.kept.seconds:.0f} s"
     cost = best.kept.usd_per_thousand_requests
     price = "" if cost is None else f", {cost:.3f} USD per 1,000 requests"
-    yield Text.assemble((f"BEST {tuning.describe(best)}", "bold green"), f" keeps {load}{price}")
+    yield Text.assemble((f"BEST {tuning.describe(best)}", "bold green"), f" keeps {kept}{price}")
     yield f"Its blueprint.yaml: {console.shorten_path(folder / tuning.BEST_FILE)}"

@@ -35,7 +35,7 @@ from llm_serving.targets.deployment_dir import FOLDER as DEPLOYMENTS
 from llm_serving.validation import base
 from llm_serving.validation.pages import tune_page
 from llm_serving.validation.reports import run_folder
-from llm_serving.validation.search import racing, sweep, tuning
+from llm_serving.validation.search import knee, racing, sweep, tuning
 from llm_serving.validation.search.knee import Point
 from llm_serving.validation.search.racing import Trial
 from llm_serving.validation.search.sweep import Loader, Options
@@ -292,25 +292,28 @@ class _Session:
         if best and wanted and not best.carries(wanted):
             load = sweep.format_load(wanted, axis)
             yield f"traffic asks for {load}, which none keeps: the best one needs more replicas for it."
+        if best and best.kept:
+            yield from sweep.list_unconfirmed(best.kept, axis)
         yield from sweep.list_left_out(self.document.value.slo)
 
-    def _measure(self, trial: Trial, load: float) -> Point:
+    def _measure(self, trial: Trial, load: float, earlier: Point | None) -> Point:
         """Send a load to a configuration, unless an earlier run did."""
         measured = next((point for point in trial.points if point.load == load), None)
-        if measured:
+        if measured and (measured.longer or not earlier):
             return measured
         self._raise_if_exceeded()
         if self.deployed is not trial:
             self._end_trial()
             self._deploy(trial)
         assert self.loader, "deployed"
-        point = self.loader.measure(load)
-        trial.points.append(point.model_copy(update={"run": f"{trial.number}/{point.run}"}))
-        if point.kept and (trial.kept is None or load > trial.kept.load):
-            trial.state, trial.kept = "kept", trial.points[-1]
+        sent = self.loader.measure(load, earlier)
+        point = sent.model_copy(update={"run": f"{trial.number}/{sent.run}"})
+        trial.points = [*(other for other in trial.points if other.load != load), point]
+        trial.kept = knee.find_bracket(trial.points).kept
+        trial.state = "kept" if trial.kept else "not tried"
         self._count_time()
         self._save()
-        return trial.points[-1]
+        return point
 
     def _deploy(self, trial: Trial) -> None:
         title = f"Configuration {trial.number} of {len(self.state.trials)}: {describe(trial)}"

@@ -122,11 +122,11 @@ class ReplicaLoader:
     def __call__(self, *_: object, **__: object) -> ReplicaLoader:
         return self
 
-    def measure(self, load: float) -> Point:
+    def measure(self, load: float, earlier: Point | None) -> Point:
         self.seen.append(self.count_replicas("mine-tune"))
         if self.seen[-1] == self.interrupted_at:
             raise KeyboardInterrupt
-        return build_point(load, "pass" if load <= 4 * self.seen[-1] else "fail")
+        return build_point(load, "pass" if load <= 4 * self.seen[-1] else "fail", longer=earlier is not None)
 
 
 def read_fix(errors: str, reason: str) -> list[str]:

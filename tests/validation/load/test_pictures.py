@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.services.traffic import Slo, Traffic
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.load import load, load_plan, pictures, prompts
@@ -119,7 +119,7 @@ def test_prompts_that_wait_hold_a_bounded_memory() -> None:
 def test_a_server_that_counts_no_tokens_of_pictures_shows_nothing() -> None:
     traffic = _build_plan().traffic
     doubts = [
-        soundness.find_doubts(traffic, Slo(), DriverResult(picture_tokens=tokens), [], shared=None, cached=None)
+        soundness.find_lasting_doubts(traffic, DriverResult(picture_tokens=tokens), [], shared=None, cached=None)
         for tokens in (None, 64, 0)
     ]
     assert doubts[:2] == [[], []]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,24 +18,35 @@ def build_point(load: float, verdict: str = "pass", **fields: object) -> Point:
     return Point.model_validate({"load": load, "verdict": verdict, **values})
 
 
-def _keep_up_to(capacity: float) -> Callable[[float], Point]:
-    return lambda load: build_point(load, "pass" if load <= capacity else "fail")
+def _find(capacity: float, search: Search, shortly: float = 1.0) -> tuple[Knee, list[float]]:
+    """Search where loads up to a capacity are kept, and up to `shortly` times as much while they are short.
 
+    Returns the loads as they were sent too.
+    """
+    sent: list[float] = []
 
-def _find(capacity: float, search: Search) -> tuple[Knee, list[float]]:
-    bracket, points = knee.find_knee(_keep_up_to(capacity), search)
-    return bracket, [point.load for point in points]
+    def measure(load: float, earlier: Point | None) -> Point:
+        sent.append(load)
+        most = capacity * (1 if earlier else shortly)
+        return build_point(load, "pass" if load <= most else "fail", longer=earlier is not None)
+
+    return knee.find_knee(measure, search)[0], sent
 
 
 @pytest.mark.parametrize("capacity", [0.7, 3.3, 20.0, 47.0, 380.0])
 @pytest.mark.parametrize("start", [1.0, 20.0, 300.0])
-def test_the_knee_is_found_within_the_precision_from_wherever_the_search_starts(capacity: float, start: float) -> None:
-    bracket, loads = _find(capacity, Search(start, 0.1, 1000, 0.1))
-    assert bracket.kept and bracket.missed
+@pytest.mark.parametrize(("shortly", "most"), [(1.0, 15), (1.3, 21)])
+def test_the_knee_is_found_within_the_precision_from_wherever_the_search_starts(
+    capacity: float, start: float, shortly: float, most: int
+) -> None:
+    """Also where a load has to be long to show that it is too much."""
+    bracket, loads = _find(capacity, Search(start, 0.1, 1000, 0.1), shortly)
+    assert bracket.kept and bracket.missed and bracket.kept.longer
     assert bracket.kept.load <= capacity < bracket.missed.load
     assert bracket.missed.load <= bracket.kept.load * 1.11, "the precision, and the rounding to three figures"
-    assert len(loads) == len(set(loads)), "no load is sent twice"
-    assert len(loads) <= 14, "a grid of that precision from 0.1 to 1,000 has 97 loads"
+    assert len(loads) <= most, "a grid of that precision from 0.1 to 1,000 has 97 loads"
+    if shortly == 1:
+        assert loads[-1] in loads[:-1] and len(set(loads)) == len(loads) - 1, "the highest alone is sent twice"
 
 
 def test_users_are_whole_numbers() -> None:
@@ -51,18 +62,20 @@ def test_a_lowest_load_that_fails_ends_the_search_without_a_knee() -> None:
     assert bracket.missed and bracket.missed.load == loads[-1] == 1
 
 
-def test_a_load_of_requests_that_are_nearly_alone_ends_the_search_downwards() -> None:
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        ({"e2e_p50_ms": 500}, [1, 0.5, 0.25]),
+        ({"e2e_p50_ms": 60_000, "shown_by_no_load": True}, [1]),
+        ({"e2e_p50_ms": 60_000}, [1, 0.5, 0.25, 0.125, 0.0625, 0.0312, 0.0156, 0.01]),
+    ],
+    ids=["alone", "shown by no load", "neither"],
+)
+def test_what_no_lower_load_would_change_ends_the_search_downwards(fields: dict[str, Any], sent: list[float]) -> None:
     """Answers of 500 ms: at 0.25/s seven of eight requests meet no other, and a lower load takes hours."""
-
-    def find(e2e_p50_ms: float) -> list[float]:
-        measure = lambda load: build_point(load, "fail", e2e_p50_ms=e2e_p50_ms)  # noqa: E731
-        bracket, points = knee.find_knee(measure, Search(1, 0.01, 100, 0.1))
-        assert bracket.kept is None and bracket.missed
-        return [point.load for point in points]
-
-    assert find(500) == [1, 0.5, 0.25]
-    # Negative control: answers of a minute are never alone.
-    assert find(60_000)[-1] == 0.01
+    bracket, points = knee.find_knee(lambda load, _: build_point(load, "fail", **fields), Search(1, 0.01, 100, 0.1))
+    assert bracket.kept is None and bracket.missed
+    assert [point.load for point in points] == sent
 
 
 def test_a_highest_load_that_is_kept_ends_the_search_there() -> None:
@@ -73,7 +86,7 @@ def test_a_highest_load_that_is_kept_ends_the_search_there() -> None:
 
 def test_a_load_that_shows_nothing_does_not_keep_the_slo() -> None:
     bracket, _ = knee.find_knee(
-        lambda load: build_point(load, "pass" if load < 10 else "not shown"), Search(8, 1, 100, 0.5)
+        lambda load, _: build_point(load, "pass" if load < 10 else "not shown", longer=True), Search(8, 1, 100, 0.5)
     )
     assert bracket.kept and bracket.kept.load < 10
 
@@ -82,7 +95,7 @@ def test_a_load_that_shows_nothing_does_not_keep_the_slo() -> None:
 def test_a_search_that_is_over_ends_with_what_is_known(loads: int, highest: float, missed: float | None) -> None:
     sent: list[float] = []
 
-    def measure(load: float) -> Point:
+    def measure(load: float, _: Point | None) -> Point:
         sent.append(load)
         return build_point(load, "pass" if load <= 13 else "fail")
 

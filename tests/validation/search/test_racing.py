@@ -18,9 +18,10 @@ class Server:
         self.capacities = capacities
         self.sent: list[tuple[int, float]] = []
 
-    def measure(self, trial: Trial, load: float) -> Point:
+    def measure(self, trial: Trial, load: float, earlier: Point | None) -> Point:
         self.sent.append((trial.number, load))
-        return build_point(load, "pass" if load <= self.capacities[trial.number - 1] else "fail")
+        is_kept = load <= self.capacities[trial.number - 1]
+        return build_point(load, "pass" if is_kept else "fail", longer=earlier is not None)
 
 
 def _build_trials(*usd_h: float | None) -> list[Trial]:
@@ -56,10 +57,10 @@ def test_a_configuration_that_fails_or_is_refused_does_not_end_the_race() -> Non
     server, trials = Server(20, 20, 30), _build_trials(None, None, None)
     trials[0].state = "refused"
 
-    def measure(trial: Trial, load: float) -> Point:
+    def measure(trial: Trial, load: float, earlier: Point | None) -> Point:
         if trial.number == 2:
             raise Unavailable("worker-0 ended at its start")
-        return server.measure(trial, load)
+        return server.measure(trial, load, earlier)
 
     best = racing.race(trials, measure, SEARCH)
     assert best and best.number == 3
@@ -91,8 +92,9 @@ def test_what_carries_the_load_of_the_blueprint_is_better_than_what_carries_more
 def test_a_load_that_shows_nothing_drops_nothing() -> None:
     trials = _build_trials(None, None)
 
-    def measure(trial: Trial, load: float) -> Point:
-        return build_point(load, "not shown" if trial.number == 2 else "pass" if load <= 20 else "fail")
+    def measure(trial: Trial, load: float, _: Point | None) -> Point:
+        verdict = "not shown" if trial.number == 2 else "pass" if load <= 20 else "fail"
+        return build_point(load, verdict, longer=True)
 
     racing.race(trials, measure, SEARCH)
     assert [trial.state for trial in trials] == ["kept", "not shown"]

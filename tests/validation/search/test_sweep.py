@@ -23,6 +23,7 @@ from llm_serving.validation.search import sweep
 from llm_serving.validation.search.knee import Knee, Point
 from llm_serving.validation.search.sweep import Loader, Options
 from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.statistics import soundness
 from tests.validation.conftest import TargetFactory, build_options
 from tests.validation.search.test_knee import build_point
 
@@ -109,6 +110,29 @@ def test_a_load_is_as_long_as_its_answers_need_and_goes_on_in_the_prompts(
     assert [point.usd_per_thousand_requests for point in points] == [5, 2.5]
 
 
+def test_the_highest_load_is_sent_again_for_longer_in_place_of_the_first(
+    target: LoadTarget, sent: list[tuple[Traffic, int]], tmp_path: Path
+) -> None:
+    """Answers of 50 s follow each other thirty times in it."""
+    loader = Loader(target, "rate", 400, build_options(tmp_path))
+    first = loader.measure(2.0)
+    longer = loader.measure(2.0, first)
+    assert [(point.longer, point.requests) for point in (first, longer)] == [(False, 800), (True, 3000)]
+    assert [path.name for path in (tmp_path / "runs" / sweep.POINTS).iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize("needed", ["needs a longer load", "needs other prompts"])
+def test_a_load_that_shows_nothing_whatever_its_length_is_sent_once(
+    target: LoadTarget, sent: list[tuple[Traffic, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, needed: str
+) -> None:
+    is_lasting = needed == "needs other prompts"
+    name = "find_lasting_doubts" if is_lasting else "find_doubts"
+    monkeypatch.setattr(soundness, name, lambda *_, **__: [needed])
+    point = Loader(target, "rate", 400, build_options(tmp_path)).measure(2.0)
+    assert (point.verdict, point.reasons, point.is_hopeless) == ("not shown", [needed], is_lasting)
+    assert len(sent) == (1 if is_lasting else 2)
+
+
 def test_an_slo_without_a_limit_on_a_latency_has_nothing_to_sweep_for() -> None:
     assert not Slo.model_validate({"errors": 0.01, "requests_per_s": 5}).limits_load
     assert Slo.model_validate({"stall": 2}).limits_load
@@ -125,13 +149,18 @@ def test_the_search_starts_at_the_blueprints_own_load(target: LoadTarget) -> Non
 def test_replicas_that_come_and_go_have_no_capacity(target: LoadTarget) -> None:
     import datetime
 
-    now, bracket = datetime.datetime.now(datetime.UTC), Knee(build_point(24), build_point(26, "fail"))
+    now, bracket = datetime.datetime.now(datetime.UTC), Knee(build_point(24, longer=True), build_point(26, "fail"))
     capacity = sweep._build_capacity(target, bracket, "rate", now)
     assert capacity and (capacity.requests_per_s, capacity.replicas) == (24, {"worker": 1})
     [engine] = target.roles
     scaled = target.model_copy(update={"roles": (engine.model_copy(update={"replicas": Bounds(1, 4)}),)})
     assert sweep._build_capacity(scaled, bracket, "rate", now) is None
     assert "come and go" in sweep._list_notes(scaled, bracket, "rate")[0]
+    short = bracket._replace(kept=build_point(24))
+    assert sweep._list_notes(target, bracket, "rate") == []
+    assert sweep._list_notes(target, short, "rate") == [
+        "The load of 24/s was not sent again for longer, in which a queue may grow."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +180,7 @@ def test_a_load_that_fails_ends_the_sweep_with_what_is_known(
 ) -> None:
     """Minutes of loads are not lost because the engine restarts after the last one, or its user is in a hurry."""
 
-    def measure(loader: Loader, load: float) -> Point:
+    def measure(loader: Loader, load: float, _: Point | None) -> Point:
         loader.settings = {"slo": SLO, "served_model": "tiny", "replicas": 1, "engine": "vllm"}
         if load > fails_from:
             raise end
@@ -171,14 +200,23 @@ def test_a_load_that_fails_ends_the_sweep_with_what_is_known(
     assert list((tmp_path / "runs" / "known").iterdir()) == [folder]
 
 
-def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed() -> None:
+@pytest.mark.parametrize(
+    ("shown_by_no_load", "message"),
+    [
+        (
+            False,
+            "mine does not keep its SLO at the lowest load, 1/s:\n  ttft_ms.p95: 1 is too much\n"
+            "Fix: lower --from, or set an SLO that it can keep without load.",
+        ),
+        (True, "no load shows whether mine keeps its SLO; that of 1/s:\n  ttft_ms.p95: 1 is too much"),
+    ],
+)
+def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed(shown_by_no_load: bool, message: str) -> None:
     result = build_sweep(Knee(None, build_point(1, "fail")), 1, 2)
+    result.points[0] = build_point(1, "fail", shown_by_no_load=shown_by_no_load)
     with pytest.raises(CheckFailed) as error:
         sweep.require_kept(result)
-    assert str(error.value) == (
-        "mine does not keep its SLO at the lowest load, 1/s:\n  ttft_ms.p95: 1 is too much\n"
-        "Fix: lower --from, or set an SLO that it can keep without load."
-    )
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

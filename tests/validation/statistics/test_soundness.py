@@ -29,7 +29,8 @@ def _play_queue(arrivals: float, served: float, count: int, service_s: float = 0
 def _find_doubts(traffic: Traffic, samples: list[Sample], **options: float | None) -> list[str]:
     duration_s = max(sample.start_s + (sample.e2e_ms or 0) / 1000 for sample in samples)
     result = DriverResult(duration_s=duration_s, planned=len(samples), shared_prompt_count=len(samples))
-    return soundness.find_doubts(traffic, SLO, result, samples, **{"shared": 0.0, "cached": 0.0, **options})
+    lasting = soundness.find_lasting_doubts(traffic, result, samples, **{"shared": 0.0, "cached": 0.0, **options})
+    return [*soundness.find_doubts(traffic, SLO, result, samples), *lasting]
 
 
 def test_a_queue_that_still_grows_shows_nothing() -> None:

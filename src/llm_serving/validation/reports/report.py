@@ -233,6 +233,9 @@ class Report(_Part):
     not_shown: list[str]
     """Why the load shows neither, a sentence each, with what would."""
 
+    shown_by_no_load: list[str] = []
+    """Those of them that stay in a longer or a lower load of the same prompts."""
+
     not_measured: dict[str, str] = {}
     """Objectives that were not measured, with why: a drop-in driver has something else instead, or answers could not be
     scored."""

@@ -237,14 +237,18 @@ def _judge(
     )
     missed += unlike_workers.list_missed(unlike, slo.errors)
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)
-    doubts = soundness.find_doubts(target.traffic, slo, result, samples, shared=overlap.prompts, cached=overlap.cached)
-    not_shown = [*(doubt.reason for doubt in driver_doubts), *doubts, *unshown]
+    lasting = soundness.find_lasting_doubts(
+        target.traffic, result, samples, shared=overlap.prompts, cached=overlap.cached
+    )
+    doubts = soundness.find_doubts(target.traffic, slo, result, samples)
+    not_shown = [*(doubt.reason for doubt in driver_doubts), *lasting, *doubts, *unshown]
     delay_ms = max((doubt.delay_ms for doubt in driver_doubts), default=0.0)
     fails = any(not driver_doubts or _is_missed_without_driver(miss, delay_ms) for miss in missed)
     return {
         "verdict": "fail" if fails else "not shown" if missed or not_shown else "pass",
         "missed": missed,
         "not_shown": not_shown,
+        "shown_by_no_load": lasting,
         "goodput": Goodput(share=goodput.share, requests_per_s=goodput.requests_per_s),
         "share_bounds": _build_share_bounds({"errors": failed, "goodput": goodput.good}, len(samples)),
         "bounds": {metric: _build_bounds(metric, distributions[metric], unmeasured) for metric in list_metrics(target)},

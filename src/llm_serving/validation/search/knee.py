@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
 from llm_serving.settings.plain import PublishedData
@@ -61,6 +61,12 @@ class Point(PublishedData):
     seconds: float
     """How long it took, with warm-up and end."""
 
+    longer: bool = False
+    """Whether it was sent for longer than the least time, so that a queue would have grown."""
+
+    shown_by_no_load: bool = False
+    """Whether another load of the same prompts would show no more."""
+
     run: str
     """Folder of its report, relative to the result's file."""
 
@@ -71,8 +77,9 @@ class Point(PublishedData):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it does not keep the SLO although its requests were nearly alone."""
-        return not self.kept and self.requests_per_s * (self.e2e_p50_ms or math.inf) < QUIET * 1000
+        """Whether no other load can keep the SLO: its requests were nearly alone, or no load shows anything."""
+        is_alone = self.requests_per_s * (self.e2e_p50_ms or math.inf) < QUIET * 1000
+        return not self.kept and (is_alone or self.shown_by_no_load)
 
 
 class Search(NamedTuple):
@@ -98,7 +105,8 @@ class Knee(NamedTuple):
     """The lowest load above it that did not; None where the highest kept it."""
 
 
-Measure = Callable[[float], Point]
+Measure = Callable[[float, Point | None], Point]
+"""Sends one load; where it is given what came of the load before, for longer."""
 
 
 class SearchEndedError(Exception):
@@ -108,48 +116,43 @@ class SearchEndedError(Exception):
 def find_knee(
     measure: Measure, search: Search, is_over: Callable[[], bool] = lambda: False
 ) -> tuple[Knee, list[Point]]:
-    """Search the knee; return it and every point in the order of measuring.
+    """Search the knee; return it and every load's last point.
+
+    In a short load a queue has no time to grow, so that the highest that is kept counts once it is kept for longer too.
 
     Args:
         measure: may raise SearchEndedError.
         is_over: asked before each load but the first; ends the search with what is known.
     """
-    points: list[Point] = []
-
-    def try_load(load: float) -> Point:
-        points.append(measure(load))
-        return points[-1]
-
+    points: dict[float, Point] = {}
+    load: float | None = min(max(search.start, search.lowest), search.highest)
     with contextlib.suppress(SearchEndedError):
-        kept, missed = _bracket(try_load, search, is_over)
-        while kept and missed and not is_over() and (middle := _choose_middle(kept.load, missed.load, search)):
-            point = try_load(middle)
-            kept, missed = (point, missed) if point.kept else (kept, point)
-    return _find_bracket(points), points
+        while load and not (points and is_over()):
+            points[load] = measure(load, points.get(load))
+            load = _choose_next(find_bracket(points.values()), search)
+    return find_bracket(points.values()), list(points.values())
 
 
-def _find_bracket(points: Sequence[Point]) -> Knee:
+def find_bracket(points: Collection[Point]) -> Knee:
     """Return the highest load that was kept, and the lowest above it that was not."""
     kept = max((point for point in points if point.kept), key=lambda point: point.load, default=None)
     above = (point for point in points if not point.kept and (kept is None or point.load > kept.load))
     return Knee(kept, min(above, key=lambda point: point.load, default=None))
 
 
-def _bracket(measure: Measure, search: Search, is_over: Callable[[], bool]) -> Knee:
-    """Move up from a load that is kept, down from one that is not, until the other is found or a bound reached."""
-    kept: Point | None = None
-    missed: Point | None = None
-    load = min(max(search.start, search.lowest), search.highest)
-    while not (kept and missed):
-        point = measure(load)
-        kept, missed = (point, missed) if point.kept else (kept, point)
-        if (point.kept and load >= search.highest) or (not point.kept and load <= search.lowest) or point.is_hopeless:
-            break
-        if not (kept and missed) and is_over():
-            break
-        load = load * FACTOR if point.kept else load / FACTOR
-        load = min(max(round_load(load, search.whole), search.lowest), search.highest)
-    return Knee(kept, missed)
+def _choose_next(bracket: Knee, search: Search) -> float | None:
+    """Return the load to send next, the highest one that is kept in the end; None where the knee is found."""
+    kept, missed = bracket
+    if missed and missed.is_hopeless:
+        return None
+    if kept and missed and (middle := _choose_middle(kept.load, missed.load, search)):
+        return middle
+    if kept and not missed and kept.load < search.highest:
+        return min(round_load(kept.load * FACTOR, search.whole), search.highest)
+    if kept:
+        return None if kept.longer else kept.load
+    assert missed, "a load is kept or missed"
+    return max(round_load(missed.load / FACTOR, search.whole), search.lowest) if missed.load > search.lowest else None
 
 
 def _choose_middle(low: float, high: float, search: Search) -> float | None:

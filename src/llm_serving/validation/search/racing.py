@@ -73,8 +73,8 @@ def find_best(trials: Iterable[Trial], wanted: float | None) -> Trial | None:
     return max(passed, key=lambda trial: (trial.carries(wanted), trial.worth), default=None)
 
 
-MeasureTrial = Callable[[Trial, float], Point]
-"""Sends one load to a configuration, which it deploys first if it does not run."""
+MeasureTrial = Callable[[Trial, float, Point | None], Point]
+"""Sends one load to a configuration, which it deploys first if it does not run; for longer where it was sent before."""
 
 
 def order(trials: Iterable[Trial]) -> list[Trial]:
@@ -120,7 +120,7 @@ def _challenge(trial: Trial, best: Trial | None, search: Search, wanted: float |
 
 
 def _run(trial: Trial, measure: MeasureTrial, search: Search, best: Trial | None) -> None:
-    bracket, _ = knee.find_knee(lambda load: measure(trial, load), search)
+    bracket, _ = knee.find_knee(lambda load, earlier: measure(trial, load, earlier), search)
     trial.kept = bracket.kept
     if bracket.kept:
         trial.state, trial.why = "kept", ""

@@ -43,7 +43,10 @@ TURNS = 10
 """Requests of each user in the closed loop, at the least: the first and the last are ramp and end."""
 
 LONGER = 3
-"""Times as long that a load is sent again if it showed nothing."""
+"""Times as long that a load is sent again: one that showed nothing, and the highest that is kept."""
+
+LONG_TURNS = 30
+"""Answers that follow each other in the longer load that a result counts on, at the least."""
 
 OVERLOAD = 0.8
 """Share of the offered requests, without ramp and end, below which a load is more than the deployment does."""
@@ -95,9 +98,9 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
         search = build_search(target.traffic, axis, options)
         measured, ends = list[Point](), list[tuple[float, BlueprintError | KeyboardInterrupt]]()
 
-        def measure(load: float) -> Point:
+        def measure(load: float, earlier: Point | None) -> Point:
             try:
-                measured.append(loader.measure(load))
+                measured.append(loader.measure(load, earlier))
             except (BlueprintError, KeyboardInterrupt) as error:
                 if not measured:
                     raise
@@ -143,6 +146,8 @@ def require_kept(result: Sweep) -> None:
     if result.kept is None:
         lowest = result.points[0]
         load, reasons = format_load(lowest.load, result.axis), "\n".join(f"  {reason}" for reason in lowest.reasons)
+        if lowest.shown_by_no_load:
+            raise CheckFailed(f"no load shows whether {result.name} keeps its SLO; that of {load}:\n{reasons}")
         raise CheckFailed(
             f"{result.name} does not keep its SLO at the lowest load, {load}:\n{reasons}\n"
             "Fix: lower --from, or set an SLO that it can keep without load."
@@ -185,13 +190,21 @@ class Loader:
         """Prompts of `traffic.data` that the caches may have."""
         self._options = options
 
-    def measure(self, load: float) -> Point:
-        """Send one load; a second time, longer, if the first shows nothing."""
-        with console.step(f"Load of {format_load(load, self._axis)}") as step:
-            point, report = self._measure_for(load, 1, self._point_s)
-            if point.verdict == "not shown" and not is_overloaded(report):
-                point_s = max(self._point_s, compute_least_time(report) / LONGER)
-                point, report = self._measure_for(load, LONGER, point_s)
+    def measure(self, load: float, earlier: Point | None = None) -> Point:
+        """Send one load; for longer where it was sent before, and where it shows nothing.
+
+        Args:
+            earlier: what came of the load before.
+        """
+        with console.step(f"Load of {format_load(load, self._axis)}{' for longer' * bool(earlier)}") as step:
+            if earlier:
+                answers_s = LONG_TURNS * (earlier.e2e_p50_ms or 0.0) / 1000
+                point, report = self._measure_for(load, LONGER, max(self._point_s, answers_s / LONGER))
+            else:
+                point, report = self._measure_for(load, 1, self._point_s)
+                if point.verdict == "not shown" and not (is_overloaded(report) or point.shown_by_no_load):
+                    point_s = max(self._point_s, compute_least_time(report) / LONGER)
+                    point, report = self._measure_for(load, LONGER, point_s)
             if point.kept:  # a higher load has answers as long at least
                 self._point_s = max(self._point_s, compute_least_time(report))
             step.note = f"{point.verdict}, {point.requests_per_s:.3g} requests/s answered"
@@ -205,13 +218,14 @@ class Loader:
         self.settings, self._rate = report.settings, report.throughput.requests_per_s / load
         self._sent += traffic.requests + traffic.warm_up
         results = self._options.runs
-        kept_folder = results / POINTS / f"{load:g}{f'-{times}x' if times > 1 else ''}"
+        kept_folder = results / POINTS / f"{load:g}"
         kept_folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(kept_folder, ignore_errors=True)  # of a run that was interrupted before it was written down
+        shutil.rmtree(kept_folder, ignore_errors=True)  # of the shorter load
         saved.rename(kept_folder)
         _remove_empty(results, saved.parent)
         folder = str(kept_folder.relative_to(results))
-        return build_point(report, self._axis, load, time.monotonic() - start, folder), report
+        point = build_point(report, self._axis, load, time.monotonic() - start, folder)
+        return point.model_copy(update={"longer": times > 1}), report
 
 
 def build_traffic(target: LoadTarget, axis: Axis, load: float, point_s: float, rate: float, times: int) -> Traffic:
@@ -262,6 +276,7 @@ def build_point(report: Report, axis: Axis, load: float, seconds: float, folder:
         load=load,
         verdict=report.verdict,
         reasons=[*(f"{missed.metric}: {missed.why}" for missed in report.missed), *report.not_shown],
+        shown_by_no_load=bool(report.shown_by_no_load),
         requests=report.requests.total,
         failed=report.requests.failed,
         requests_per_s=answered_per_s,
@@ -313,10 +328,18 @@ def _list_notes(target: LoadTarget, bracket: Knee, axis: Axis) -> list[str]:
     notes = []
     if bracket.kept and bracket.missed is None:
         notes.append(f"The highest load, {format_load(bracket.kept.load, axis)}, is kept: the knee lies above it.")
+    if bracket.kept:
+        notes += list_unconfirmed(bracket.kept, axis)
     if scaled := _list_scaled(target):
         names = ", ".join(scaled)
         notes.append(f"Replicas of {names} come and go by load: no capacity of one replica follows from it.")
     return [*notes, *list_left_out(target.slo)]
+
+
+def list_unconfirmed(kept: Point, axis: Axis) -> Iterator[str]:
+    """Yield that the highest load was kept for a short time only, where the search ended before it was sent again."""
+    if not kept.longer:
+        yield f"The load of {format_load(kept.load, axis)} was not sent again for longer, in which a queue may grow."
 
 
 def list_left_out(slo: Slo) -> Iterator[str]:

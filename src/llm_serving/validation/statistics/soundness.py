@@ -85,26 +85,31 @@ MIN_TURNS = 3
 """Answers that follow each other within a load, at the least: fewer are its ramp and its end only."""
 
 
-def find_doubts(
+def find_doubts(traffic: Traffic, slo: Slo, result: DriverResult, samples: Sequence[Sample]) -> list[str]:
+    """Return why the load shows nothing where a longer or a lower one might, a sentence each."""
+    queue = list(_check_queue(samples)) if traffic.is_open_loop else []
+    return [
+        *_check_duration(result, samples),
+        *_check_sessions(traffic, samples),
+        *(queue or _check_growth(traffic, slo, samples)),
+    ]
+
+
+def find_lasting_doubts(
     traffic: Traffic,
-    slo: Slo,
     result: DriverResult,
     samples: Sequence[Sample],
     *,
     shared: float | None,
     cached: float | None,
 ) -> list[str]:
-    """Return why the load shows nothing, a sentence each.
+    """Return why no load of these prompts shows anything, however long it is, a sentence each.
 
     Args:
         shared: share of the prompts' text that an earlier prompt of this load began with.
         cached: share of the prompt tokens that the engines found in their caches.
     """
-    queue = list(_check_queue(samples)) if traffic.is_open_loop else []
     return [
-        *_check_duration(result, samples),
-        *_check_sessions(traffic, samples),
-        *(queue or _check_growth(traffic, slo, samples)),
         *_check_answer_lengths(samples),
         *_check_caches(traffic, result, shared, cached),
         *_check_pictures(result),
