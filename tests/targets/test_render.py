@@ -264,7 +264,7 @@ def test_two_templates_for_one_target_are_refused(tmp_path: Path) -> None:
         render.find_template(folder, "local")
 
 
-def test_an_edited_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
+def test_an_edited_file_is_overwritten_and_removed_only_on_request(tmp_path: Path) -> None:
     folder, out, deployment = _copy_with_template(tmp_path, "one\n"), tmp_path / "out", _resolve_deployment(tmp_path)
     file = render.render(deployment, folder, out)
     assert file == out / "local.conf"
@@ -279,8 +279,12 @@ def test_an_edited_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
         f"Fix: make the change in {folder / 'local.conf.j2'}, or pass --force."
     )
     assert file.read_text() == "mine\n"
+    render.remove(out)
+    assert file.read_text() == "mine\n"
     render.render(deployment, folder, out, force=True)
     assert file.read_text() == "two\n"
+    render.remove(out)
+    assert not out.exists()
 
 
 def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:

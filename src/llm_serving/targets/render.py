@@ -6,6 +6,7 @@ manifest beside it holds the digest of what was rendered.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -212,11 +213,28 @@ def render(
     return file
 
 
+def remove(out: Path) -> None:
+    """Remove what was rendered into the folder `out`, and folders that are empty then; what was edited by hand stays."""
+    manifest = out / MANIFEST
+    for name, digest in _read_digests(manifest).items():
+        file = out / name
+        if file.exists() and _compute_digest(file.read_text(encoding="utf-8")) == digest:
+            file.unlink()
+    manifest.unlink(missing_ok=True)
+    for folder in (out, out.parent, out.parent.parent):
+        with contextlib.suppress(OSError):  # other files, targets or deployments are in it
+            folder.rmdir()
+
+
 def _would_lose_edits(file: Path, rendered: str) -> bool:
-    manifest = file.parent / MANIFEST
-    digests = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+    digests = _read_digests(file.parent / MANIFEST)
     current = file.read_text(encoding="utf-8") if file.exists() else rendered
     return current != rendered and digests.get(file.name) != _compute_digest(current)
+
+
+def _read_digests(manifest: Path) -> dict[str, str]:
+    """Read the digests of what was rendered, by the file's name."""
+    return dict(json.loads(manifest.read_text(encoding="utf-8"))) if manifest.exists() else {}
 
 
 def _compute_digest(content: str) -> str:

@@ -556,6 +556,7 @@ def test_destroy_removes_all_objects_and_reports_a_missing_release(
     assert set(remaining) <= {"ServiceAccount/engines", "ServiceAccount/default", "ConfigMap/kube-root-ca.crt"}
     code, out, _ = run_cli("destroy", "--yes")
     assert (code, out) == (0, "mine: not deployed on eks\n")
+    assert not Path("rendered").exists(), "else it counts in the fleet's costs"
 
 
 def test_several_models_start_behind_one_router(

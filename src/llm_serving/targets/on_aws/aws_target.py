@@ -25,7 +25,7 @@ from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.environment import Environment
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.settings.errors import InputError, quote_value
-from llm_serving.targets import planning, registry
+from llm_serving.targets import planning, registry, render
 from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -251,6 +251,7 @@ class AwsTarget(Target):
         )
         confirm(f"Remove {plan.deployment.name} from {self.name}?")
         removed = self.remove(plan)
+        render.remove(plan.rendered)  # the fleet's costs, and who calls what, go by these files
         if not removed:
             console.out.print(f"{plan.deployment.name}: not deployed on {self.name}", markup=False)
         return removed
