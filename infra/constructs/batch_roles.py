@@ -38,6 +38,7 @@ def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
         "TakeFiles", ["sqs:DeleteMessage", "sqs:ReceiveMessage"], context.build_queue_arns([context.batch.inbox_queue])
     )
     yield allow("Start", ["states:StartExecution"], context.state_machine_arn)
+    yield allow("ListRunning", ["states:ListExecutions"], context.state_machine_arn)
     yield allow("Follow", ["states:DescribeExecution"], context.execution_arn)
 
 

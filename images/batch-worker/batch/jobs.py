@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, cast
 
@@ -26,6 +26,9 @@ from batch.store import READERS, Conflict, Store, get_code
 RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
 """Maximum number of executions of a job, again after each resume: after so many lost ones something else is wrong."""
+
+_MAX_LISTED = 1000
+"""Executions that Step Functions lists at once. Source: Step Functions API reference, ListExecutions, 2026-11."""
 
 MAX_TEMPLATE_BYTES = 64 * 2**10
 """Largest template of a Parquet file's rows: each read of job.json reads it too."""
@@ -361,25 +364,34 @@ class Jobs:
                 yield stored.value
 
     def reconcile(self) -> list[str]:
-        """Start executions of unfinished jobs that have none; returns the ids of these jobs."""
-        started = []
+        """Start executions of unfinished jobs that have none; returns the ids of these jobs.
+
+        It asks one by one only of those that the list lacks: Step Functions answers 10 to 15 such calls a second in an
+        account. Source: Step Functions developer guide, "Quotas", API throttling, 2026-11.
+        """
+        started, running = [], self._list_running()
         for job_id in self._store.list_folders(self._keys.build(layout.JOBS)):
             job = None if job_id in self._ended else self.read(job_id)
             if job is None:
                 continue
             if job["state"] in layout.FINAL_STATES:
                 self._ended.add(job_id)  # later calls skip it, and save a read of S3 each
-            elif self.ensure_execution(job):
+            elif self.ensure_execution(job, running):
                 started.append(job_id)
         return started
 
-    def ensure_execution(self, job: Job) -> bool:
-        """Start an execution of a job unless one runs; returns whether it did."""
+    def ensure_execution(self, job: Job, running: Collection[str] = ()) -> bool:
+        """Start an execution of a job unless one runs; returns whether it did.
+
+        Args:
+            running: names of executions of which this is known.
+        """
         if job["state"] in layout.FINAL_STATES:
             return False
         # Without a queue the messages of its chunks are lost, for which an execution would wait two weeks.
         has_queue = (job["team"], job["priority"]) in self._queues.runs
-        is_running = bool(job["executions"]) and self._is_running(job["executions"][-1])
+        last = job["executions"][-1:]
+        is_running = bool(last) and (last[0] in running or self._is_running(last[0]))
         if is_running and (has_queue or job["state"] == layout.FINALIZING):
             return False
         if not has_queue:
@@ -422,6 +434,13 @@ class Jobs:
         except ClientError as error:
             if get_code(error) != "ExecutionAlreadyExists":
                 raise
+
+    def _list_running(self) -> set[str]:
+        """List the names of executions that run; the oldest of very many, and the latest, may be missing."""
+        listed = self._stepfunctions.list_executions(
+            stateMachineArn=self._state_machine, statusFilter=RUNNING, maxResults=_MAX_LISTED
+        )
+        return {execution["name"] for execution in listed["executions"]}
 
     def _is_running(self, name: str) -> bool:
         arn = self._state_machine.replace(":stateMachine:", ":execution:") + f":{name}"

@@ -24,15 +24,21 @@ if str(IMAGE) not in sys.path:
 
 
 class StateMachine:
-    """Notes the executions that are started; all have ended."""
+    """Notes the executions that are started, and those that are described; all but the listed ones have ended."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.described: list[str] = []
+        self.listed: list[str] = []
 
     def start_execution(self, *, name: str, **_: Any) -> None:
         self.started.append(name)
 
-    def describe_execution(self, **_: Any) -> dict[str, str]:
+    def list_executions(self, **_: Any) -> dict[str, Any]:
+        return {"executions": [{"name": name} for name in self.listed]}
+
+    def describe_execution(self, *, executionArn: str) -> dict[str, str]:  # noqa: N803 - boto3's name
+        self.described.append(executionArn.rpartition(":")[2])
         return {"status": "FAILED"}
 
 

@@ -181,6 +181,20 @@ def test_an_unfinished_job_of_a_team_that_is_gone_fails_and_stops_no_other(
         jobs.resume(first["id"])
 
 
+def test_an_execution_that_is_listed_as_running_is_not_asked_about(
+    jobs: Any, state_machine: Any, store: Store, write_input: Any
+) -> None:
+    job = write_input(b"{}")
+    for name in ("listed", "lost"):
+        own = {**job, "id": f"batch_{name}", "executions": [name]}
+        store.write_json(KEYS.build(layout.JOB, own["id"]), own)
+    state_machine.listed = ["listed"]
+    assert "batch_lost" in jobs.reconcile()
+    assert "lost" in state_machine.described
+    assert "listed" not in state_machine.described
+    assert "batch_listed-2" not in state_machine.started
+
+
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
 def test_a_clock_that_jumps_moves_no_deadline(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Callable[[], float] = worker.start_clock()
