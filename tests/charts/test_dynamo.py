@@ -20,10 +20,16 @@ from tests.kinds.serving.frameworks import test_dynamo
 Manifests = dict[tuple[str, str], dict[str, Any]]
 
 
-def render_graph(folder: Path, render_chart: Render, blueprint: str = test_dynamo.ON_EKS) -> Manifests:
+def render_graph(
+    folder: Path, render_chart: Render, blueprint: str = test_dynamo.ON_EKS, **overrides: dict[str, Any]
+) -> Manifests:
+    """What the chart makes of a blueprint; `overrides` by role, as parameters of Argo CD have them."""
     deployment = test_dynamo.resolve(folder, blueprint, "eks", test_dynamo.EKS_FLEET)
     text = render.render_text(deployment, render.find_template(paths.PATTERNS / deployment.pattern, "eks"))
-    return {(item["kind"], item["metadata"]["name"]): item for item in render_chart(yaml.safe_load(text))}
+    values = yaml.safe_load(text)
+    for role, override in overrides.items():
+        values["roles"][role] |= override
+    return {(item["kind"], item["metadata"]["name"]): item for item in render_chart(values)}
 
 
 @pytest.fixture
@@ -163,6 +169,13 @@ def test_keda_scales_the_adapter_that_the_operator_makes(manifests: Manifests) -
         "kind": "DynamoGraphDeploymentScalingAdapter",
         "name": "mine-worker",
     }
+
+
+def test_argo_cd_owns_no_replicas_of_a_planner_where_a_parameter_takes_them_away(
+    tmp_path: Path, render_chart: Render
+) -> None:
+    manifests = render_graph(tmp_path, render_chart, test_dynamo.PLANNED_APART, decode={"replicas": 0})
+    assert {name for name, component in get_components(manifests).items() if "replicas" not in component} == {"decode"}
 
 
 @pytest.mark.parametrize("text", ["PLANNED", "PLANNED_APART"])

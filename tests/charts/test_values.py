@@ -140,6 +140,10 @@ MONITORED = {"monitoring": {"podMonitors": True}}
             'roles.worker.image: "vllm/vllm-openai:latest": not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
+            {**build_release(), "roles": {**build_release()["roles"], "engines": build_release()["roles"]["worker"]}},
+            "roles.engines: the chart has an object mine-engines of its own. Fix: choose another name",
+        ),
+        (
             build_release({"image": "localhost:5000/vllm"}),
             'roles.worker.image: "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),

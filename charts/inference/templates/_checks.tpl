@@ -82,6 +82,9 @@
 {{- if gt (len $name) 52 -}}
 {{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: use a shorter name of the release or role" $at $name (len $name)) -}}
 {{- end -}}
+{{- if has .name (list "engines" "nodes" "pool-master") -}}
+{{- $wrong = append $wrong (printf "%s: the chart has an object %s of its own. Fix: choose another name" $at $name) -}}
+{{- end -}}
 {{- $rollout := list (toString $role.rollout.maxSurge) (toString $role.rollout.maxUnavailable) -}}
 {{- if not (without $rollout "0" "0%") -}}
 {{- $wrong = append $wrong (printf "%s.rollout: maxSurge and maxUnavailable are both 0: no replica could be replaced. Fix: set maxSurge: 1, with room for one replica more, or maxUnavailable: 1" $at) -}}

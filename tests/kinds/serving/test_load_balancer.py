@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,13 +24,14 @@ load_balancer: {{certificate: CERTIFICATE{}}}
 PUBLIC = f", public: on, gateway: edge:8080, web_acl: {ARN.format('wafv2', 'regional/webacl/api')}"
 
 
-def render(folder: Path, text: str, fleet: str = FLEET) -> list[str] | None:
-    """The ranges that the values of the chart let in."""
+def render(folder: Path, text: str, fleet: str = FLEET) -> dict[str, Any]:
+    """The values of the chart."""
     (folder / "fleet.yaml").write_text(fleet)
     blueprint_folder = deployments.write_blueprint(folder, "mine", text)
-    file = deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks")
-    clients: list[str] | None = yaml.safe_load(file.read_text())["loadBalancer"].get("clients")
-    return clients
+    values: dict[str, Any] = yaml.safe_load(
+        deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks").read_text()
+    )
+    return values
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,19 @@ def render(folder: Path, text: str, fleet: str = FLEET) -> list[str] | None:
 def test_the_fleets_network_reaches_it_or_the_clients_that_it_names(
     tmp_path: Path, row: str, ranges: list[str] | None
 ) -> None:
-    assert render(tmp_path, BLUEPRINT.format(row)) == ranges
+    assert render(tmp_path, BLUEPRINT.format(row))["loadBalancer"].get("clients") == ranges
+
+
+def test_load_balancers_of_gateways_reach_the_routers_where_the_fleet_has_them(tmp_path: Path) -> None:
+    """They are in the VPC, and without them the routers' policy lets in the namespace's pods alone."""
+    text = BLUEPRINT.format("").rpartition("load_balancer:")[0]
+    for number, (add_on, policy) in enumerate(
+        {"": None, "gateway: on, ": {"clients": [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/16"}}]}}.items()
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        values = render(folder, text, FLEET.replace("add_ons: {", f"add_ons: {{{add_on}"))
+        assert (values.get("networkPolicy"), "loadBalancer" in values) == (policy, False)
 
 
 def test_every_address_is_no_range_of_clients(tmp_path: Path) -> None:

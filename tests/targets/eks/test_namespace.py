@@ -29,6 +29,8 @@ def test_the_namespace_and_account_that_the_values_name_are_rendered_beside_them
     assert manifests == namespace.build_manifests(plan.deployment), "what `deploy` applies"
     space, account = manifests
     assert (space["kind"], space["metadata"]["name"]) == ("Namespace", "serving")
+    levels = {name: level for name, level in space["metadata"]["labels"].items() if name.startswith("pod-security.")}
+    assert levels == {"pod-security.kubernetes.io/audit": "restricted"}, "`deploy` leaves the owner's `enforce` as it is"
     assert (account["kind"], account["metadata"]["namespace"]) == ("ServiceAccount", "serving")
     assert values["serviceAccount"] == {"create": False, "name": account["metadata"]["name"]}
 

@@ -68,9 +68,6 @@ class ResolvedLoadBalancer(StackLoadBalancer):
     gateway: str
     """NAME:PORT of the Service that it calls in place of the router's; empty without one."""
 
-    ranges: tuple[str, ...]
-    """Address ranges from which it calls the routers."""
-
 
 class Role(ResolvedData):
     """One kind of process in a deployment."""
@@ -185,6 +182,9 @@ class ServingDeployment(Deployment):
 
     load_balancer: ResolvedLoadBalancer | None = None
     """What has TLS before the routers; None where clients call them."""
+
+    balancer_ranges: tuple[str, ...] = ()
+    """Address ranges from which load balancers call the routers on EKS, this one or those of the fleet's Gateways."""
 
     stack: ServingStack | None = None
     disruption: Disruption

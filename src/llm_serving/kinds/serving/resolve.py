@@ -106,6 +106,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         pool_master=_build_pool_master(context, placed_roles, engine_roles),
         is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
+        balancer_ranges=_list_balancer_ranges(context, fleet.value),
         disruption=settings.disruption,
         traffic=settings.traffic,
         slo=settings.held_slo,
@@ -380,12 +381,15 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
     row = settings.load_balancer
     if row is None:
         return None
-    ranges = load_balancer.list_ranges(fleet)
     drain_s = min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain))
-    stack = load_balancer.resolve(row, drain_s, () if row.public else ranges)
+    stack = load_balancer.resolve(row, drain_s, () if row.public else load_balancer.list_ranges(fleet))
     return ResolvedLoadBalancer(
         **dict(stack),
         public=row.public,
         gateway=row.gateway or "",
-        ranges=ranges,
     )
+
+
+def _list_balancer_ranges(context: Context, fleet: Fleet) -> tuple[str, ...]:
+    has_balancer = context.blueprint.load_balancer or fleet.add_ons.gateway
+    return load_balancer.list_ranges(fleet) if context.conventions.is_kubernetes and has_balancer else ()

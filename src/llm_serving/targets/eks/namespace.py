@@ -34,6 +34,8 @@ def build_manifests(deployment: Deployment) -> list[Manifest]:
                     "app.kubernetes.io/managed-by": "blueprint",
                     # A rollout waits until the load balancer has found the new routers healthy.
                     "elbv2.k8s.aws/pod-readiness-gate-inject": "enabled",
+                    # Pods with EFA or Neuron need `privileged`, and all share the namespace: `enforce` is its owner's.
+                    "pod-security.kubernetes.io/audit": "restricted",
                 },
             },
         },

@@ -8,7 +8,15 @@ import pytest
 
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
-from tests.kinds.serving.texts import FLEET, format_aggregated, format_distributed, get_error, resolve_blueprint
+from tests.kinds.serving.texts import (
+    FLEET,
+    MULTI_MODEL,
+    TRAFFIC_AND_SLO,
+    format_aggregated,
+    format_distributed,
+    get_error,
+    resolve_blueprint,
+)
 
 REFUSED_LOCALLY = [
     (
@@ -153,6 +161,15 @@ def test_what_a_cluster_does_not_know_without_an_add_on_is_refused_at_its_line(t
         resolving.resolve_files(tmp_path / "mine", text, fleet, "eks")
     assert str(error.value).replace(f"{tmp_path}/mine/", "") == message
     assert resolving.resolve_files(tmp_path / "mine", text, FLEET, "eks"), "with the add-ons"
+
+
+def test_a_model_with_the_name_of_an_object_of_the_chart_is_refused_on_eks_alone(tmp_path: Path) -> None:
+    text = MULTI_MODEL.replace("one:", "engines:") + TRAFFIC_AND_SLO
+    assert get_error(tmp_path, text, "eks") == (
+        'blueprint.yaml:3:21: roles.models.engines: "engines": on EKS the chart has an object of this name. '
+        "Fix: choose another name."
+    )
+    resolve_blueprint(tmp_path, text, "local")
 
 
 def test_a_deployment_is_monitored_where_the_fleet_has_prometheus_whether_it_scales_or_not(tmp_path: Path) -> None:

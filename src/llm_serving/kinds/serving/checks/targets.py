@@ -26,6 +26,9 @@ _LOADS_CODE = re.compile(
 )
 """Variables by which the loader, an interpreter, a shell or the engine takes code from where the value says."""
 
+_CHART_NAMES = ("engines", "nodes", "pool-master")
+"""Refused as names of roles in charts/inference/templates/_checks.tpl, too."""
+
 RANKS_PER_CORE = 2
 """Engine processes that one core can run: each start takes about a minute of CPU time."""
 
@@ -58,11 +61,20 @@ def check(
             )
         yield from _check_buckets(settings, fleet, environment, placed_roles)
     if conventions.is_kubernetes:
+        yield from _check_object_names(replicated)
         yield from _check_add_ons(settings, fleet, replicated)
     yield from scaling.check(settings, fleet, conventions, replicated)
     if conventions.runs_tasks:
         yield from _check_task_interfaces(conventions.title, replicated)
         yield from _check_gives_way(fleet, conventions.title, replicated)
+
+
+def _check_object_names(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    """Yield roles whose objects would have names of others of the chart."""
+    for placed in placed_roles:
+        if placed.key_path[-1] in _CHART_NAMES:
+            reason, fix = "on EKS the chart has an object of this name", "choose another name"
+            yield Conflict(placed.key_path, reason, fix, placed.key_path[-1])
 
 
 def _check_add_ons(settings: Blueprint, fleet: Fleet, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
