@@ -30,7 +30,9 @@ def test_the_namespace_and_account_that_the_values_name_are_rendered_beside_them
     space, account = manifests
     assert (space["kind"], space["metadata"]["name"]) == ("Namespace", "serving")
     levels = {name: level for name, level in space["metadata"]["labels"].items() if name.startswith("pod-security.")}
-    assert levels == {"pod-security.kubernetes.io/audit": "restricted"}, "`deploy` leaves the owner's `enforce` as it is"
+    assert levels == {"pod-security.kubernetes.io/audit": "restricted"}, (
+        "`deploy` leaves the owner's `enforce` as it is"
+    )
     assert (account["kind"], account["metadata"]["namespace"]) == ("ServiceAccount", "serving")
     assert values["serviceAccount"] == {"create": False, "name": account["metadata"]["name"]}
 
