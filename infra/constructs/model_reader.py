@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.bindings import aws
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.fleet_stack import FleetStack
@@ -58,7 +57,7 @@ def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[
     ]
 
 
-def add_engine_role(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
+def add_engine_role(stack: FleetStack, *, cluster: pod_identity.Cluster) -> None:
     """Add the role of all engines on EKS, tied to one service account: an association names its account in full, so
     that a release with its own account would need Terraform for each.
     """

@@ -10,11 +10,13 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.policy import Statement
 from llm_serving.fleet import names
 
+Cluster = aws.eks_cluster.EksCluster | aws.data_aws_eks_cluster.DataAwsEksCluster
+
 
 def add_role(
     stack: FleetStack,
     name: str,
-    cluster: aws.eks_cluster.EksCluster,
+    cluster: Cluster,
     *,
     namespace: str,
     service_account: str,
@@ -40,7 +42,7 @@ def build_trust_policy(stack: FleetStack) -> str:
             "Action": ["sts:AssumeRole", "sts:TagSession"],
             "Condition": {
                 "StringEquals": {"aws:SourceAccount": stack.account.id},
-                "ArnEquals": {"aws:SourceArn": stack.account.build_arn("eks", f"cluster/{stack.cluster_name}")},
+                "ArnEquals": {"aws:SourceArn": stack.account.build_arn("eks", f"cluster/{stack.eks_cluster_name}")},
             },
         }
     )
@@ -48,7 +50,7 @@ def build_trust_policy(stack: FleetStack) -> str:
 
 def add_service_association(stack: FleetStack, deployment: str, service: str, pod_role: aws.iam_role.IamRole) -> None:
     """Add the link from the service account of a deployment's service, which its chart names, to a role."""
-    cluster, account = stack.cluster_name, f"{deployment}-{service}"
+    cluster, account = stack.eks_cluster_name, f"{deployment}-{service}"
     _add_association(stack, service, cluster, names.SERVING_NAMESPACE, account, pod_role)
 
 

@@ -1,4 +1,4 @@
-"""The EKS stack: cluster, add-ons, node groups, and what Karpenter needs."""
+"""The EKS stack: cluster, add-ons, node groups, and what Karpenter needs; or what an existing cluster lacks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from infra.constructs import (
     network,
     node_group_settings,
     node_groups,
+    pod_identity,
 )
 from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
@@ -40,11 +41,14 @@ def is_enabled(fleet: Fleet) -> bool:
 
 
 def add(app: App, document: Document[Fleet]) -> None:
-    """Add the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, end_of_standard_support,
-    node_groups (names).
+    """Add the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, and of a new cluster
+    end_of_standard_support and node_groups (names).
     """
     fleet = document.value
     stack = base.create_stack(app, NAME, document)
+    if fleet.eks.cluster:
+        _use_cluster(stack, fleet.eks.cluster)
+        return
     fleet_network = network.find_network(stack)
     eks_groups = [group for group in groups.resolve_all(fleet) if group.orchestrator == "eks"]
     cluster = eks_cluster.add_cluster(
@@ -78,6 +82,14 @@ def add(app: App, document: Document[Fleet]) -> None:
     model_reader.add_engine_role(stack, cluster=cluster.resource)
     _add_certificate_rule(stack)
     _add_outputs(stack, cluster.resource, [group.name for group in managed_groups])
+
+
+def _use_cluster(stack: FleetStack, name: str) -> None:
+    """Look an existing cluster up, and give its engines their role."""
+    cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=name)
+    model_reader.add_engine_role(stack, cluster=cluster)
+    _add_certificate_rule(stack)
+    _add_cluster_outputs(stack, cluster, cluster.version)
 
 
 def _build_context(
@@ -114,8 +126,12 @@ def _add_certificate_rule(stack: FleetStack) -> None:
 
 def _add_outputs(stack: FleetStack, cluster: aws.eks_cluster.EksCluster, group_names: list[str]) -> None:
     end_of_support = eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()
-    base.add_output(stack, "cluster_name", cluster.name, "The cluster")
-    base.add_output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")
-    base.add_output(stack, "kubernetes_version", stack.fleet.eks.version, "Kubernetes version")
+    _add_cluster_outputs(stack, cluster, stack.fleet.eks.version)
     base.add_output(stack, "end_of_standard_support", end_of_support, "Day from which the version costs more")
     base.add_output(stack, "node_groups", ["system", *group_names], "Managed node groups")
+
+
+def _add_cluster_outputs(stack: FleetStack, cluster: pod_identity.Cluster, version: str) -> None:
+    base.add_output(stack, "cluster_name", cluster.name, "The cluster")
+    base.add_output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")
+    base.add_output(stack, "kubernetes_version", version, "Kubernetes version")

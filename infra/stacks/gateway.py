@@ -88,9 +88,13 @@ def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list
 
 
 def _let_nodes_in(stack: FleetStack, groups: ServerGroups) -> None:
-    """Let the cluster's nodes, whose security group pods have, reach the servers."""
-    cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=stack.cluster_name)
-    gateway.let_in(stack, groups, "nodes", cluster.vpc_config.get(0).cluster_security_group_id)
+    """Let the cluster's nodes, whose security groups pods have, reach the servers."""
+    named = stack.fleet.eks.node_security_groups
+    for group in named:
+        gateway.let_in(stack, groups, group, group)
+    if not named:
+        cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=stack.eks_cluster_name)
+        gateway.let_in(stack, groups, "nodes", cluster.vpc_config.get(0).cluster_security_group_id)
 
 
 def _add_task_groups(

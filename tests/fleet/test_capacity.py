@@ -18,6 +18,7 @@ from tests.infra import strategies
 
 SUPPRESSED_CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2b, us-west-2c]\n"
+NETWORK = "{vpc: vpc-01234567, private_subnets: [subnet-01234560, subnet-01234561, subnet-01234562]}"
 BLOCK = "{capacity-block: cr-0123456789abcdef0}"
 
 
@@ -89,11 +90,16 @@ def test_warm_machines_hold_their_addresses_interfaces_and_volumes(tmp_path: Pat
 
 
 def test_subnet_sizes_of_an_existing_vpc_are_unknown(tmp_path: Path) -> None:
-    ids = ", ".join(f"subnet-0123456{digit}" for digit in range(3))
-    head = HEAD + f"network: {{vpc: vpc-01234567, private_subnets: [{ids}]}}\n"
+    head = f"{HEAD}network: {NETWORK}\n"
     fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: g6e.48xlarge, size: 0..3000}\n", head)
     assert fleet_capacity.subnets == ()
     assert not _sum_needs(fleet_capacity, quotas.VPCS)
+
+
+def test_nodes_of_an_existing_cluster_need_no_quota(tmp_path: Path) -> None:
+    head = f"{HEAD}eks: {{cluster: platform}}\nnetwork: {NETWORK}\n"
+    fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: g6e.48xlarge, size: 0..3000}\n", head)
+    assert (fleet_capacity.needs, fleet_capacity.max_machines, fleet_capacity.launch_s) == ((), 0, 0)
 
 
 def test_machines_beyond_a_thousand_start_at_two_a_second(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def add_pool(lines: str) -> str:
     return VALID + "  other:\n" + "".join(f"    {line}\n" for line in lines.splitlines())
 
 
+EXISTING_NETWORK = "network: {vpc: vpc-01234567, private_subnets: [subnet-01234567, subnet-01234568]}\n"
 CHOICE = "not one of the choices."
 EFA = "EFA traffic does not cross an Availability Zone"
 RESERVATION_REASON = "a reservation holds instances of one"
@@ -221,6 +222,15 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (add_pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: {capacity-block: cr-0123456789abcdef0, reservation: cr-0123456789abcdef0}"), ["fleet.yaml:12:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Fix: write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: INSTANCES}."]),
         (VALID + "network: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n", ['fleet.yaml:8:47: network.private_subnets: "subnet-01234567": it names 1 private subnet, and the fleet has 2 zones. Fix: name one private subnet a zone, in the order of `zones`.']),
         (add_pool("types: g6e.2xlarge\nsize: 0..2\nspare: 2"), ['fleet.yaml:11:12: pools.other.spare: 2: of at most 2 instances none would be left for work. Fix: set spare: 1 or less.']),
+        (VALID + "eks: {node_security_groups: sg-01234567}\n", ['fleet.yaml:8:29: eks.node_security_groups: "sg-01234567": nodes of a new cluster have the one that EKS makes. Fix: remove it, or name an existing cluster in `cluster`.']),
+        (VALID + "eks: {cluster: platform}\n", ['fleet.yaml:8:16: eks.cluster: "platform": it is in a VPC, and `network` does not name that. Fix: set network: {vpc: vpc-..., private_subnets: [subnet-...]}, one subnet for each of `zones`.']),
+        (
+            f"{VALID}{EXISTING_NETWORK}eks: {{cluster: platform, version: '1.35', csi_drivers: efs}}\n",
+            [
+                "fleet.yaml:9:35: eks.version: \"1.35\": the cluster platform exists, and the fleet does not change it. Fix: remove version, or `cluster` for a new one.",
+                "fleet.yaml:9:56: eks.csi_drivers: \"efs\": the cluster platform exists, and the fleet does not change it. Fix: remove csi_drivers, or `cluster` for a new one.",
+            ],
+        ),
         # the file as a whole
         ("", ["fleet.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
         ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
@@ -252,6 +262,11 @@ DOMAIN = f"vpc-logs-{'a1' * 13}.eu-west-1.es.amazonaws.com"
         (
             f"logs: {{to: {DOMAIN}}}\n",
             f'fleet.yaml:8:12: logs.to: "{DOMAIN[:57]}...": the fleet is in us-west-2. Fix: use a domain of the fleet\'s region.',
+        ),
+        (
+            f"logs: {{to: cloudwatch}}\n{EXISTING_NETWORK}eks: {{cluster: platform}}\n",
+            'fleet.yaml:8:12: logs.to: "cloudwatch": the collector is an add-on of the cluster, and platform exists. '
+            "Fix: remove to, and have a collector of the cluster's own.",
         ),
         (
             "logs: {to: splunk}\n",

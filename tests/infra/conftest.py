@@ -36,6 +36,12 @@ FLEETS = {
         "  private_subnets: [subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]\n"
         "logs: {to: cloudwatch, keep: 30d}\n"
     ),
+    "cluster": (
+        "zones: [us-west-2a, us-west-2b]\n"
+        "network: {vpc: vpc-0123456789abcdef0, private_subnets: [subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]}\n"
+        "eks: {cluster: platform}\n"
+        "alarms_to: arn:aws:sns:us-west-2:123456789012:on-call\n"
+    ),
     "s3": (
         "  grouped: {types: g6e.2xlarge, size: 1, by: node-groups, images: cached}\n"
         "  quick: {types: g6e.2xlarge, size: 0..2, by: karpenter, images: soci}\n"

@@ -8,7 +8,8 @@ import yaml
 
 from llm_serving import processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.fleet.model import Fleet
+from llm_serving.cli import main
+from llm_serving.fleet.model import Eks, Fleet
 from llm_serving.operations import add_ons as platform
 from llm_serving.operations import cluster, kube_api
 from llm_serving.operations.kube_api import Kind, KubeApi
@@ -27,6 +28,9 @@ orchestrator: eks
 {more}pools:
   general: {{types: g6e.2xlarge, size: 0..4}}
 """
+
+
+EXISTING = "eks: {cluster: platform}\nnetwork: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n"
 
 
 def write_fleet(tmp_path: Path, extra_lines: str = "") -> Fleet:
@@ -62,15 +66,27 @@ def test_a_helm_that_nothing_was_tested_with_is_refused(version: str, accepted: 
     )
 
 
-def test_the_api_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Recorder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("more", "name"), [("", "small"), (EXISTING, "platform")])
+def test_the_api_and_helm_are_led_to_the_fleets_own_cluster_alone(
+    recorder: Recorder, tmp_path: Path, more: str, name: str
+) -> None:
     recorder.install("aws", "helm")
-    connection = cluster.connect(AwsSession(REGION), write_fleet(tmp_path), tmp_path)
+    connection = cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
     assert connection.environment == {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     assert recorder.calls == [
-        ["aws", "eks", "update-kubeconfig", "--name", "small", "--region", "us-west-2"],
+        ["aws", "eks", "update-kubeconfig", "--name", name, "--region", "us-west-2"],
         ["api", "open", str(tmp_path / "kubeconfig")],
         ["api", "ready"],
     ]
+
+
+@pytest.mark.parametrize("command", [("install", "--plan"), ("remove", "--yes"), ("tunnel", "--plan")])
+def test_charts_of_an_existing_cluster_are_its_owners(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    write_fleet(tmp_path, EXISTING)
+    assert main.run(["platform", *command, "--fleet", str(tmp_path / "fleet.yaml")]) == 2
+    assert "eks: cluster: platform: the cluster exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -82,6 +98,7 @@ def test_the_api_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Reco
             "`eks.public_from`, or run `blueprint platform tunnel` in another terminal",
         ),
         ("eks: {public_from: [203.0.113.0/24]}\n", "Its endpoint is open to 203.0.113.0/24 only"),
+        (EXISTING, "Fix: run this where its endpoint can be reached"),
     ],
 )
 def test_an_unreachable_cluster_is_reported_with_who_can_reach_it(
@@ -94,7 +111,8 @@ def test_an_unreachable_cluster_is_reported_with_who_can_reach_it(
     with pytest.raises(Unavailable) as error:
         cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
     message = str(error.value)
-    assert message.startswith("the cluster small does not respond (cannot reach the cluster: "), message
+    name = "platform" if more == EXISTING else "small"
+    assert message.startswith(f"the cluster {name} does not respond (cannot reach the cluster: "), message
     assert "Connection refused" in message and message.endswith(f"). {remedy}"), message
 
 
@@ -247,6 +265,10 @@ def test_karpenters_instances_are_found_in_ec2(aws: str, tmp_path: Path) -> None
             "1 instance of the fleet small is running, and costs. Fix: run "
             f"aws ec2 terminate-instances --region us-west-2 --instance-ids {name}"
         )
+        # Those of an existing cluster of the same name are its owner's.
+        existing = demo_fleet.model_copy(update={"eks": Eks(cluster="small")})
+        assert cluster.list_karpenter_instances(clients, existing) == []
+        cluster.require_no_instances(clients, existing)
     finally:
         clients.client("ec2").terminate_instances(InstanceIds=[name])
     cluster.require_no_instances(clients, demo_fleet)

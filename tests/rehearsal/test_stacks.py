@@ -239,14 +239,19 @@ def start_cli(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_rehearse_of_an_existing_network_makes_a_stand_in_for_it(tmp_path: Path) -> None:
-    (tmp_path / "fleet.yaml").write_text(FLEET.replace("{nat: false}", EXISTING))
-    running = start_cli(tmp_path, "rehearse", "network", "--json")
+def test_rehearse_makes_stand_ins_for_an_existing_network_and_cluster(tmp_path: Path) -> None:
+    text = FLEET.replace("{nat: false}", EXISTING).replace("orchestrator: ecs", "eks: {cluster: platform}")
+    (tmp_path / "fleet.yaml").write_text(text)
+    running = start_cli(tmp_path, "rehearse", "network", "eks", "--json")
     out, err = running.communicate(timeout=240)
     assert running.returncode == 0, err
     response = json.loads(out)
     [rehearsal] = response["rehearsals"]
-    assert rehearsal["stacks"] == {"network": {"resources": 0, "mocked": 0, "applied": 0, "not_held": {}}}
+    assert rehearsal["stacks"] == {
+        "network": {"resources": 0, "mocked": 0, "applied": 0, "not_held": {}},
+        "eks": {"resources": 3, "mocked": 3, "applied": 2, "not_held": {"aws_eks_pod_identity_association": 1}},
+    }
+    assert rehearsal["outputs"]["eks"]["cluster_name"] == "platform"
     assert rehearsal["outputs"]["network"]["vpc_id"] != "vpc-0123456789abcdef0"
     assert response["emulated"] == [emulator.EMULATION_NOTE]
     assert "terraform -chdir=.blueprint/rehearsal/small/stacks/network apply" in err

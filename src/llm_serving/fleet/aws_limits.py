@@ -58,7 +58,7 @@ def _check_bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
 
 def _check_cluster_zones(document: Document[Fleet]) -> Iterator[Mistake]:
     fleet = document.value
-    if "eks" in fleet.orchestrators and len(fleet.zones) < MIN_EKS_ZONES:
+    if fleet.creates_eks and len(fleet.zones) < MIN_EKS_ZONES:
         zone = fleet.zones[0]
         neighbour = f"{fleet.region}{'b' if zone[-1] == 'a' else 'a'}"
         yield document.build_mistake(

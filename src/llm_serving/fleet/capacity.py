@@ -112,8 +112,8 @@ def compute(fleet: Fleet) -> Capacity:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
     machine_groups = resolve_all(fleet)
-    system_groups = [build_system_group(fleet)] if "eks" in fleet.orchestrators else []
-    machines = sum(pool.size.max for pool in fleet.pools.values())
+    system_groups = [build_system_group(fleet)] if fleet.creates_eks else []
+    machines = sum(pool.size.max for pool in fleet.pools.values() if fleet.starts_instances(pool))
     burst, per_second = RUN_INSTANCES_RATE
     return Capacity(
         needs=tuple(
@@ -214,7 +214,7 @@ def _list_machine_needs(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterat
     if scaling_groups:
         yield Need(quotas.AUTO_SCALING_GROUPS, len(scaling_groups), "")
         yield Need(quotas.LAUNCH_TEMPLATES, len(scaling_groups), "")
-    if "eks" in fleet.orchestrators:
+    if fleet.creates_eks:
         node_groups = [group for group in scaling_groups if group.kind == "node-group"]
         yield Need(quotas.CLUSTERS, 1, "")
         yield Need(quotas.NODE_GROUPS, 1 + len(node_groups), "the system's own among them")
@@ -304,7 +304,7 @@ def count_zone_addresses(zone: str, fleet: Fleet) -> int:
     fixed = (
         len(endpoints.list_own(fleet))
         + LOAD_BALANCER_ADDRESSES
-        + ("eks" in fleet.orchestrators) * (CONTROL_PLANE_ADDRESSES + SYSTEM_NODE_ADDRESSES)
+        + fleet.creates_eks * (CONTROL_PLANE_ADDRESSES + SYSTEM_NODE_ADDRESSES)
     )
     return fixed + sum(_count_pool_addresses(machine_groups, name, zone) for name in fleet.pools)
 

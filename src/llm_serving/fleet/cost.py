@@ -102,7 +102,7 @@ def estimate_volumes(fleet: Fleet) -> float:
 
     Pools with a type that the catalog does not have are left out.
     """
-    system = build_system_group(fleet) if "eks" in fleet.orchestrators else None
+    system = build_system_group(fleet) if fleet.creates_eks else None
     usd_h = system.min_size * _price(system.volume) if system else 0.0
     for name, pool in fleet.pools.items():
         if all(type_name in instances.load() for type_name in pool.types):

@@ -187,12 +187,13 @@ def has_known_types(fleet: Fleet) -> bool:
 
 
 def resolve_all(fleet: Fleet) -> tuple[Group, ...]:
-    """Return all groups of the fleet: by pool, in order of preference, by zone.
+    """Return all groups that the fleet starts: by pool, in order of preference, by zone.
 
     Raises:
         InputError: a type that the catalog does not have; `checks.find_mistakes` says so with its line.
     """
-    return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name))
+    started = (name for name, pool in fleet.pools.items() if fleet.starts_instances(pool))
+    return tuple(group for name in started for group in resolve_pool(fleet, name))
 
 
 def resolve_pool(fleet: Fleet, name: str) -> tuple[Group, ...]:

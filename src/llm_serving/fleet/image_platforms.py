@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.fleet.groups import resolve_all
+from llm_serving.fleet.groups import resolve_pool
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.system_group import build_system_group
 
@@ -14,8 +14,8 @@ _FARGATE = "x86_64"
 
 def list_platforms(fleet: Fleet) -> list[str]:
     """Return the platforms of the pools' instances, of the system's nodes on EKS and of Fargate on ECS."""
-    architectures: set[str] = {group.arch for group in resolve_all(fleet)}
-    if "eks" in fleet.orchestrators:
+    architectures: set[str] = {group.arch for name in fleet.pools for group in resolve_pool(fleet, name)}
+    if fleet.creates_eks:
         architectures.add(build_system_group(fleet).arch)
     if "ecs" in fleet.orchestrators:
         architectures.add(_FARGATE)

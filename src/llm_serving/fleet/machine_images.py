@@ -50,7 +50,7 @@ def list_parameters(fleet: Fleet) -> dict[str, Group]:
     Groups with an AMI of the user's own have none.
     """
     groups = list(resolve_all(fleet))
-    if "eks" in fleet.orchestrators:
+    if fleet.creates_eks:
         groups.insert(0, build_system_group(fleet))
     parameters: dict[str, Group] = {}
     for group in groups:

@@ -81,6 +81,8 @@ TierBucketName = Annotated[str, FORMATS["tier-bucket-name"]]
 """Of a bucket whose name stands in the host of its address: S3's certificate is for names without dots."""
 
 KeyArn = Annotated[str, FORMATS["key-arn"]]
+ClusterName = Annotated[str, FORMATS["cluster-name"]]
+SecurityGroupId = Annotated[str, FORMATS["security-group-id"]]
 
 
 def parse_arn_region(arn: str) -> str:
@@ -270,7 +272,14 @@ class ImageCache(Settings):
 
 
 class Eks(Settings):
-    """The EKS cluster."""
+    """The EKS cluster: a new one, or an existing one by its name."""
+
+    cluster: ClusterName | None = None
+    """Name of an existing cluster, in the VPC that `network` names. Pools then describe the nodes that it has, and
+    `add_ons` the controllers; the stack `eks` holds only the engines' role (docs/own-cluster.md)."""
+
+    node_security_groups: Annotated[tuple[SecurityGroupId, ...], Field(max_length=5), AllowSingleItem()] = ()
+    """Security groups of that cluster's nodes, one or a list; default is the one that EKS made for the cluster."""
 
     # In standard support. Source: EKS user guide, "Understand the Kubernetes version lifecycle on EKS", 2026-11.
     version: Literal["1.34", "1.35", "1.36"] = "1.35"
@@ -301,8 +310,19 @@ class Eks(Settings):
     """Release of the Bottlerocket nodes' AMI; the pinned one by default."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        names = ("public_from", "private_from", "admins", "csi_drivers")
+        names = ("node_security_groups", "public_from", "private_from", "admins", "csi_drivers")
         return (*(check_unique(name, getattr(self, name)) for name in names), *super().find_conflicts())
+
+    def _check_cluster(self) -> Iterator[Conflict]:
+        """Yield what says how to make a cluster, beside one that exists."""
+        if self.cluster is None:
+            if self.node_security_groups:
+                reason = "nodes of a new cluster have the one that EKS makes"
+                yield Conflict(("node_security_groups",), reason, "remove it, or name an existing cluster in `cluster`")
+            return
+        for name in sorted(self.model_fields_set - {"cluster", "node_security_groups"}):
+            reason = f"the cluster {self.cluster} exists, and the fleet does not change it"
+            yield Conflict((name,), reason, f"remove {name}, or `cluster` for a new one")
 
     def _check_release(self) -> Iterator[Conflict]:
         if self.al2023 == DEADLOCKED_RELEASE:
@@ -426,17 +446,34 @@ class Fleet(Settings):
         """What places the containers, each once."""
         return ("eks", "ecs") if self.orchestrator == "both" else (self.orchestrator,)
 
+    @property
+    def creates_eks(self) -> bool:
+        """Whether the stack `eks` makes the cluster of EKS, and the nodes of pools there."""
+        return "eks" in self.orchestrators and self.eks.cluster is None
+
     def get_orchestrator(self, pool: Pool) -> Orchestrator:
         return pool.orchestrator or self.orchestrators[0]
 
+    def starts_instances(self, pool: Pool) -> bool:
+        """Return whether the fleet starts the pool's instances; those of an existing cluster are there."""
+        return self.creates_eks or self.get_orchestrator(pool) != "eks"
+
     def get_zones(self, pool: Pool) -> tuple[str, ...]:
         return pool.zones or self.zones
+
+    def _check_existing_cluster(self) -> Iterator[Conflict]:
+        if self.eks.cluster and not isinstance(self.network, ExistingNetwork):
+            fix = "set network: {vpc: vpc-..., private_subnets: [subnet-...]}, one subnet for each of `zones`"
+            yield Conflict(("eks", "cluster"), "it is in a VPC, and `network` does not name that", fix)
 
     def _check_logs(self) -> Iterator[Conflict]:
         target = self.logs.to
         if target and "eks" not in self.orchestrators:
             reason = "tasks on ECS write to CloudWatch without a collector"
             yield Conflict(("logs", "to"), reason, "remove to", target)
+        elif target and not self.creates_eks:
+            reason = f"the collector is an add-on of the cluster, and {self.eks.cluster} exists"
+            yield Conflict(("logs", "to"), reason, "remove to, and have a collector of the cluster's own", target)
         elif target == "s3" and not self.account:
             reason = "the bucket is named after the account, which `account` does not say"
             yield Conflict(("logs", "to"), reason, 'set account: "123456789012", your own', target)

@@ -13,7 +13,13 @@ def format_deployment_name(fleet: Fleet, deployment: str) -> str:
 
 
 def format_cluster_name(fleet: Fleet) -> str:
+    """Return the name of each cluster that the fleet makes."""
     return fleet.name
+
+
+def find_eks_cluster(fleet: Fleet) -> str:
+    """Return the name of the EKS cluster, the fleet's own or one that exists."""
+    return fleet.eks.cluster or format_cluster_name(fleet)
 
 
 def find_partition(region: str) -> str:

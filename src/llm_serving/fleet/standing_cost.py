@@ -67,7 +67,7 @@ def list_items(fleet: Fleet) -> tuple[StandingItem, ...]:
 
 
 def _list_items(fleet: Fleet) -> Iterator[StandingItem]:
-    if "eks" in fleet.orchestrators:
+    if fleet.creates_eks:
         service_name = "eks-cluster-extended" if eks.is_extended(fleet.eks.version) else "eks-cluster"
         yield _price(fleet, "EKS control plane", 1, service_name)
         yield from _price_system_nodes(fleet)
@@ -77,8 +77,9 @@ def _list_items(fleet: Fleet) -> Iterator[StandingItem]:
     yield _price(fleet, "public addresses", nat_count, "public-ipv4-address")
     yield _price(fleet, "endpoints in zones", len(endpoints.list_own(fleet)) * len(fleet.zones), "interface-endpoint")
     # One for buckets and images, one for flow logs, one for each cluster.
+    clusters = fleet.creates_eks + ("ecs" in fleet.orchestrators)
     log_keys = 1 if own_network and own_network.flow_logs else 0
-    yield _price(fleet, "KMS keys", 1 + log_keys + len(fleet.orchestrators), "kms-key")
+    yield _price(fleet, "KMS keys", 1 + log_keys + clusters, "kms-key")
     for kind, needs in account_needs.load_all().items():
         for service_name, count in needs.standing.items():
             yield _price(fleet, f"{service_name} for {kind}", count, service_name)

@@ -150,7 +150,7 @@ def _list_releases(fleet: Fleet, groups: Sequence[Group]) -> Iterator[Step]:
 
 def _list_kubernetes(fleet: Fleet, groups: Sequence[Group], installed: Installed | None) -> Iterator[Step]:
     """List the steps of the cluster: what stands behind its version, then one minor version after another."""
-    if "eks" not in fleet.orchestrators:
+    if not fleet.creates_eks:
         return
     running = (installed.kubernetes if installed else None) or fleet.eks.version
     drains = _describe_drain("eks", groups)

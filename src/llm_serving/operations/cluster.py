@@ -45,7 +45,7 @@ def require_own(fleet: Fleet, kubeconfig: Path | None = None) -> None:
     Raises:
         Unavailable: it does.
     """
-    kube_api.require_cluster(kubeconfig, fleet.region, names.format_cluster_name(fleet))
+    kube_api.require_cluster(kubeconfig, fleet.region, names.find_eks_cluster(fleet))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def open_session(aws: AwsSession, data: Path) -> AwsSession:
 
 
 def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
-    return ("aws", "eks", "update-kubeconfig", "--name", names.format_cluster_name(fleet), "--region", fleet.region)
+    return ("aws", "eks", "update-kubeconfig", "--name", names.find_eks_cluster(fleet), "--region", fleet.region)
 
 
 def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
@@ -102,8 +102,7 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
         cluster.api.require_ready()
     except ApiError as error:
         raise Unavailable(
-            f"the cluster {names.format_cluster_name(fleet)} does not respond ({error}). "
-            f"{describe_endpoint_access(fleet)}"
+            f"the cluster {names.find_eks_cluster(fleet)} does not respond ({error}). {describe_endpoint_access(fleet)}"
         ) from None
     return cluster
 
@@ -115,7 +114,7 @@ def reach(aws: AwsSession, fleet: Fleet, data: Path) -> Iterator[None]:
     Raises:
         Unavailable: a program is missing, no system node runs, or the session did not start.
     """
-    if fleet.eks.public_from or tunnel.find_open(data):
+    if not can_tunnel(fleet) or tunnel.find_open(data):
         yield
         return
     route = tunnel.plan(aws, fleet, tunnel.DEFAULT_PORT)
@@ -130,8 +129,15 @@ def reach(aws: AwsSession, fleet: Fleet, data: Path) -> Iterator[None]:
         yield
 
 
+def can_tunnel(fleet: Fleet) -> bool:
+    """Return whether a tunnel may be needed, and has a way: the system nodes of the fleet's own private cluster."""
+    return fleet.creates_eks and not fleet.eks.public_from
+
+
 def describe_endpoint_access(fleet: Fleet) -> str:
     """Return who can reach the cluster's endpoint."""
+    if fleet.eks.cluster:
+        return "Fix: run this where its endpoint can be reached"
     if fleet.eks.public_from:
         return f"Its endpoint is open to {join_words(fleet.eks.public_from)} only"
     clients = join_words(["the VPC", *fleet.eks.private_from])
@@ -168,7 +174,12 @@ def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    return [instance["InstanceId"] for instance in _describe_instances(aws, _build_karpenter_filters(fleet))]
+    return [instance["InstanceId"] for instance in _describe_karpenter_instances(aws, fleet)]
+
+
+def _describe_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[Mapping[str, Any]]:
+    # Those of an existing cluster are not the fleet's, though it may have the fleet's name.
+    return _describe_instances(aws, _build_karpenter_filters(fleet)) if fleet.creates_eks else []
 
 
 def _build_karpenter_filters(fleet: Fleet) -> list[Mapping[str, object]]:
@@ -211,7 +222,7 @@ def list_instances(aws: AwsSession, fleet: Fleet) -> list[Mapping[str, Any]]:
         Unavailable: AWS refuses, or does not answer.
     """
     described = [
-        *_describe_instances(aws, _build_karpenter_filters(fleet)),
+        *_describe_karpenter_instances(aws, fleet),
         *_describe_instances(aws, [{"Name": "tag:fleet", "Values": [fleet.name]}]),
     ]
     return list({instance["InstanceId"]: instance for instance in described}.values())

@@ -32,7 +32,7 @@ def read(aws: AwsSession, fleet: Fleet, data: Path) -> tuple[Installed, list[str
         Unavailable: AWS refuses, or does not answer.
     """
     with session.translate_errors():
-        kubernetes = _read_kubernetes(aws, fleet) if "eks" in fleet.orchestrators else None
+        kubernetes = _read_kubernetes(aws, fleet) if fleet.creates_eks else None
         add_ons = dict(_read_add_ons(aws, fleet)) if kubernetes and not aws.is_emulated else {}
         images = set(_read_task_images(aws, fleet)) if "ecs" in fleet.orchestrators else set()
     amis = _count_amis(aws, fleet)

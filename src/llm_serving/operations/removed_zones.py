@@ -52,7 +52,7 @@ def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPl
         CheckFailed: it lacks one; the message names it with the fix.
         Unavailable: AWS refuses, or does not answer.
     """
-    if "eks" not in context.fleet.orchestrators or not _deletes_subnets(approved):
+    if not context.fleet.creates_eks or not _deletes_subnets(approved):
         return
     subnet_ids: list[str] = []
     with session.translate_errors(), session.ignore_errors("ResourceNotFoundException"):

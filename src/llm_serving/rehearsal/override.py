@@ -75,6 +75,8 @@ def write_override(
     lookups = stack.get("data", {})
     if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in lookups:
         override["data"] = seed_resources.seed_network(fleet, fleet.network, endpoint)
+    if fleet.eks.cluster and "aws_eks_cluster" in lookups:
+        seed_resources.seed_cluster(fleet, fleet.eks.cluster, endpoint)
     if "aws_ssm_parameter" in lookups:
         override.setdefault("data", {}).update(seed_resources.build_image_override(lookups["aws_ssm_parameter"]))
     (folder / _PROFILE).write_text(f"[default]\nendpoint_url = {endpoint}\n")

@@ -39,6 +39,14 @@ def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[
     }
 
 
+def seed_cluster(fleet: Fleet, name: str, endpoint: str) -> None:
+    """Create the cluster of EKS that the fleet file names, once."""
+    eks = emulator.create_client("eks", endpoint, fleet.region)
+    if name not in eks.list_clusters()["clusters"]:
+        role = f"arn:aws:iam::{emulator.ACCOUNT}:role/{_TAG_KEY}"
+        eks.create_cluster(name=name, roleArn=role, resourcesVpcConfig={}, tags={_TAG_KEY: name})
+
+
 def build_image_override(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an override that replaces EKS's AMIs, which the embedded AWS lacks, by one that it has."""
     return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

@@ -114,7 +114,7 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
 def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Iterator[Text]:
     yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(context))
     yield Text("      Excludes load balancers of charts, storage, logs, metrics and traffic", "dim")
-    if "eks" in context.fleet.orchestrators:
+    if context.fleet.creates_eks:
         yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
         yield Text("      A pool's new size or types take `blueprint platform install` too", "dim")
     for plan in stack_plans:
@@ -175,6 +175,10 @@ def render_destroy_plan(plan: DestroyPlan) -> RenderableType:
     for store in plan.stores:
         label = Text("kept  ", "yellow") if plan.keeps_storage else Text("permanently deleted  ", "bold red")
         parts.append(Padding(label + Text(f"{store.kind} {store.name}: {store.summary}"), (0, 0, 0, 2)))
+    if existing := plan.context.fleet.eks.cluster:
+        reason = "whose engines cannot read weights without this fleet: run `blueprint destroy` for each first"
+        text = Text(f"cluster {existing} and the deployments in it, {reason}")
+        parts.append(Padding(Text("kept  ", "yellow") + text, (0, 0, 0, 2)))
     for volume in plan.volumes:
         label = Text("permanently deleted  ", "bold red") if plan.with_data else Text("kept  ", "yellow")
         parts.append(Padding(label + Text(f"volume {volume.id}: {volume.summary}"), (0, 0, 0, 2)))

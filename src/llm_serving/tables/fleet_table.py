@@ -59,8 +59,8 @@ def _build_standing_payload(item: StandingItem) -> dict[str, Any]:
 
 
 def find_support_end(fleet: Fleet) -> str | None:
-    """Return the day when standard support of the Kubernetes version ends; None without EKS."""
-    return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if "eks" in fleet.orchestrators else None
+    """Return the day when standard support of the Kubernetes version ends; None where it makes no cluster of EKS."""
+    return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if fleet.creates_eks else None
 
 
 def _build_pool_payload(fleet: Fleet, costs: cost.PoolCost) -> dict[str, Any]:
@@ -121,7 +121,8 @@ def render(fleet: Fleet, width: int, deployed: Sequence[Units] = ()) -> Renderab
 def _render_title(fleet: Fleet) -> Text:
     orchestrators = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
     zones = f"{len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}"
-    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}")
+    existing = f"; EKS is the existing cluster {fleet.eks.cluster}" if fleet.eks.cluster else ""
+    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}{existing}")
 
 
 def _render_table(fleet: Fleet, costs: cost.Cost, bar: str, *, short: bool) -> Table:
@@ -254,7 +255,7 @@ def _render_legend(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
         yield _render_note("? unknown: ", f"the catalog has no data for {fleet.region}")
     yield from _render_standing(fleet, costs)
     yield from _render_prices(fleet, costs)
-    if "eks" in fleet.orchestrators:
+    if fleet.creates_eks:
         message, is_soon = eks.describe_support(fleet.eks.version)
         yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
     yield from _render_efa(fleet)

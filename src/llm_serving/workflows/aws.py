@@ -387,7 +387,7 @@ def _serve_blueprint(
 ) -> None:
     """Run the steps that need instances: charts, deploy, validate."""
     aws = load_aws_target(request.target).open_session(fleet_context.aws, fleet_context.data)
-    if load_aws_target(request.target).has_add_ons:
+    if load_aws_target(request.target).has_add_ons(fleet_context.fleet):
         _install_add_ons(fleet_context, checkpoint_file, result)
     folder = request.blueprint
     if not folder:

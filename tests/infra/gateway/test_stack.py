@@ -14,7 +14,7 @@ import yaml
 from infra import stack_rules
 from llm_serving.fleet import loading
 from llm_serving.kinds.gateway.cloud_program import Place
-from tests.infra import needed_actions
+from tests.infra import deployments, needed_actions
 from tests.infra.deployments import Stack
 from tests.infra.gateway.conftest import CERTIFICATE, SHAPES
 from tests.infra.presumed_names import find_missing
@@ -101,6 +101,26 @@ def test_nodes_of_the_cluster_alone_reach_the_servers_of_pods(stacks: Stacks) ->
         ("database-from-nodes", nodes),
         ("cache-from-nodes", nodes),
     }
+
+
+def test_named_security_groups_of_an_existing_clusters_nodes_reach_the_servers(
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path
+) -> None:
+    nodes = "sg-0123456789abcdef0"
+    subnets = "[subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]"
+    existing = (
+        f"network: {{vpc: vpc-0123456789abcdef0, private_subnets: {subnets}}}\n"
+        f"eks: {{cluster: platform, node_security_groups: {nodes}}}\n"
+    )
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text() + existing)
+    folder = deployments.synthesize(tmp_path, file, {"gateway-pods": manifests["pods"]})
+    stack = deployments.read_stack(folder, "gateway-pods")
+    rules = stack["resource"]["aws_vpc_security_group_ingress_rule"]
+    assert {rule["referenced_security_group_id"] for rule in rules.values()} == {nodes}
+    assert "aws_eks_cluster" not in stack["data"]
+    associations = stack["resource"]["aws_eks_pod_identity_association"].values()
+    assert {row["cluster_name"] for row in associations} == {"platform"}
 
 
 def test_tasks_connect_to_the_named_deployment_in_the_network_and_to_urls_anywhere(stacks: Stacks) -> None:

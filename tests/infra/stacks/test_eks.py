@@ -30,6 +30,22 @@ def get_template(stack: Stack, name: str) -> dict[str, Any]:
     return launch_template
 
 
+def test_an_existing_cluster_gets_the_engines_role_and_nothing_that_runs(stacks: Stacks) -> None:
+    stack = stacks["cluster", "eks"]
+    assert {kind: list(rows) for kind, rows in stack["resource"].items() if kind != "aws_cloudwatch_event_target"} == {
+        "aws_iam_role": ["engines-role"],
+        "aws_iam_role_policy": ["engines-role-policy"],
+        "aws_eks_pod_identity_association": ["engines-identity"],
+        "aws_cloudwatch_event_rule": ["certificate-ends"],
+    }
+    assert stack["data"]["aws_eks_cluster"]["cluster"]["name"] == "platform"
+    trust = json.dumps(stack["resource"]["aws_iam_role"]["engines-role"]["assume_role_policy"])
+    assert ":cluster/platform" in trust
+    assert stack["resource"]["aws_eks_pod_identity_association"]["engines-identity"]["cluster_name"] == (
+        "${data.aws_eks_cluster.cluster.name}"
+    )
+
+
 def test_a_node_with_efa_has_one_address_and_efa_on_every_card(machines: Stack) -> None:
     for name, cards in (("wide-p5-48xlarge-a-od", 32), ("block-p5en-48xlarge-c-cb", 16)):
         kinds = [interface["interface_type"] for interface in get_template(machines, name)["network_interfaces"]]

@@ -139,7 +139,7 @@ def check_credentials(caller: Identity, fleet: Fleet) -> CheckResult:
     if fleet.account and fleet.account != caller.account:
         message += f"; the fleet is for account {fleet.account} only"
         return CheckResult("credentials", "fail", message, f"sign in to {fleet.account}, or correct `account`")
-    if caller.name == "root" and "eks" in fleet.orchestrators:
+    if caller.name == "root" and fleet.creates_eks:
         message += "; who applies becomes the cluster's administrator, and that is a role or a user"
         return CheckResult("credentials", "fail", message, "sign in with a role")
     if caller.name == "root":

@@ -19,9 +19,12 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     )
     if fleet.state != "local":
         parts["state"] = _join(state=True)
-    parts["instances"] = _join(machines=True, **_find_reservations(fleet))
-    if "eks" in fleet.orchestrators:
+    if any(map(fleet.starts_instances, fleet.pools.values())):
+        parts["instances"] = _join(machines=True, **_find_reservations(fleet))
+    if fleet.creates_eks:
         parts["EKS"] = _join(eks=True, bucket=fleet.logs.to == "s3")
+    elif fleet.eks.cluster:
+        parts["EKS"] = _join(existing_cluster=True, rules=alarms)
     if "ecs" in fleet.orchestrators:
         parts["ECS"] = _join(ecs=True, dashboards=bool(fleet.add_ons.observability))
     return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}

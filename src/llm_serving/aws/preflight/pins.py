@@ -28,7 +28,7 @@ _MAX_SHOWN_VERSIONS = 3
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     """Return what EKS offers, on EKS; the AMIs on both."""
     checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet), ("ssm:GetParameter",))]
-    if "eks" not in fleet.orchestrators:
+    if not fleet.creates_eks:
         return checks
     return [
         Check(_GROUP, "Kubernetes", lambda: [_check_kubernetes(aws, fleet)], ("eks:DescribeClusterVersions",)),

@@ -67,7 +67,7 @@ def _check_zones(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
 
 def _find_missing_service(zone_id: str, fleet: Fleet) -> str:
     """Return what the fleet needs and a zone does not have; "" if nothing."""
-    if "eks" in fleet.orchestrators and zone_id in ZONES_WITHOUT_EKS:
+    if fleet.creates_eks and zone_id in ZONES_WITHOUT_EKS:
         return "takes no subnet of an EKS cluster"
     if "ecs" in fleet.orchestrators and zone_id not in ZONES_WITH_FARGATE.get(fleet.region, {zone_id}):
         return "runs no Fargate tasks, which routers and load drivers are"
@@ -107,7 +107,7 @@ class _Members:
 def _check_types(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     """Asked of the account that pays: zone names stand for other places in another account."""
     members = [_Members(name, pool.types, fleet.get_zones(pool), "the pool") for name, pool in fleet.pools.items()]
-    if "eks" in fleet.orchestrators:
+    if fleet.creates_eks:
         system = build_system_group(fleet)
         members.append(_Members("the cluster's own nodes", system.types, system.zones, "the fleet"))
     instance_types = sorted({instance_type for row in members for instance_type in row.types})

@@ -59,6 +59,5 @@ def _describe_fleet(document: Document[Fleet]) -> list[tuple[str, str]]:
         ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {', '.join(fleet.get_zones(pool))}")
         for name, pool in fleet.pools.items()
     ]
-    has_eks = "eks" in fleet.orchestrators
-    support = [("EKS", eks.describe_support(fleet.eks.version)[0])] if has_eks else []
+    support = [("EKS", eks.describe_support(fleet.eks.version)[0])] if fleet.creates_eks else []
     return [("fleet", f"{fleet.name} ({document.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]

@@ -58,7 +58,7 @@ def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:
 def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[str]) -> None:
     for line in unread:
         console.err.print(f"Not read: {line}", markup=False)
-    if "eks" in settings.orchestrators:
+    if settings.creates_eks:
         console.err.print(fleet_plan_table.describe_support(settings))
     if not steps:
         console.out.print("Nothing is behind.")

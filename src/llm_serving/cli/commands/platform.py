@@ -82,6 +82,11 @@ def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
             f"{file}: orchestrator: {fleet_settings.orchestrator}: platform charts need an EKS cluster. "
             "Fix: set orchestrator: eks or both."
         )
+    if not fleet_settings.creates_eks:
+        raise InputError(
+            f"{file}: eks: cluster: {fleet_settings.eks.cluster}: the cluster exists, and its charts are not the "
+            "fleet's to change. Fix: install there what docs/own-cluster.md lists."
+        )
     return fleet_settings, Path("rendered") / fleet_settings.name / "platform"
 
 

@@ -32,7 +32,6 @@ class EksTarget(AwsTarget):
 
     name = "eks"
     conventions = CONVENTIONS
-    has_add_ons = True
     service_account = names.ENGINE_SERVICE_ACCOUNT
     rehearsal_limit = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
 
@@ -63,7 +62,7 @@ class EksTarget(AwsTarget):
 
     def list_warnings(self, fleet: Fleet) -> list[str]:
         """Say how a private cluster endpoint is reached."""
-        if fleet.eks.public_from:
+        if not cluster.can_tunnel(fleet):
             return []
         return [
             "The cluster's endpoint is private. Where this machine does not reach it, the charts and the deployment go "
@@ -72,13 +71,17 @@ class EksTarget(AwsTarget):
 
     def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
         """List those of the cluster, and of the tunnel where its endpoint is open to the VPC only."""
-        is_tunneled = not (fleet.eks.public_from or fleet.eks.private_from)
+        is_tunneled = cluster.can_tunnel(fleet) and not fleet.eks.private_from
         return {**cluster.TOOLS, **(tunnel.TOOLS if is_tunneled else {})}
+
+    def has_add_ons(self, fleet: Fleet) -> bool:
+        """Return whether the fleet makes the cluster: one that exists has its own charts."""
+        return fleet.creates_eks
 
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
         """List the commands that write a kubeconfig and install the platform's charts."""
         install = ("blueprint", "platform", "install", "--fleet", console.shorten_path(fleet_file))
-        return [cluster.build_kubeconfig_command(fleet), install]
+        return [cluster.build_kubeconfig_command(fleet), *([install] if self.has_add_ons(fleet) else [])]
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change in the cluster, and in AWS where the deployment has a stack."""
