@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from batch import parquet_process, reader
+from batch import layout, parquet_process, reader
 from batch import rows as batch_rows
 from batch.endpoint import Endpoint
 from batch.store import Store
@@ -173,9 +173,10 @@ def _read_block(length: int, lines: Iterable[batch_rows.Line], endpoint: str) ->
             continue
         size = len(line.content or b"")
         block.row_bytes += size
-        most = row.body.get("max_completion_tokens") or row.body.get("max_tokens")
-        block.output_tokens += most if isinstance(most, int) else 0
-        block.open_rows += not isinstance(most, int) and "input" not in row.body
+        if layout.ENDPOINTS[row.url] in layout.WRITTEN:
+            most = batch_rows.read_max_tokens(row.body)
+            block.output_tokens += most or 0
+            block.open_rows += most is None
         block.examples.append((size, row))
     return block
 
@@ -201,7 +202,8 @@ async def count_tokens(endpoint: Endpoint, row: batch_rows.Row, model: str) -> i
         names = ("messages", "tools", "chat_template_kwargs")
         body |= {name: row.body[name] for name in names if name in row.body}
     else:
-        text = row.body.get("prompt", row.body.get("input"))
+        rest = {name: value for name, value in row.body.items() if name != "model"}
+        text = row.body.get("prompt", row.body.get("input", rest))
         body["prompt"] = text if isinstance(text, str) else json.dumps(text)
     return await endpoint.count_tokens(body)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from batch import rows
 from batch.secrets import ApiKey
 
 REQUESTS = "batch-requests"
@@ -53,16 +54,11 @@ class Answer:
 
     @property
     def input_tokens(self) -> int:
-        return self._read_usage("prompt_tokens")
+        return rows.read_usage(self.body, *rows.INPUT_TOKENS) or 0
 
     @property
     def output_tokens(self) -> int:
-        return self._read_usage("completion_tokens")
-
-    def _read_usage(self, name: str) -> int:
-        usage = self.body.get("usage") if isinstance(self.body, dict) else None
-        count = usage.get(name) if isinstance(usage, dict) else None
-        return count if isinstance(count, int) else 0
+        return rows.read_usage(self.body, *rows.OUTPUT_TOKENS) or 0
 
 
 class EndpointAway(Exception):

@@ -88,8 +88,20 @@ _NEXT_STATES: Mapping[str, tuple[str, ...]] = {
     FINALIZING: (COMPLETED, CANCELLED, EXPIRED, FAILED),
 }
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Paths that a row may have in its `url`."""
+WRITTEN = ("choices", "output")
+"""Fields of answers whose tokens the model writes."""
+
+ENDPOINTS = {
+    "/v1/chat/completions": "choices",
+    "/v1/completions": "choices",
+    "/v1/responses": "output",
+    "/v1/embeddings": "data",
+    "/v1/rerank": "results",
+    "/v1/score": "data",
+    "/classify": "data",
+}
+"""Paths that a row may have in its `url`, and the field of an answer that has what was asked for. Sources: OpenAI API
+reference, Batch, 2026-11; vLLM 0.32.0, entrypoints/pooling/*/api_router.py and protocol.py."""
 
 TEMPLATE_FILE = "/template.json"
 """Name of the template beside a Parquet file, used if the submission has none."""

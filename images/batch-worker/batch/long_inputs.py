@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from batch import rows
+
 TRUNCATE_HEAD, TRUNCATE_MIDDLE, TRUNCATE_TAIL, SPLIT = (
     "truncate-head",
     "truncate-middle",
@@ -122,7 +124,7 @@ def _compute_length(text: str, body: dict[str, Any], refusal: Any) -> int:
     """Estimate how many characters of a text fit into the context."""
     message = str(_get_error(refusal).get("message", ""))
     limit, actual = _LIMIT.search(message), [int(count) for count in _ACTUAL.findall(message)]
-    room = int(limit[1]) - int(body.get("max_tokens") or 0) if limit else 0
+    room = int(limit[1]) - (rows.read_max_tokens(body) or 0) if limit else 0
     if room > 0 and actual and room < max(actual):
         return int(_MARGIN * len(text) * room / max(actual))
     blind = int(_BLIND_SHARE * len(text))
@@ -140,13 +142,15 @@ def _find_texts(body: dict[str, Any]) -> Iterator[_Location]:
             yield (name,)
         elif isinstance(value, list):
             yield from ((name, index) for index, item in enumerate(value) if isinstance(item, str))
-    for number, message in enumerate(body.get("messages") or ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, str):
-            yield ("messages", number, "content")
-        for index, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                yield ("messages", number, "content", index, "text")
+    for name in ("messages", "input"):
+        messages = body.get(name)
+        for number, message in enumerate(messages if isinstance(messages, list) else ()):
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, str):
+                yield (name, number, "content")
+            for index, part in enumerate(content if isinstance(content, list) else ()):
+                if isinstance(part, dict) and isinstance(part.get("text"), str):
+                    yield (name, number, "content", index, "text")
 
 
 def _read(body: Any, location: _Location) -> str:

@@ -235,14 +235,13 @@ def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
     result = json.loads(line)
     response, error = result["response"] or {}, result["error"] or {}
     body = response.get("body") or {}
-    usage = body.get("usage") or {} if isinstance(body, dict) else {}
     return {
         "job": job_id,
         "custom_id": _to_text(result["custom_id"]),
         "answer": None if error else _read_text(body),
         "model": _to_text(body.get("model")) if isinstance(body, dict) else None,
-        "input_tokens": _to_count(usage, "prompt_tokens"),
-        "output_tokens": _to_count(usage, "completion_tokens"),
+        "input_tokens": rows.read_usage(body, *rows.INPUT_TOKENS),
+        "output_tokens": rows.read_usage(body, *rows.OUTPUT_TOKENS),
         "error_code": error.get("code"),
         "error_message": _to_text(error.get("message")),
         "line": error.get("line"),
@@ -259,13 +258,7 @@ def _to_text(value: Any) -> str | None:
 
 
 def _read_text(body: Any) -> str | None:
-    """Read the text of an answer, or its embedding as JSON."""
+    """Read the text of an answer; of one text its vector, score or label, of several all of them as JSON."""
     answer = rows.read_answer(body)
-    is_embedding = isinstance(body, dict) and not body.get("choices")
-    return _to_text(answer[0] if is_embedding and answer else answer)
-
-
-def _to_count(usage: Any, name: str) -> int | None:
-    """Return a number of tokens; None for what an endpoint says instead of one."""
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and 0 <= count < 2**63 else None
+    is_single = isinstance(answer, list) and len(answer) == 1 and not body.get("choices")
+    return _to_text(answer[0] if is_single else answer)

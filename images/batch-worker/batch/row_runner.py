@@ -12,7 +12,7 @@ from typing import Any
 from batch import long_inputs, rows
 from batch.chunk import Outcome, PendingRow
 from batch.endpoint import BUSY_STATUSES, NOT_FOUND, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
-from batch.layout import EXPIRED_CODE, Job
+from batch.layout import ENDPOINTS, EXPIRED_CODE, Job
 from batch.settings import Settings
 
 log = logging.getLogger("batch-rows")
@@ -31,6 +31,9 @@ EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completi
 GIVEN_UP = ("abort", "error", "cancelled", "timeout")
 """Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
 (github.com/vllm-project/vllm/issues/57082, read 2026-11-29), the last two of TensorRT-LLM."""
+
+_ENDED = ("completed", "incomplete")
+"""States of an answer of /v1/responses that is all that comes; the second has reached its most tokens."""
 
 CANCELLED = "batch_cancelled", "the batch was cancelled before this row ran"
 """Code and message of rows, and of what is left of a row's pieces, that nobody waits for any more."""
@@ -232,8 +235,8 @@ def _is_whole(body: Any, url: str) -> bool:
 
     A proxy may answer 200 with its own page or message, and an engine that stops with what it has so far.
     """
-    results = body.get("data" if url.endswith("/embeddings") else "choices") if isinstance(body, dict) else None
-    if not isinstance(results, list) or not results:
+    results = body.get(ENDPOINTS[url]) if isinstance(body, dict) else None
+    if not isinstance(results, list) or not results or body.get("status", _ENDED[0]) not in _ENDED:
         return False
     return all(
         isinstance(entry, dict)

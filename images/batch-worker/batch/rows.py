@@ -9,11 +9,14 @@ import hashlib
 import itertools
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from batch.layout import ENDPOINTS
+
+INPUT_TOKENS, OUTPUT_TOKENS = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+"""Names in the usage of an answer; the second are those of /v1/responses."""
 
 MAX_ROW_BYTES = 8 * 2**20
 """Maximum bytes of a row; a longer one is reported, and skipped without being held in memory."""
@@ -143,8 +146,9 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     body = data.get("body")
     if not isinstance(body, dict):
         raise RowError("invalid_body", "body: a JSON object", custom_id)
-    if body.get("stream"):
-        raise RowError("invalid_body", "body.stream: not in a batch", custom_id)
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise RowError("invalid_body", f"body.{name}: not in a batch", custom_id)
     return Row(custom_id, str(url), body)
 
 
@@ -198,13 +202,30 @@ def format_error(
 
 
 def read_answer(body: Any) -> Any:
-    """Read the text of an answer to a chat or a completion, or the vectors of embeddings; None if it has neither."""
+    """Read the text of an answer, or its vectors, scores or labels; None if it has none."""
     if not isinstance(body, dict):
         return None
     if choices := body.get("choices"):
         choice = choices[0] if isinstance(choices, list) else {}
         return (choice.get("message") or {}).get("content") or choice.get("text")
-    return [entry.get("embedding") for entry in body["data"]] if body.get("data") else None
+    if isinstance(items := body.get("output"), list):
+        parts = [part for item in items if item.get("type") == "message" for part in item.get("content") or ()]
+        return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    entries = body.get("data") or body.get("results")
+    return [entry.get("embedding", entry.get("score", entry)) for entry in entries] if entries else None
+
+
+def read_usage(body: Any, *names: str) -> int | None:
+    """Read a number of tokens of an answer, by the first of its names; None if it has none."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    counts = [usage.get(name) for name in names] if isinstance(usage, dict) else []
+    return next((count for count in counts if type(count) is int and 0 <= count < 2**63), None)
+
+
+def read_max_tokens(body: Mapping[str, Any]) -> int | None:
+    """Read the most tokens that an answer to a row may have; None if the row does not say."""
+    counts = [body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def group(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:

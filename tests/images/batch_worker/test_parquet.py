@@ -161,7 +161,8 @@ def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     body = {"model": "m", "choices": [{"message": {"content": "yes"}}], "usage": usage}
     embedding = {"model": "e", "data": [{"embedding": [0.5, 1.0]}], "usage": {"prompt_tokens": 3}}
-    lines = [rows.format_output("a", 200, json.dumps(entry).encode()) for entry in (body, embedding)]
+    scores = {"model": "r", "data": [{"score": 0.5}, {"score": 0.1}], "usage": {"prompt_tokens": 3}}
+    lines = [rows.format_output("a", 200, json.dumps(entry).encode()) for entry in (body, embedding, scores)]
     for team in ("ads", "search"):
         folder = tmp_path / parquet.get_result_prefix("p", team, "batch_1", 0.0)
         folder.mkdir(parents=True)
@@ -170,9 +171,10 @@ def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
             == 1
         )
     records = pyarrow.dataset.dataset(tmp_path / "p/results", partitioning="hive").to_table().to_pylist()
+    answers = [("[0.5, 0.1]", None), ("[0.5, 1.0]", None), ("yes", 2)]
     assert sorted((row["team"], row["answer"], row["output_tokens"]) for row in records) == [
-        ("ads", "[0.5, 1.0]", None), ("ads", "yes", 2), ("search", "[0.5, 1.0]", None), ("search", "yes", 2),
-    ]  # fmt: skip
+        (team, *answer) for team in ("ads", "search") for answer in answers
+    ]
 
 
 def test_an_answer_that_parquet_cannot_hold_as_it_is_fails_no_job() -> None:

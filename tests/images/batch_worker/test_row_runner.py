@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from batch import layout, row_runner
+from batch import layout, long_inputs, row_runner, rows
 from batch.chunk import Outcome, PendingRow
 from batch.endpoint import Answer, EndpointAway, NoAnswer
 from batch.row_runner import RowRunner
@@ -282,11 +282,44 @@ def test_a_model_that_goes_away_half_way_is_waited_for_and_an_unknown_one_is_not
         (CHAT, []),
         (EMBEDDINGS, {"choices": [{"text": "x"}]}),
         (EMBEDDINGS, {"data": ["text"]}),
+        ("/v1/responses", {"output": [{"type": "message", "content": []}], "status": "cancelled"}),
+        ("/v1/rerank", {"data": [{"score": 0.5}]}),
     ],
 )
 def test_200_without_an_answer_is_none(url: str, body: Any) -> None:
     outcome, endpoint, _ = run(lambda _: build_answer(200, body), url=url, attempts=2)
     assert (outcome.failure, len(endpoint.bodies)) == ("invalid_answer", 2)
+
+
+_TEXT = {"type": "message", "content": [{"type": "output_text", "text": "Hel"}, {"type": "output_text", "text": "lo"}]}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "answer", "output_tokens"),
+    [
+        ("/v1/responses", {"output": [{"type": "reasoning"}, _TEXT], "status": "incomplete"}, "Hello", 2),
+        ("/v1/rerank", {"results": [{"index": 0, "relevance_score": 0.5}]}, [{"index": 0, "relevance_score": 0.5}], 0),
+        ("/v1/score", {"data": [{"index": 0, "score": 0.5}, {"index": 1, "score": 0.0}]}, [0.5, 0.0], 0),
+        ("/classify", {"data": [{"label": "toy", "probs": [0.9, 0.1]}]}, [{"label": "toy", "probs": [0.9, 0.1]}], 0),
+    ],
+)
+def test_a_row_may_ask_for_a_response_and_for_scores_and_labels(
+    url: str, body: dict[str, Any], answer: Any, output_tokens: int
+) -> None:
+    """As vLLM 0.32 answers: entrypoints/openai/responses/protocol.py and pooling/*/protocol.py."""
+    tokens = {"input_tokens": 3, "output_tokens": 2} if url == "/v1/responses" else {"prompt_tokens": 3}
+    outcome, _, _ = run(lambda _: build_answer(200, {**body, "usage": tokens}), url=url)
+    assert (outcome.failure, outcome.input_tokens, outcome.output_tokens) == ("", 3, output_tokens)
+    assert rows.read_answer(json.loads(outcome.line)["response"]["body"]) == answer
+
+
+def test_the_messages_of_a_response_are_cut_to_the_context() -> None:
+    long = "w " * 500
+    body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": long}]}], "max_output_tokens": 100}
+    refusal = {"error": {"message": "maximum context length is 200 tokens, and the prompt has 500 input tokens"}}
+    cut = long_inputs.cut(body, refusal, "truncate-tail")
+    assert cut is not None
+    assert len(cut[0]["input"][0]["content"][0]["text"]) == int(0.97 * len(long) * 100 / 500)
 
 
 @pytest.mark.parametrize("error", [EndpointAway("gone"), NoAnswer("half a stream")])
