@@ -214,7 +214,7 @@ def render(
 
 
 def remove(out: Path) -> None:
-    """Remove what was rendered into the folder `out`, and folders that are empty then; what was edited by hand stays."""
+    """Remove what was rendered into the folder `out`, and folders that are empty then; hand-edited files stay."""
     manifest = out / MANIFEST
     for name, digest in _read_digests(manifest).items():
         file = out / name
