@@ -49,6 +49,7 @@ from llm_serving.validation.statistics.distribution import Distribution, Estimat
 from llm_serving.validation.statistics.engine_metrics import Agreement, EngineMetrics, KvTransfers, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import METRICS, Latency, Metric
+from llm_serving.validation.statistics.time_series import Steady
 from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 
 MAX_SHOWN = 200
@@ -106,10 +107,15 @@ def build(
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, readings.cached_share, prompts_digest)
     stall_s = soundness.find_longest_stall(samples, target.traffic.deadline)
+    judgement = _judge(target, result, samples, throughput, overlap, stall_s, unmeasured, unlike)
+    steady = time_series.compute_steady_rates(samples, target.traffic.users or 0)
+    is_kept = judgement["verdict"] == "pass"
     return Report(
-        **_judge(target, result, samples, throughput, overlap, stall_s, unmeasured, unlike),
+        **judgement,
         not_measured=unmeasured,
-        cost=load_cost.estimate(target.price, answered, result.duration_s),
+        cost=load_cost.estimate(
+            target.price, answered, _compute_lasting_rate(target.traffic, samples, steady, throughput, is_kept=is_kept)
+        ),
         driver=result.processes,
         longest_stall_s=round(stall_s, 3),
         requests=_count_requests(samples, result.planned),
@@ -118,7 +124,7 @@ def build(
         throughput=throughput,
         by_input=_group_by_input(answered) if target.is_pooled else [],
         by_model=_group_by_model(target, samples, result.duration_s, unmeasured),
-        steady=time_series.compute_steady_rates(samples),
+        steady=steady,
         replicas=readings.replicas,
         unlike_workers=unlike,
         routers=_count_router_requests(target, result, source),
@@ -405,6 +411,21 @@ def _compute_throughput(answered: Sequence[Sample], duration_s: float, *, pooled
         output_tokens_per_s=compute_rate(sum(sample.output_tokens or 0 for sample in answered)),
         inputs_per_s=compute_rate(sum(sample.inputs for sample in answered)) if pooled else None,
     )
+
+
+def _compute_lasting_rate(
+    traffic: Traffic, samples: Sequence[Sample], steady: Steady | None, throughput: Throughput, *, is_kept: bool
+) -> float:
+    """Return at how many requests a second the load would be answered if it went on: without ramp and end.
+
+    Args:
+        is_kept: whether the SLO is: then arrivals are answered at the rate at which they come.
+    """
+    if traffic.is_open_loop and (is_kept or soundness.has_kept_up(samples)):
+        answered = sum(sample.error is None for sample in samples) / len(samples)
+        last_start = max(sample.start_s for sample in samples)
+        return answered * (traffic.arrivals or (len(samples) - 1) / max(last_start, 0.001))
+    return steady.requests_per_s if steady and steady.requests_per_s else throughput.requests_per_s
 
 
 INPUT_GROUPS = 4

@@ -56,7 +56,7 @@ class Point(PublishedData):
     e2e_p50_ms: float | None = None
     e2e_p95_ms: float | None = None
     usd_per_thousand_requests: float | None
-    """At the offered rate where that was kept, else at the answered one; null on a target without prices."""
+    """Of the report; null on a target without prices."""
 
     seconds: float
     """How long it took, with warm-up and end."""

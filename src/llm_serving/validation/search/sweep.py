@@ -32,7 +32,7 @@ from llm_serving.validation.reports.report import Report
 from llm_serving.validation.search import knee
 from llm_serving.validation.search.knee import Axis, Knee, Point, Search, SearchEndedError
 from llm_serving.validation.search.sweep_result import Sweep
-from llm_serving.validation.statistics import load_cost, sample_statistics, soundness
+from llm_serving.validation.statistics import sample_statistics, soundness
 from llm_serving.validation.statistics.sample_statistics import METRICS, PERCENTILES, Latency
 
 PAGE_FILE = "sweep.html"
@@ -224,7 +224,7 @@ class Loader:
         saved.rename(kept_folder)
         _remove_empty(results, saved.parent)
         folder = str(kept_folder.relative_to(results))
-        point = build_point(report, self._axis, load, time.monotonic() - start, folder)
+        point = build_point(report, load, time.monotonic() - start, folder)
         return point.model_copy(update={"longer": times > 1}), report
 
 
@@ -266,11 +266,8 @@ def compute_least_time(report: Report) -> float:
     return soundness.MIN_TURNS * (report.metrics["e2e_ms"].p95 or 0.0) / 1000
 
 
-def build_point(report: Report, axis: Axis, load: float, seconds: float, folder: str) -> Point:
-    metrics, cost = report.metrics, report.cost
-    answered_per_s = report.throughput.requests_per_s
-    # The answered rate has the ramp and the end of the load in it.
-    carried_per_s = load if axis == "rate" and report.verdict == "pass" else answered_per_s
+def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
+    metrics = report.metrics
     ttft, itl = (metrics.get(metric, Latency(count=0)) for metric in ("ttft_ms", "itl_ms"))
     return Point(
         load=load,
@@ -279,7 +276,7 @@ def build_point(report: Report, axis: Axis, load: float, seconds: float, folder:
         shown_by_no_load=bool(report.shown_by_no_load),
         requests=report.requests.total,
         failed=report.requests.failed,
-        requests_per_s=answered_per_s,
+        requests_per_s=report.throughput.requests_per_s,
         output_tokens_per_s=report.throughput.output_tokens_per_s,
         goodput_share=report.goodput.share,
         goodput_per_s=report.goodput.requests_per_s,
@@ -289,7 +286,7 @@ def build_point(report: Report, axis: Axis, load: float, seconds: float, folder:
         itl_p95_ms=itl.p95,
         e2e_p50_ms=metrics["e2e_ms"].p50,
         e2e_p95_ms=metrics["e2e_ms"].p95,
-        usd_per_thousand_requests=cost and load_cost.price_thousand(cost.usd_h, carried_per_s),
+        usd_per_thousand_requests=report.cost and report.cost.per_thousand_requests,
         seconds=round(seconds, 1),
         run=folder,
     )

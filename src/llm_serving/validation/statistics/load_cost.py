@@ -1,5 +1,6 @@
 """What a measured load costs: the accelerators' prices over the tokens and requests that they answered.
 
+Of a load that goes on: its ramp and its end, in which fewer requests are under way, are no part of a service's day.
 Only of a target with prices: what a GPU would do is not reckoned from this machine. No input or output.
 """
 
@@ -23,7 +24,7 @@ class Cost(PublishedData):
     that answers."""
 
     per_million_input_tokens: float | None
-    """The hour's cost over the prompts' tokens only; null without any."""
+    """The hour's cost over the prompts' tokens only, if the load went on; null without any."""
 
     per_million_output_tokens: float | None
     """The hour's cost over the answers' tokens only; null without any."""
@@ -38,12 +39,16 @@ class Cost(PublishedData):
     """Instances and prices in words, with their date."""
 
 
-def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], duration_s: float) -> Cost | None:
-    """Estimate the cost of a load from the price of an hour and its basis; None where that is unknown."""
-    if price is None or duration_s <= 0:
+def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], requests_per_s: float) -> Cost | None:
+    """Estimate the cost of a load from the price of an hour and its basis; None where that is unknown.
+
+    Args:
+        requests_per_s: at which a load that goes on is answered.
+    """
+    if price is None or requests_per_s <= 0:
         return None
     usd_h, basis = price
-    spent = usd_h * duration_s / _HOUR_S
+    spent = usd_h * len(answered) / requests_per_s / _HOUR_S
     input_tokens = sum(sample.input_tokens or 0 for sample in answered)
     output_tokens = sum(sample.output_tokens or 0 for sample in answered)
     return Cost(
@@ -54,11 +59,6 @@ def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], durati
         per_thousand_requests=_divide(spent * _THOUSAND, len(answered)),
         basis=basis,
     )
-
-
-def price_thousand(usd_h: float, requests_per_s: float) -> float | None:
-    """Return the US dollars of a thousand requests at a rate; None where none is answered."""
-    return _divide(usd_h / _HOUR_S * _THOUSAND, requests_per_s)
 
 
 def _divide(usd: float, count: float) -> float | None:

@@ -55,7 +55,7 @@ class Steady(PublishedData):
     """Rates between the first answer's end and the last request's start: without ramp and drain."""
 
     from_s: float
-    """First answer's end, in seconds from the start of the load."""
+    """First answer's end, and in the closed loop not before all users have begun; in seconds from the load's start."""
 
     to_s: float
     """Last request's start."""
@@ -70,12 +70,16 @@ class Steady(PublishedData):
     """Generated tokens per second."""
 
 
-def compute_steady_rates(samples: Sequence[Sample]) -> Steady | None:
-    """Return the rates of a load without its ramp and its drain; None where nothing is left."""
+def compute_steady_rates(samples: Sequence[Sample], users: int = 0) -> Steady | None:
+    """Return the rates of a load without its ramp and its drain; None where nothing is left.
+
+    Args:
+        users: of the closed loop.
+    """
     answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
-    starts = [sample.start_s for sample in samples]
-    first, last = min(ends, default=0.0), max(starts, default=0.0)
+    starts = sorted(sample.start_s for sample in samples)
+    first, last = max([min(ends, default=0.0), *starts[:users]]), max(starts, default=0.0)
     if last <= first:
         return None
 

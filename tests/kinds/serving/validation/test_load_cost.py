@@ -11,15 +11,17 @@ from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Resources
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.load.driver_result import DriverResult
+from llm_serving.validation.reports import report_builder
 from llm_serving.validation.statistics import load_cost
 from llm_serving.validation.statistics.load_cost import Cost
-from tests.validation.conftest import build_deployment
+from tests.validation.conftest import build_deployment, build_target
 
 ANSWERED = [Sample(number, 0.0, input_tokens=2000, output_tokens=200) for number in range(100)]
 
 
 def _estimate(deployment: ServingDeployment) -> Cost | None:
-    return load_cost.estimate(price_deployment(deployment), ANSWERED, 100.0)
+    return load_cost.estimate(price_deployment(deployment), ANSWERED, 1.0)
 
 
 @pytest.fixture
@@ -45,6 +47,25 @@ def test_the_cost_is_that_of_the_accelerators_over_what_they_answered(deployment
     assert cost.per_million_tokens == pytest.approx(spent / (100 * 2200) * 1e6, rel=1e-3)
     assert cost.per_thousand_requests == pytest.approx(spent / 100 * 1000, rel=1e-3)
     assert "2 x 0.5 of g6e.12xlarge" in cost.basis
+
+
+@pytest.mark.parametrize(
+    ("traffic", "spacing_s"),
+    [({"arrivals": 10}, 0.1), ({"users": 20}, 0.1), ({"arrivals": 20}, 0.05)],
+    ids=["open loop", "closed loop", "overload"],
+)
+def test_the_ramp_and_the_end_of_a_load_cost_nothing(traffic: dict[str, Any], spacing_s: float) -> None:
+    """Ten requests a second, of two seconds each or more, at a cent a second."""
+    samples = [
+        Sample(
+            number, number * spacing_s, ttft_ms=50.0, e2e_ms=2000 + 1000 * number * (0.1 - spacing_s), output_tokens=1
+        )
+        for number in range(100)
+    ]
+    target = build_target("http://127.0.0.1:1", {**traffic, "requests": 100}).model_copy(update={"price": (36.0, "")})
+    report = report_builder.build(target, DriverResult(duration_s=11.9, planned=100), samples)
+    assert report.throughput.requests_per_s < 8.5
+    assert report.cost and report.cost.per_thousand_requests == pytest.approx(1.0, rel=0.02)
 
 
 def test_the_cost_of_a_role_that_scales_is_remarked_to_count_its_least(deployment: ServingDeployment) -> None:
