@@ -23,6 +23,9 @@ def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
         ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
         context.build_queue_arns(context.step_queues),
     )
+    if queue := context.batch.uncached_queue:
+        actions = ["sqs:GetQueueUrl", "sqs:PurgeQueue", "sqs:SendMessage"]
+        yield allow("TellOfCache", actions, context.build_queue_arns([queue]))
     yield allow("Forget", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/uncached/*")
     yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.task_arns)
 

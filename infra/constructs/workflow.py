@@ -29,6 +29,9 @@ EVENT_SOURCE = "llm-serving.batch"
 _UNDELIVERED_AFTER = 20
 """How often the Batch API may try to create a job from a file's event."""
 
+_UNCACHED_PERIODS = 15
+"""Minutes for which a results cache may take no answers: its failover or scaling takes a few."""
+
 _QUEUE_ALARM_S = 900
 """A step that waits longer than this has no worker, and a file no Batch API."""
 
@@ -121,6 +124,8 @@ def add_workflow(context: WorkflowContext) -> Workflow:
     batch = context.batch
     queues = {name: _add_queue(context, name) for name in context.step_queues}
     state_machine = _add_state_machine(context, queues[batch.control_queue])
+    if batch.uncached_queue:
+        _add_queue(context, batch.uncached_queue)
     inbox = _add_inbox(context)
     _add_schedules(context, inbox)
     topic = _add_topic(context)
@@ -322,7 +327,7 @@ def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
 
 
 def _add_alarms(context: WorkflowContext) -> None:
-    """Add alarms for steps and files that nobody takes, and for files that did not become a job.
+    """Add alarms for steps and files that nobody takes, for files that did not become a job, and for a results cache.
 
     A message is counted until it is done, and a large job's plan or merge may be under way for hours. Source: SQS
     developer guide, "Available CloudWatch metrics for Amazon SQS", 2026-11.
@@ -344,6 +349,18 @@ def _add_alarms(context: WorkflowContext) -> None:
     undelivered = {"QueueName": format_undelivered_queue(batch)}
     files = alarm.build_signal_query("undelivered", "undelivered-files", undelivered, "Maximum", returned=True)
     _add_alarm(context, "undelivered", "Files of which no job was made", "undelivered-files", 0, [files])
+    if batch.uncached_queue:
+        uncached = {"QueueName": batch.uncached_queue}
+        chunks = alarm.build_signal_query("uncached", "uncached-chunks", uncached, "Minimum", returned=True)
+        _add_alarm(
+            context,
+            "uncached",
+            "Answers that the results cache lacks",
+            "uncached-chunks",
+            0,
+            [chunks],
+            periods=_UNCACHED_PERIODS,
+        )
 
 
 def _add_alarm(
@@ -353,6 +370,7 @@ def _add_alarm(
     signal: str,
     threshold: float,
     metrics: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
+    periods: int = 5,
 ) -> None:
     alarm.add_alarm(
         context.stack,
@@ -362,4 +380,5 @@ def _add_alarm(
         signal=signal,
         threshold=threshold,
         metric_query=metrics,
+        periods=periods,
     )

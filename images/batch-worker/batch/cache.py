@@ -1,7 +1,8 @@
 """Answers in Valkey or Redis, for servers that look them up; S3 is the source of truth.
 
 A finished chunk's answers are written by pipelines, before the state machine gets the end of the chunk. If the cache is
-down, the chunk is recorded below PREFIX/uncached/ in S3, and a worker writes it later.
+down, the chunk is recorded below PREFIX/uncached/ in S3, and a worker writes it later. On AWS a queue from which nobody
+receives has a message for each such chunk until none is left: its alarm tells who is on call.
 
     NAME:TEAM:CUSTOM_ID -> {"answer", "model", "prompt_version", "batch", "at"}      see batch/cache_reader.py
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import redis
+from botocore.exceptions import BotoCoreError, ClientError
 
 from batch import layout, rows
 from batch.cache_reader import Client, build_key, build_login, parse_value
@@ -47,18 +50,21 @@ class _SecretLogin(redis.CredentialProvider):
 class ResultCache:
     """The cache of one deployment. Every call blocks."""
 
-    def __init__(self, store: Store, settings: Settings, own: CacheSettings) -> None:
+    def __init__(self, store: Store, settings: Settings, own: CacheSettings, sqs: Any) -> None:
         """Open the cache; reads its secret, but connects later.
 
         Raises:
             Unreadable: the secret cannot be read.
         """
-        self._store, self._name, self._own = store, settings.name, own
+        self._store, self._name, self._own, self._sqs = store, settings.name, own, sqs
         self._keys = layout.Layout(settings.prefix)
         login = _SecretLogin(own.login_secret) if own.login_secret else build_login(own.username, own.password)
         self._redis = Client(own.url, login, own.ca_file, cluster=own.is_cluster)
         self.failure = ""
         """Why it took no answers last, such as that its memory is full; empty while it takes them."""
+
+        self._may_ring = bool(own.queue)
+        """Whether the queue may have messages: at the start those that an earlier worker left."""
 
     def publish(self, job: Job, index: int) -> None:
         """Write the answers of a finished chunk, or record that they are missing."""
@@ -66,6 +72,18 @@ class ResultCache:
             log.warning("chunk %d of %s is not in the cache yet: %s", index, job["id"], self.failure)
             note = {"job": job["id"], "chunk": index}
             self._store.write_json(self._keys.build(layout.UNCACHED, job["id"], index), note)
+            if self._own.queue:
+                self._may_ring = True
+                self._tell(lambda queue: self._sqs.send_message(QueueUrl=queue, MessageBody=json.dumps(note)))
+
+    def _tell(self, call: Callable[[str], object]) -> bool:
+        """Call SQS with the queue's URL; returns whether it answered. Else only the alarm is wrong."""
+        try:
+            call(self._sqs.get_queue_url(QueueName=self._own.queue)["QueueUrl"])
+        except (BotoCoreError, ClientError) as error:
+            log.warning("%s: %s", self._own.queue, error)
+            return False
+        return True
 
     def repair(self) -> int:
         """Write the answers of recorded chunks; returns the number of chunks."""
@@ -78,6 +96,8 @@ class ResultCache:
                     return repaired
                 repaired += 1
             self._store.delete(entry["key"])
+        if self._may_ring:
+            self._may_ring = not self._tell(lambda queue: self._sqs.purge_queue(QueueUrl=queue))
         return repaired
 
     def _try_fill(self, job: Job, index: int) -> bool:

@@ -76,6 +76,9 @@ class CacheSettings:
     url: str
     ttl_s: float
     is_cluster: bool
+    queue: str = ""
+    """Name of a queue whose messages ring an alarm: one for each chunk whose answers are missing; empty for none."""
+
     login_secret: str = ""
     """Name or ARN of the secret with user and password in its JSON; empty for the variables."""
 

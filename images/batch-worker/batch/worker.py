@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -66,8 +66,8 @@ class Worker:
             Path(settings.ready_file).unlink(missing_ok=True)  # left over from an earlier process
         self._settings, self._clock = settings, clock or start_clock()
         self._keys, self._store = layout.Layout(settings.prefix), Store(settings.bucket)
-        self._api_key, self._cache = ApiKey(settings), _open_cache(self._store, settings)
         self._sqs, stepfunctions = create_client("sqs"), create_client("stepfunctions")
+        self._api_key, self._cache = ApiKey(settings), _open_cache(self._store, settings, self._sqs)
         self.mailbox = Mailbox(self._sqs, stepfunctions, settings)
         self.chunks = OpenChunks()
         self._stopping = asyncio.Event()
@@ -218,10 +218,10 @@ def start_clock() -> Callable[[], float]:
     return lambda: began + time.monotonic()
 
 
-def _open_cache(store: Store, settings: Settings) -> ResultCache | None:
+def _open_cache(store: Store, settings: Settings, sqs: Any) -> ResultCache | None:
     """Open the results cache; None without one, which saves the memory of its client."""
     if settings.cache is None:
         return None
     from batch.cache import ResultCache
 
-    return ResultCache(store, settings, settings.cache)
+    return ResultCache(store, settings, settings.cache, sqs)

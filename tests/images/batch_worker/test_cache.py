@@ -93,7 +93,7 @@ def finish_job(store: Store, write_input: Any, batch_settings: Any) -> Callable[
     return finish
 
 
-def open_cache(store: Store, settings: Any, port: int, **changes: Any) -> ResultCache:
+def open_cache(store: Store, settings: Any, port: int, sqs: Any = None, **changes: Any) -> ResultCache:
     own = CacheSettings(
         **{
             "url": f"redis://127.0.0.1:{port}",
@@ -106,7 +106,7 @@ def open_cache(store: Store, settings: Any, port: int, **changes: Any) -> Result
             **changes,
         }
     )
-    return ResultCache(store, settings, own)
+    return ResultCache(store, settings, own, sqs)
 
 
 def read(port: int, **options: Any) -> ResultReader:
@@ -138,12 +138,21 @@ def test_answers_of_another_model_prompt_or_team_do_not_count(
 
 
 def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_is_replaced(
-    store: Store, batch_settings: Any, start_server: Any, finish_job: Any
+    store: Store, batch_settings: Any, start_server: Any, finish_job: Any, aws: str
 ) -> None:
     (port,) = processes.claim_free_ports(1)
-    cache = open_cache(store, batch_settings, port)
+    sqs = emulator.create_client("sqs", aws, REGION)
+    cache = open_cache(store, batch_settings, port, sqs, queue="mine-uncached")
     old = finish_job(at=1.0)
-    cache.publish(old, 0)  # nobody listens
+    cache.publish(old, 0)  # nobody listens, and of the alarm's queue neither is there
+    queue = sqs.create_queue(QueueName="mine-uncached")["QueueUrl"]
+
+    def count_messages() -> int:
+        attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["ApproximateNumberOfMessages"])
+        return int(attributes["Attributes"]["ApproximateNumberOfMessages"])
+
+    cache.publish(old, 0)
+    assert count_messages() == 1, "an alarm rings"
     assert [entry["key"] for entry in store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))] == [
         KEYS.build(layout.UNCACHED, old["id"], 0)
     ]
@@ -156,7 +165,8 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     newer = finish_job(at=2.0)
     server.set("mine:default:row-0", json.dumps(
         {"answer": "newer", "model": "m", "prompt_version": "", "batch": newer["id"], "at": 2.0}))  # fmt: skip
-    assert (cache.repair(), cache.failure) == (1, "")
+    assert count_messages() == 1
+    assert (cache.repair(), cache.failure, count_messages()) == (1, "", 0)
     assert list(store.list_objects(KEYS.build(layout.UNCACHED_FOLDER))) == []
     results = read(port).get_many(["row-0", "row-1"])
     assert (results["row-0"].answer, results["row-1"].answer) == ("newer", "row-1 at 1.0")

@@ -59,6 +59,9 @@ CACHE_RULE = "Answers for servers"
 READ_SECRET = {"secretsmanager:GetSecretValue"}
 """What a program calls where the blueprint names a secret."""
 
+TELL_OF_CACHE = {"sqs:PurgeQueue", "sqs:SendMessage"}
+"""What a worker calls where the blueprint has a cache."""
+
 LOGIN = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
 
 
@@ -114,6 +117,7 @@ def test_a_role_allows_what_its_program_calls_and_nothing_else(
     stacks: Stacks, shape: str, beside: set[str], not_called: set[str], part: str, program: str
 ) -> None:
     called = find_actions(*list_modules(program))
+    not_called = not_called | (TELL_OF_CACHE if part == "work" and "outside" not in shape else set())
     assert not_called <= called
     called -= not_called
     allowed = list_allowed(stacks[shape], part)
@@ -367,6 +371,11 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
         *batch_settings.run_queues.values(),
     }
     queues = {queue["name"]: queue for queue in stacks[shape]["resource"]["aws_sqs_queue"].values()}
+    worker = settings.read(value.services[0].env)
+    assert not worker.cache or worker.cache.queue, "the cache has an alarm"
+    looked_for |= {worker.cache.queue} if worker.cache else set()
+    alarms = stacks[shape]["resource"]["aws_cloudwatch_metric_alarm"]
+    assert ("uncached-alarm" in alarms) == bool(worker.cache)
     assert set(queues) == {*looked_for, f"cotton-{shape}-undelivered"}
     assert {queue["visibility_timeout_seconds"] for queue in queues.values()} == {45}
     [machine] = stacks[shape]["resource"]["aws_sfn_state_machine"].values()

@@ -629,7 +629,8 @@ def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "more", MINIMAL + results)
     document = read_document(deployment.batch_workers[0])
     assert document["has_parquet"] is True
-    cache = {"url": "rediss://cache.example.com:6379", "ttl_s": 3600.0, "is_cluster": False, "login_secret": ""}
+    cache = {"url": "rediss://cache.example.com:6379", "ttl_s": 3600.0, "is_cluster": False, "queue": "",
+             "login_secret": ""}  # fmt: skip
     assert document["cache"] == cache
     cluster = resolve(tmp_path / "cluster", MINIMAL + results.replace("ttl: 1h", "cluster: on"))
     assert read_document(cluster.batch_workers[0])["cache"]["is_cluster"] is True

@@ -56,6 +56,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
         takeover_s=math.ceil(settings.limits.takeover),
         control_queue=queues.control,
         inbox_queue=queues.inbox,
+        uncached_queue=queues.uncached if settings.results.cache else "",
         run_queues=tuple(_name_run_queues(settings, workflow)),
         # Athena allows no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
         results_table=ResultsTable(database=workflow.replace("-", "_"), teams=tuple(settings.teams))

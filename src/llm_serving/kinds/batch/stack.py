@@ -57,6 +57,9 @@ class BatchStack(Settings):
 
     control_queue: str
     inbox_queue: str
+    uncached_queue: str = ""
+    """Queue with a message for each chunk whose answers the results cache lacks; empty without such a cache."""
+
     run_queues: Annotated[tuple[str, ...], AllowSingleItem(), Field(min_length=1)]
     """Queues of chunks, one for each team and priority: a worker takes chunks of the highest priority first."""
 

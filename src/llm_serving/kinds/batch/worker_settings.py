@@ -78,6 +78,9 @@ class QueueNames(NamedTuple):
     inbox: str
     """Queue of S3's events of the inboxes."""
 
+    uncached: str
+    """Queue with a message for each chunk whose answers the results cache lacks."""
+
     runs: Mapping[str, Mapping[str, str]]
     """Queues of chunks, by team and priority."""
 
@@ -92,7 +95,7 @@ def name_queues(prefix: str, teams: Iterable[str]) -> QueueNames:
     runs: dict[str, dict[str, str]] = {
         team: {priority: f"{prefix}-{team}-{priority}" for priority in PRIORITIES} for team in teams
     }
-    return QueueNames(f"{prefix}-control", f"{prefix}-inbox", runs)
+    return QueueNames(f"{prefix}-control", f"{prefix}-inbox", f"{prefix}-uncached", runs)
 
 
 def build(
@@ -155,7 +158,7 @@ def build(
             {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
         ],
         "has_parquet": settings.results.parquet,
-        "cache": _build_cache(settings.results.cache, has_secrets=has_secrets),
+        "cache": _build_cache(settings.results.cache, queues.uncached, has_secrets=has_secrets),
         "usd_h": usd_h,
         "logs": settings.logs,
     }
@@ -172,11 +175,16 @@ def _list_names(metric: EngineMetric, own: Mapping[EngineMetric, str]) -> Iterat
             yield names[metric]
 
 
-def _build_cache(cache: Cache | None, *, has_secrets: bool) -> JsonValue:
+def _build_cache(cache: Cache | None, queue: str, *, has_secrets: bool) -> JsonValue:
     if cache is None:
         return None
-    login_secret = cache.login.secret if cache.login and has_secrets else ""
-    return {"url": cache.url, "ttl_s": cache.ttl, "is_cluster": cache.cluster, "login_secret": login_secret}
+    return {
+        "url": cache.url,
+        "ttl_s": cache.ttl,
+        "is_cluster": cache.cluster,
+        "queue": queue if has_secrets else "",
+        "login_secret": cache.login.secret if cache.login and has_secrets else "",
+    }
 
 
 def list_limits(found: FoundDeployment) -> Iterator[Limit]:
