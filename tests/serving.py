@@ -119,7 +119,10 @@ def list_processes(plan: DeploymentPlan) -> list[psutil.Process]:
 
 def list_listening(plan: DeploymentPlan) -> list[IPv4Address | IPv6Address]:
     """Return the address of each socket that these processes listen on."""
-    connections = [one for process in list_processes(plan) for one in process.net_connections("inet")]
+    connections = []
+    for process in list_processes(plan):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            connections += process.net_connections("inet")
     addresses = [ipaddress.ip_address(one.laddr.ip) for one in connections if one.status == psutil.CONN_LISTEN]
     return [getattr(address, "ipv4_mapped", None) or address for address in addresses]
 

@@ -121,44 +121,41 @@ raise SystemExit(7)"""
         return [int(pid) for pid in self.pids.read_text().split(" ")[:-1]] if self.pids.exists() else []
 
 
+@pytest.mark.parametrize("absent_s", [0, 2])
 def test_a_node_ends_with_its_head_and_another_starts_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent_s: float
 ) -> None:
+    """Also with one that takes its head's place at once, as when another policy is deployed."""
     node = Node(tmp_path, monkeypatch)
     left = tmp_path / "worker-0.raylet"
     left.touch()
     [port] = processes.claim_free_ports(1)  # which no other program takes while no head listens
-    head = socket.create_server(("127.0.0.1", port))
     codes: list[int] = []
     run = threading.Thread(
         target=lambda: codes.append(ray_node.run_worker("127.0.0.1", port, node.command)), daemon=True
     )
-    run.start()
-    _wait(lambda: len(node.list_started()) == 1)
-    assert not left.exists()
-    head.close()
-    _wait(lambda: not psutil.pid_exists(node.list_started()[0]))
-    with socket.create_server(("127.0.0.1", port)):
+    with ray_node.listen_for_workers(port), socket.create_server(("127.0.0.1", port)):
+        run.start()
+        _wait(lambda: len(node.list_started()) == 1)
+        assert not left.exists()
+    time.sleep(absent_s)
+    with ray_node.listen_for_workers(port), socket.create_server(("127.0.0.1", port)):
         _wait(lambda: len(node.list_started()) == 2)
+        assert not psutil.pid_exists(node.list_started()[0])
         node.end.touch()
         _wait(lambda: codes == [7])
 
 
-def test_a_node_goes_on_when_its_head_misses_fewer_connections_in_a_row(
+def test_a_node_goes_on_while_its_busy_head_refuses_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path, monkeypatch)
-    refused = [False] * (ray_node.MISSES - 1)
-    answers = [True, *refused, True, *refused, True]
-
-    def is_listening(*_: object) -> bool:
-        if len(answers) == 1:
-            node.end.touch()
-        return answers.pop(0) if answers else True
-
-    monkeypatch.setattr(ray_node, "is_listening", is_listening)
-    assert ray_node.run_worker("127.0.0.1", 1, node.command) == 7
-    assert answers == [] and len(node.list_started()) == 1
+    [port] = processes.claim_free_ports(1)
+    monkeypatch.setattr(ray_node, "wait_listening", lambda *_: None)
+    with ray_node.listen_for_workers(port):
+        threading.Timer(2, node.end.touch).start()
+        assert ray_node.run_worker("127.0.0.1", port, node.command) == 7
+    assert len(node.list_started()) == 1
 
 
 def _wait(is_true: Callable[[], bool]) -> None:

@@ -173,6 +173,8 @@ def _build_local_nodes(
         # On a busy machine.
         "RAY_raylet_start_wait_time_s": "240",
         "RAY_worker_register_timeout_seconds": "240",
+        # A node whose head has ended has nobody to hand its requests to; by default it waits 30 s.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # How often Serve looks at its replicas; by default 0.1, a core's fiftieth while nothing happens.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     }

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -52,8 +53,8 @@ CLAIM = "\0llm-serving-blueprints/{}"
 
 POLL_S = 0.2
 
-MISSES = 5
-"""Connections in a row that a head must miss to count as ended: on a busy machine it may refuse one."""
+HEAD = "\0llm-serving-blueprints/ray-head/{}"
+"""Name of the abstract socket that a head has, by its port: a connection to it ends with the head, however it ends."""
 
 END_S = 30
 """Longest that a node takes to end before it is killed."""
@@ -68,7 +69,8 @@ def main(role: str, address: str, arguments: list[str]) -> int:
         return run_worker(host, int(port), [*START, f"--address={address}", *own, *arguments])
     nodes, serve, *arguments = arguments
     forget_node(arguments)
-    with subprocess.Popen([*START, "--head", f"--port={port}", *own, *arguments]) as head:
+    command = [*START, "--head", f"--port={port}", *own, *arguments]
+    with listen_for_workers(int(port)), subprocess.Popen(command) as head:
         wait_listening(host, int(port), head)
         # In a process of its own, which gives its memory back.
         if subprocess.run([sys.executable, __file__, "deploy", address, nodes, serve], check=False).returncode:
@@ -88,23 +90,39 @@ def create_token(file: Path) -> None:
     own.unlink()
 
 
+def listen_for_workers(port: int) -> socket.socket:
+    """Return the socket by which workers learn that this head has ended."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(HEAD.format(port))
+    listener.listen(1024)
+    return listener
+
+
+def connect_head(host: str, port: int) -> socket.socket:
+    """Return a connection to the socket of a head whose servers listen."""
+    while True:
+        wait_listening(host, port)
+        head = socket.socket(socket.AF_UNIX)
+        if head.connect_ex(HEAD.format(port)) == 0:
+            return head
+        head.close()
+        time.sleep(POLL_S)
+
+
 def run_worker(host: str, port: int, command: Sequence[str]) -> int:
     """Run a node until it ends by itself; a new one for each head, as no node of Ray serves a second one."""
     while True:
-        wait_listening(host, port)
-        forget_node()
-        with subprocess.Popen(command) as node:
-            misses = 0
-            while misses < MISSES:
-                if node.poll() is not None:
-                    return node.returncode or 1
-                time.sleep(POLL_S)
-                misses = 0 if is_listening(host, port) else misses + 1
-            print("the head has ended: this node ends too, and starts again with the next head", flush=True)
-            node.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.wait(END_S)
-            node.kill()
+        with connect_head(host, port) as head:
+            forget_node()
+            with subprocess.Popen(command) as node:
+                while not select.select([head], [], [], POLL_S)[0]:
+                    if node.poll() is not None:
+                        return node.returncode or 1
+                print("the head has ended: this node ends too, and starts again with the next head", flush=True)
+                node.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.wait(END_S)
+                node.kill()
 
 
 def forget_node(head_arguments: Sequence[str] = ()) -> None:
