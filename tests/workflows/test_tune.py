@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_serving import paths, program
 from llm_serving.cli import main
 from llm_serving.kinds.serving.kind import ServingKind
-from llm_serving.settings import overrides
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.targets import planning, registry
+from llm_serving.targets import registry
 from llm_serving.targets.base import DeploymentStatus, ValidationInputs
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local.target import LocalTarget
@@ -50,6 +50,8 @@ class KnownTarget(LocalTarget):
 
     def __init__(self) -> None:
         self.deployed: list[int | None] = []
+        self.worker: dict[str, Any] = {}
+        """Settings of the role that is deployed."""
         self.plan: DeploymentPlan | None = None
         self.failing: set[int] = set()
         self.late_s = 0.0
@@ -61,6 +63,8 @@ class KnownTarget(LocalTarget):
         assert plan.deployment.name == "mine-tune"
         sequences = plan.deployment.tuning.sequences
         self.deployed.append(sequences)
+        [file] = Path("runs").rglob("mine-tune/blueprint.yaml")
+        self.worker = yaml.safe_load(file.read_text())["roles"]["worker"]
         if sequences in self.failing:
             raise CheckFailed("worker-0 ended at its start")
         self.plan = plan
@@ -226,9 +230,10 @@ class PassingTime:
 
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> PassingTime:
-    """Each configuration costs 60 USD/h, a dollar a minute; the clock is returned."""
+    """Each configuration has one of eight GPUs of 60 USD/h, a dollar a minute; the clock is returned."""
     clock = PassingTime()
-    monkeypatch.setattr(ServingKind, "price", lambda *_: 60.0)
+    monkeypatch.setattr(ServingKind, "price", lambda *_: 7.5)
+    monkeypatch.setattr(ServingKind, "price_instances", lambda *_: 60.0)
     monkeypatch.setattr(tune, "time", clock)
     return clock
 
@@ -323,23 +328,22 @@ def test_what_has_no_price_is_not_held_against_what_has_one(
     assert (state["best"], state["notes"]) == (2, [])
 
 
-def test_replicas_that_come_and_go_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize(
+    ("replicas", "number"), [("1..4, scale: {queue: 4}", 1), ("0..4", 1), ("2..4", 2), ("2", None)]
+)
+def test_replicas_that_come_and_go_are_tried_at_their_least_number(
+    target: KnownTarget, capsys: pytest.CaptureFixture[str], replicas: str, number: int | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(paths.PATTERNS / "aggregated", "mine")
-    fleet = (paths.ROOT / "fleet.yaml").read_text()
-    Path("fleet.yaml").write_text(fleet.replace("pools:\n", "add_ons: {operators: on, observability: on}\npools:\n", 1))
-    text = BLUEPRINT.replace("replicas: 1}", "replicas: 1..4}")
-    Path("mine/blueprint.yaml").write_text(text)
-    assert _tune("--over", "tuning.sequences=2,4", "--target", "eks") == 2
-    assert capsys.readouterr().err == (
-        "--over: every configuration is refused. The first: roles.worker.replicas: 1 to 4 come and go by load, so that "
-        "neither a load nor a price is one configuration's; use --over roles.worker.replicas=1, and leave scale out\n"
-    )
-    # Negative control: the fix.
-    Path("mine/blueprint.yaml").write_text(overrides.apply(text, {"roles.worker.replicas": "1"}))
-    tune._require_fixed_replicas(planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment)
+    Path("mine/blueprint.yaml").write_text(text := BLUEPRINT.replace("replicas: 1}", f"replicas: {replicas}}}"))
+    assert _tune("--over", "tuning.sequences=4", "--json") == 0
+    captured = capsys.readouterr()
+    note = f"roles.worker.replicas come and go by load: tried with {number}."
+    assert json.loads(captured.out)["notes"] == ([note] if number else [])
+    assert (note in captured.err) == (number is not None), "before anything is deployed"
+    assert (target.worker["replicas"], target.worker.get("scale")) == (number or 2, None)
+    [best] = Path("runs").rglob("best.yaml")
+    assert best.read_text() == text
 
 
 @pytest.mark.usefixtures("loader")

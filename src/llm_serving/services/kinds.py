@@ -178,6 +178,15 @@ class Kind(ABC, Generic[B, D]):
         """Return what a deployment costs in USD an hour; None where that is unknown."""
         return None
 
+    def price_instances(self, deployment: D) -> float | None:
+        """Return what the deployment's instances cost in USD an hour, each as a whole; None where that is unknown."""
+        return None
+
+    def fix_replicas(self, blueprint: B) -> dict[tuple[str, ...], dict[str, Any]]:
+        """Return other values of keys, None for none, by the key path of each role whose replicas come and go by load:
+        with them, as many stay."""
+        return {}
+
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         """Return what the stack of a rendered deployment rents beside instances, whether it is used or not.
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import itertools
 import json
+import operator
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from llm_serving import console, paths, processes
 from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import FILE_NAME, resolve_name
-from llm_serving.services.deployment import Deployment
 from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
@@ -194,10 +196,11 @@ def _compute_digest(job: Job, text: str) -> str:
 
 def _describe_job(state: Tuning, limits: Limits) -> str:
     waiting = [trial for trial in state.trials if trial.state != "refused"]
-    prices = [trial.usd_h for trial in waiting if trial.usd_h is not None]
-    cost = f", at {min(prices):,.2f} to {max(prices):,.2f} USD/h each" if prices else ""
+    prices = [trial.instances_usd_h for trial in waiting if trial.instances_usd_h is not None]
+    cost = f", each on instances of {min(prices):,.2f} to {max(prices):,.2f} USD/h" if prices else ""
     money = f" and {limits.usd:g} USD" if limits.usd is not None else ""
     lines = [f"  {trial.number}. {describe(trial)}{f' ({trial.why})' if trial.why else ''}" for trial in state.trials]
+    lines += [f"  {note}" for note in state.notes]
     return (
         "\n".join(lines) + f"\n{len(waiting)} configurations, deployed on {state.target} one after the other as "
         f"{state.name}{NAME_SUFFIX}{cost}; within {limits.seconds / 60:g} min{money}"
@@ -227,6 +230,9 @@ class _Session:
     is_left: bool = False
     """Whether what was deployed could not be removed."""
 
+    fixed: dict[str, int] = field(default_factory=dict)
+    """Number by the key of replicas that come and go by load."""
+
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def resolve(self) -> None:
@@ -238,17 +244,17 @@ class _Session:
         refusals: list[InputError] = []
         for trial in self.state.trials:
             self._write_blueprint(trial)
-            self._require_values(trial)
             try:
                 deployment = planning.plan_offline(self.work, self.job.fleet_file, self.job.target).deployment
-                _require_fixed_replicas(deployment)
             except InputError as error:
                 trial.state, trial.why = "refused", _describe_refusal(error)
                 refusals.append(error)
                 continue
             kind = kinds.get(deployment.kind)
             trial.usd_h, trial.expected_per_s = kind.price(deployment), kind.estimate_load(deployment)
+            trial.instances_usd_h = kind.price_instances(deployment)
         self._refuse_unpriced()
+        self.state.notes = list(self._list_notes(None))
         if len(refusals) == len(self.state.trials):
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
@@ -294,6 +300,8 @@ class _Session:
             yield f"traffic asks for {load}, which none keeps: the best one needs more replicas for it."
         if best and best.kept:
             yield from sweep.list_unconfirmed(best.kept, axis)
+        for key, number in self.fixed.items():
+            yield f"{key} come and go by load: tried with {number}."
         yield from sweep.list_left_out(self.document.value.slo)
 
     def _measure(self, trial: Trial, load: float, earlier: Point | None) -> Point:
@@ -376,13 +384,29 @@ class _Session:
             raise _LimitReachedError(f"the spend limit of {limits.usd:g} USD was reached")
 
     def _write_blueprint(self, trial: Trial) -> None:
-        text = overrides.apply(self.text, {**trial.settings, "name": self.work.name})
-        (self.work / FILE_NAME).write_text(text, encoding="utf-8")
+        """Write the blueprint of a configuration, with replicas that stay: else a load would meet now few, now many.
 
-    def _require_values(self, trial: Trial) -> None:
-        """Refuse values that are wrong by themselves, at the command line that has them."""
+        Raises:
+            InputError: a value is wrong by itself.
+        """
+        file = self.work / FILE_NAME
+        text = overrides.apply(self.text, {**trial.settings, "name": self.work.name})
+        file.write_text(text, encoding="utf-8")
+        blueprint = self._read_values(trial)
+        if changes := kinds.get(blueprint.kind).fix_replicas(blueprint):
+            data = yaml_source.read(file).data
+            for key_path, values in changes.items():
+                role = functools.reduce(operator.getitem, key_path, data)
+                kept = {key: value for key, value in {**role, **values}.items() if value is not None}
+                role.clear()
+                role.update(kept)
+                self.fixed[".".join((*key_path, "replicas"))] = values["replicas"]
+            file.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+    def _read_values(self, trial: Trial) -> Any:
+        """Read the blueprint; refuse values that are wrong by themselves at the command line that has them."""
         try:
-            inputs.read_blueprint(self.work)
+            return inputs.read_blueprint(self.work).value
         except InputError as error:
             for mistake in error.mistakes:
                 for key, value in trial.settings.items():
@@ -398,20 +422,6 @@ class _Session:
             processes.write_whole(self.folder / tuning.BEST_FILE, overrides.apply(self.text, best.settings))
         processes.write_whole(self.folder / tuning.PAGE_FILE, tune_page.render(self.state, best))
         processes.write_whole(self.folder / tuning.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
-
-
-def _require_fixed_replicas(deployment: Deployment) -> None:
-    """Check that each load meets the replicas whose price counts.
-
-    Raises:
-        InputError: some come and go by load.
-    """
-    for service in deployment.workers:
-        if service.replicas.scale:
-            key, replicas = f"roles.{service.role}", service.replicas
-            fix = f"use --over {key}.replicas={max(1, replicas.min)}, and leave scale out"
-            reason = "come and go by load, so that neither a load nor a price is one configuration's"
-            raise InputError(f"{key}.replicas: {replicas.min} to {replicas.max} {reason}; {fix}")
 
 
 def _describe_refusal(error: InputError) -> str:

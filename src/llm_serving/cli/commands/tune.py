@@ -30,7 +30,8 @@ def tune(
     target: Target = TARGET,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")] = "1h",
     spend_limit: Annotated[
-        float | None, typer.Option(min=0.01, metavar="USD", help="Start no load after the engines have cost this much.")
+        float | None,
+        typer.Option(min=0.01, metavar="USD", help="Start no load after the engines' instances have cost this much."),
     ] = None,
     precision: Precision = 10,
     point_time: PointTime = POINT_TIME,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llm_serving import paths
 from llm_serving.fleet.model import Fleet
@@ -22,7 +23,8 @@ from llm_serving.kinds.serving import resolve as resolving
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.kinds.serving.price import price_deployment, price_instances
+from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import rendered
 from llm_serving.services.blueprint import resolve_name
@@ -46,6 +48,7 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     list_port_names = staticmethod(context.list_port_names)
     check_remote_files = staticmethod(adapters.check_remote)
     describe_for_others = staticmethod(summary.describe_for_others)
+    price_instances = staticmethod(price_instances)
     estimate_load = staticmethod(predicted_load.predict_requests_per_s)
     describe = staticmethod(summary.describe)
     build_summary = staticmethod(summary.build_payload)
@@ -78,6 +81,13 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     def price(self, deployment: ServingDeployment) -> float | None:
         priced = price_deployment(deployment)
         return priced and priced[0]
+
+    def fix_replicas(self, blueprint: Blueprint) -> dict[tuple[str, ...], dict[str, Any]]:
+        return {
+            blueprint.find_key_path(name): {"replicas": compute_fixed_replicas(role).min, "scale": None}
+            for name, role in blueprint.roles.replica_roles.items()
+            if role.replicas.min < role.replicas.max
+        }
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles

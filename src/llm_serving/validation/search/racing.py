@@ -36,7 +36,10 @@ class Trial(BaseModel):
     """Why it is refused, failed, dropped, not shown, or kept nothing."""
 
     usd_h: float | None = None
-    """Of its engines; null on a target without prices."""
+    """Of its engines' accelerators, which it is compared by; null on a target without prices."""
+
+    instances_usd_h: float | None = None
+    """Of its engines' instances, each as a whole; null on a target without prices."""
 
     expected_per_s: float | None = None
     """Predicted requests a second, before anything ran; null where there is none."""
@@ -51,7 +54,7 @@ class Trial(BaseModel):
     @property
     def usd(self) -> float:
         """What it cost while it was deployed; 0 without prices."""
-        return (self.usd_h or 0.0) * self.seconds / 3600
+        return (self.instances_usd_h or 0.0) * self.seconds / 3600
 
     @property
     def worth(self) -> float:

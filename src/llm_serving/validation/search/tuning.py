@@ -32,7 +32,7 @@ class Tuning(BaseModel):
     """Over all runs that went on with this state."""
 
     usd: float | None = None
-    """Of the engines while they were deployed, by the catalog's prices; null on a target without prices."""
+    """Of the engines' instances while they were deployed, by the catalog's prices; null on a target without prices."""
 
     finished: bool = False
     stopped: str = ""

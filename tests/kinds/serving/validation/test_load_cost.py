@@ -6,7 +6,7 @@ import pytest
 
 from llm_serving.catalog import instances
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.kinds.serving.price import price_deployment
+from llm_serving.kinds.serving.price import price_deployment, price_instances
 from llm_serving.kinds.serving.validation import validate
 from llm_serving.services.service import Resources
 from llm_serving.settings.units import Bounds
@@ -77,13 +77,31 @@ def test_the_cost_of_a_role_that_scales_is_remarked_to_count_its_least(deploymen
     assert list(validate.list_remarks(deployment.model_copy(update={"roles": (fixed, router)}))) == []
 
 
+@pytest.mark.parametrize(
+    ("accelerators", "replicas", "nodes", "wholes"),
+    [(1, 1, 1, 1), (1, 5, 1, 2), (3, 2, 1, 2), (4, 3, 2, 6), (2, 0, 1, 1)],
+)
+def test_the_instances_of_a_deployment_are_priced_as_wholes(
+    deployment: ServingDeployment, accelerators: int, replicas: int, nodes: int, wholes: int
+) -> None:
+    """Of g6e.12xlarge with four GPUs each."""
+    engine, router = deployment.roles
+    resources = Resources(device="nvidia.com/gpu", accelerators=accelerators)
+    fields = {"replicas": Bounds(replicas, 8), "nodes": nodes, "resources": resources}
+    placed = deployment.model_copy(update={"roles": (engine.model_copy(update=fields), router)})
+    usd_h = instances.find("g6e.12xlarge").prices["us-east-1"].usd_h
+    assert price_instances(placed) == pytest.approx(wholes * usd_h)
+
+
 def test_this_machine_has_no_price() -> None:
+    assert price_instances(build_deployment("http://127.0.0.1:1", {"users": 1})) is None
     assert _estimate(build_deployment("http://127.0.0.1:1", {"users": 1})) is None
 
 
 def test_an_unknown_price_is_not_guessed(deployment: ServingDeployment) -> None:
     environment = deployment.environment.model_copy(update={"region": "sa-east-1"})
-    assert _estimate(deployment.model_copy(update={"environment": environment})) is None
+    elsewhere = deployment.model_copy(update={"environment": environment})
+    assert (_estimate(elsewhere), price_instances(elsewhere)) == (None, None)
 
 
 def test_replicas_from_zero_cost_at_least_one_where_requests_are_answered(deployment: ServingDeployment) -> None:
