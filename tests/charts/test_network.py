@@ -59,11 +59,11 @@ def is_allowed(
         rule
         for policy in policies
         if matches(policy["spec"]["podSelector"], pod) and direction.capitalize() in policy["spec"]["policyTypes"]
-        for rule in policy["spec"].get(direction, ())
+        for rule in policy["spec"].get(direction) or ()
     ]
     ends = {"ingress": "from", "egress": "to"}[direction]
     return any(
-        any(includes(peer, other) for peer in rule[ends])
+        (not rule[ends] or any(includes(peer, other) for peer in rule[ends]))
         and ("ports" not in rule or port in [item["port"] for item in rule["ports"]])
         for rule in rules
     )
@@ -111,6 +111,16 @@ def test_pods_find_names_weights_and_their_role_and_nothing_else(
         assert is_allowed(policies, "egress", labels, IDENTITY_AGENT, 80) == (role != "router")
         assert not is_allowed(policies, "egress", labels, "169.254.169.254", 80)
         assert not is_allowed(policies, "egress", labels, STRANGER, 8000)
+
+
+def test_no_range_lets_pods_out_to_no_address(render_chart: Render, preset: Preset) -> None:
+    """A rule without peers lets out to all of them."""
+    values = {**preset(NAMES[0]), "networkPolicy": {"https": [], "apiServer": []}}
+    manifests = render_chart(values)
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    for _, labels, _ in list_labels(manifests):
+        assert is_allowed(policies, "egress", labels, DNS, 53)
+        assert not is_allowed(policies, "egress", labels, "52.218.0.1", 443)
 
 
 def test_engines_connect_to_what_they_call_and_routers_do_not(render_chart: Render, preset: Preset) -> None:

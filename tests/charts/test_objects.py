@@ -561,10 +561,12 @@ def test_a_probe_requests_the_served_model_by_default(render_chart: Render) -> N
     ]
 
 
-def test_a_pod_knows_its_address_before_its_environment_uses_it(render_chart: Render) -> None:
-    container = list_pods(render_chart(build_values(build_engine(env={"A": "$(POD_IP)"}))))[1]["spec"]["containers"][0]
+def test_a_pod_knows_its_address_before_its_environment_uses_it_and_each_variable_once(render_chart: Render) -> None:
+    role = build_engine(env={"A": "$(POD_IP)", "NODE_NAME": "mine"})
+    container = list_pods(render_chart(build_values(role)))[1]["spec"]["containers"][0]
     names = [variable["name"] for variable in container["env"]]
     assert names.index("POD_IP") < names.index("A")
+    assert sorted(names) == sorted(set(names))
 
 
 def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart: Render) -> None:

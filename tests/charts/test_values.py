@@ -103,6 +103,9 @@ def test_every_object_of_the_schema_refuses_unknown_keys() -> None:
             build_release(resources={"gpus": 8}),
             "at '/roles/worker/resources': additional properties 'gpus' not allowed",
         ),
+        (build_release({"labels": {"team": "two words"}}), "at '/labels/team': 'two words' does not match pattern"),
+        (build_release({"annotations": {"my team": "ads"}}), "invalid propertyName 'my team'"),
+        (build_release(disruption={"maxUnavailable": "150%"}), "at '/roles/worker/disruption/maxUnavailable': 'oneOf'"),
         (build_release(kind="worker"), "at '/roles/worker/kind': value must be one of 'engine', 'router'"),
         (build_release(mounts={"x": {"path": "/x"}}), "at '/roles/worker/mounts/x': 'oneOf' failed, none matched"),
         (
@@ -142,6 +145,22 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         (
             {**build_release(), "roles": {**build_release()["roles"], "engines": build_release()["roles"]["worker"]}},
             "roles.engines: the chart has an object mine-engines of its own. Fix: choose another name",
+        ),
+        (
+            build_release(env={"A": "1"}, secretEnv={"A": {"secret": "keys", "key": "a"}}),
+            "roles.worker.secretEnv.A: env has it too. Fix: remove one of the two",
+        ),
+        (
+            build_release(ports={"http": 9000}),
+            "roles.worker.ports.http: the name of roles.worker.port. Fix: choose another name",
+        ),
+        (
+            build_release(ports={"metrics": 8000}),
+            "roles.worker.ports.metrics: 8000: another port of the role. Fix: choose another number",
+        ),
+        (
+            build_release(mounts={"cache": {"path": "/tmp", "claim": "cache"}}),
+            'roles.worker.mounts.cache.path: "/tmp": the container has another volume there. Fix: choose another path',
         ),
         (
             build_release({"image": "localhost:5000/vllm"}),

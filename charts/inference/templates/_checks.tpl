@@ -85,6 +85,29 @@
 {{- if has .name (list "engines" "nodes" "pool-master") -}}
 {{- $wrong = append $wrong (printf "%s: the chart has an object %s of its own. Fix: choose another name" $at $name) -}}
 {{- end -}}
+{{- range $variable, $_ := $role.env -}}
+{{- if hasKey $role.secretEnv $variable -}}
+{{- $wrong = append $wrong (printf "%s.secretEnv.%s: env has it too. Fix: remove one of the two" $at $variable) -}}
+{{- end -}}
+{{- end -}}
+{{- $names := list (include "inference.portName" (dict "root" .root "role" $role)) -}}
+{{- $numbers := list (int $role.port) -}}
+{{- range $port, $number := $role.ports -}}
+{{- if has $port $names -}}
+{{- $wrong = append $wrong (printf "%s.ports.%s: the name of %s.port. Fix: choose another name" $at $port $at) -}}
+{{- end -}}
+{{- if has (int $number) $numbers -}}
+{{- $wrong = append $wrong (printf "%s.ports.%s: %d: another port of the role. Fix: choose another number" $at $port (int $number)) -}}
+{{- end -}}
+{{- $numbers = append $numbers (int $number) -}}
+{{- end -}}
+{{- $paths := list "/scratch" "/tmp" "/dev/shm" "/etc/inference" -}}
+{{- range $mount, $volume := $role.mounts -}}
+{{- if has $volume.path $paths -}}
+{{- $wrong = append $wrong (printf "%s.mounts.%s.path: %q: the container has another volume there. Fix: choose another path" $at $mount $volume.path) -}}
+{{- end -}}
+{{- $paths = append $paths $volume.path -}}
+{{- end -}}
 {{- $rollout := list (toString $role.rollout.maxSurge) (toString $role.rollout.maxUnavailable) -}}
 {{- if not (without $rollout "0" "0%") -}}
 {{- $wrong = append $wrong (printf "%s.rollout: maxSurge and maxUnavailable are both 0: no replica could be replaced. Fix: set maxSurge: 1, with room for one replica more, or maxUnavailable: 1" $at) -}}

@@ -92,6 +92,18 @@ annotations:
 {{- .Values.serviceAccount.name | default (include "inference.fullname" .) -}}
 {{- end -}}
 
+{{/* A rule of egress to port 443 of ranges; none for no range, for a rule that names no peer lets out to all. */}}
+{{- define "inference.egressTo443" -}}
+{{- if . }}
+- to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  ports:
+    - {protocol: TCP, port: 443}
+{{- end }}
+{{- end -}}
+
 {{/* Prometheus labels of a role's pods. (dict "root" $ "name" NAME) */}}
 {{- define "inference.metricLabels" -}}
 namespace="{{ .root.Release.Namespace }}",

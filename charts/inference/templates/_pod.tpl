@@ -247,8 +247,10 @@ server warns of duplicate names, and drops one of them on apply.
 */}}
 {{- define "inference.environment" -}}
 {{- range $name, $field := dict "NAMESPACE" "metadata.namespace" "POD_NAME" "metadata.name" "POD_IP" "status.podIP" "NODE_NAME" "spec.nodeName" }}
+{{- if not (or (hasKey $.role.env $name) (hasKey $.role.secretEnv $name)) }}
 - name: {{ $name }}
   valueFrom: {fieldRef: {fieldPath: {{ $field }}}}
+{{- end }}
 {{- end }}
 {{- $model := .root.Values.model }}
 {{- $own := dict "RELEASE" (include "inference.fullname" .root) "SERVED_MODEL" $model.served "WEIGHTS" $model.weights }}
