@@ -178,3 +178,15 @@ def test_every_custom_kind_of_a_pattern_is_one_that_the_tests_api_server_checks(
     known = {definition["spec"]["group"] for definition in objects.read_definitions(objects.CRDS)} | BUILT_IN_GROUPS
     manifests = [item for cell in test_patterns.CELLS for item in test_patterns.render_objects(render_chart, cell)]
     assert {item["apiVersion"].rpartition("/")[0] for item in manifests} <= known
+
+
+def test_the_kind_by_which_a_row_is_found_is_one_that_it_brings() -> None:
+    added = {row.name: row.adds for row in add_ons.load_add_ons() if row.adds}
+    assert added == {ROWS[kind.partition("/")[0]]: kind for kind in added.values()}
+    served = {
+        f"{spec['group']}/{version['name']} {spec['names']['kind']}"
+        for spec in (definition["spec"] for definition in objects.read_definitions(objects.CRDS))
+        for version in spec["versions"]
+    }
+    without_definition = {"aws-load-balancer-controller", "kueue"}  # whose kinds no chart makes
+    assert {name for name, kind in added.items() if kind not in served} == without_definition

@@ -8,7 +8,7 @@ from typing import Any
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import node_config
-from llm_serving.fleet.groups import resolve_all
+from llm_serving.fleet.groups import resolve_pool
 from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 from llm_serving.fleet.model import Fleet
 
@@ -18,7 +18,7 @@ _VM_OVERHEAD = 0.075
 
 def build_for_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels: str) -> list[dict[str, Any]]:
     """Build nodes of a pool's first choice, in its zones in turn, named after the pool."""
-    group = next(entry for entry in resolve_all(fleet) if entry.pool == pool and entry.orchestrator == "eks")
+    group = resolve_pool(fleet, pool)[0]
     row = instances.load()[group.types[0]]
     return [
         build(

@@ -36,6 +36,9 @@ class AddOn(PlainData):
     when: str
     """`always`, or one or two conditions joined by `and`."""
 
+    adds: str | None = None
+    """API version and name of a kind by which the API server shows that it is there; None for what adds none."""
+
     chart: str | None = None
     """A chart's name in `repository`, or its oci:// address."""
 

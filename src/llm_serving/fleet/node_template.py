@@ -16,6 +16,8 @@ from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 
 _PREFIX = "k8s.io/cluster-autoscaler/node-template/resources/"
 
+STORAGE = "ephemeral-storage"
+
 _USABLE_STORAGE = 0.8
 """Kubelet keeps a tenth of the disk free, and the file system and the operating system take their share."""
 
@@ -29,7 +31,7 @@ def build_tags(group: Group) -> dict[str, str]:
 def count_resources(group: Group, instance: Instance) -> dict[str, int]:
     """Return what one node has beside CPUs and memory, for which it is chosen: storage in GiB, huge pages in MiB."""
     disk_gib = instance.nvme_gb * 1e9 / 2**30 if group.nvme else group.volume.size_gib
-    resources = {"ephemeral-storage": math.floor(disk_gib * _USABLE_STORAGE)}
+    resources = {STORAGE: math.floor(disk_gib * _USABLE_STORAGE)}
     if instance.accelerators:
         resources[instance.accelerators.device] = instance.accelerators.count
     if group.efa:
@@ -42,4 +44,4 @@ def format_amount(resource: str, count: int) -> str:
     return f"{count}{_UNITS.get(resource, '')}"
 
 
-_UNITS = {"ephemeral-storage": "Gi", "hugepages-2Mi": "Mi"}
+_UNITS = {STORAGE: "Gi", "hugepages-2Mi": "Mi"}

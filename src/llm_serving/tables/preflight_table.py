@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_serving import console
-from llm_serving.aws.preflight.check import CheckGroup, CheckResult
+from llm_serving.aws.preflight.check import CheckGroup, CheckResult, count_by_status
 from llm_serving.aws.preflight.report import PreflightReport
 
 _MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
@@ -23,10 +23,15 @@ _GAUGE_WIDTH = 6
 
 def render_preflight(report: PreflightReport, width: int) -> RenderableType:
     """Render the report for a terminal of `width` columns; 80 are enough."""
-    parts: list[RenderableType] = [_render_title(report)]
-    for group in report.groups:
+    return render_groups(_render_title(report), report.groups, width)
+
+
+def render_groups(title: Text, groups: Sequence[CheckGroup], width: int) -> RenderableType:
+    """Render results by group, and how many there are of each status."""
+    parts: list[RenderableType] = [title]
+    for group in groups:
         parts += [Text(f"\n{group.title}", "bold"), *_render_group(group, width)]
-    return RenderableGroup(*parts, _render_totals(report))
+    return RenderableGroup(*parts, _render_totals(groups))
 
 
 def _render_title(report: PreflightReport) -> Text:
@@ -106,11 +111,10 @@ def _group_options(words: Sequence[str]) -> Iterator[str]:
         yield option
 
 
-def _render_totals(report: PreflightReport) -> Text:
-    counts = report.counts
-    unknown_count = sum(not result.is_known for result in report.results)
+def _render_totals(groups: Sequence[CheckGroup]) -> Text:
+    unknown_count = sum(not result.is_known for group in groups for result in group.results)
     text = Text("\n")
-    for status, count in counts.items():
+    for status, count in count_by_status(groups).items():
         mark, colour = _MARKS[status]
         text.append(f"{mark} {count} {status}   ", colour if count else "dim")
     if unknown_count:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from llm_serving import console
 
@@ -69,6 +70,16 @@ class CheckGroup:
 
     title: str
     results: tuple[CheckResult, ...]
+
+
+def count_by_status(groups: Sequence[CheckGroup]) -> dict[str, int]:
+    """Return the number of results by status."""
+    counter = Counter(result.status for group in groups for result in group.results)
+    return {status: counter[status] for status in get_args(Status)}
+
+
+def build_group_payloads(groups: Sequence[CheckGroup]) -> list[dict[str, Any]]:
+    return [{"title": group.title, "lines": [result.build_payload() for result in group.results]} for group in groups]
 
 
 def build_kind_result(result: CheckResult, kind: str) -> CheckResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,14 @@ from llm_serving.aws.preflight import (
     subnets,
     zones,
 )
-from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
+from llm_serving.aws.preflight.check import (
+    Check,
+    CheckGroup,
+    CheckResult,
+    build_group_payloads,
+    build_unknown_result,
+    count_by_status,
+)
 from llm_serving.aws.preflight.identity import Identity
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import capacity, checks
@@ -51,8 +57,7 @@ class PreflightReport:
     @property
     def counts(self) -> dict[str, int]:
         """Number of results by status."""
-        counter = Counter(result.status for result in self.results)
-        return {status: counter[status] for status in ("pass", "warn", "fail")}
+        return count_by_status(self.groups)
 
     def build_payload(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -64,10 +69,7 @@ class PreflightReport:
             "answered_by": self.endpoint,
             "ok": not self.counts["fail"],
             "counts": {**self.counts, "unknown": sum(not result.is_known for result in self.results)},
-            "groups": [
-                {"title": group.title, "lines": [result.build_payload() for result in group.results]}
-                for group in self.groups
-            ],
+            "groups": build_group_payloads(self.groups),
         }
 
 

@@ -1,4 +1,4 @@
-"""`blueprint platform`: install and remove the pinned charts of a fleet's cluster, and the tunnel to it."""
+"""`blueprint platform`: install and remove the pinned charts of a cluster, check what it has, and the tunnel to it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from llm_serving import console
-from llm_serving.fleet import model
-from llm_serving.operations import add_ons, cluster, context
+from llm_serving.aws.preflight.check import build_group_payloads, count_by_status
+from llm_serving.fleet import model, names
+from llm_serving.operations import add_ons, cluster, cluster_check, context, kube_api
 from llm_serving.operations import tunnel as forwarding
 from llm_serving.operations.add_ons import Command
 from llm_serving.options import confirm
 from llm_serving.options.arguments import FLEET, AsJson, Fleet, Yes
 from llm_serving.settings.document import load
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.tables import preflight_table
 
-app = typer.Typer(help="Install and remove the platform charts of an EKS cluster.", no_args_is_help=True)
+app = typer.Typer(help="Install, check and remove what an EKS cluster runs beside deployments.", no_args_is_help=True)
 
 Port = Annotated[int, typer.Option("--port", min=1024, max=65535, help="Port of this machine to forward.")]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands without running them.")]
@@ -56,6 +59,26 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
 
 
 @app.command()
+def check(fleet: Fleet = FLEET, as_json: AsJson = False) -> None:
+    """Compare the kubeconfig's current cluster with the fleet file: nodes, devices, taints and controllers.
+
+    Changes nothing. Exits 1 if a check fails.
+    """
+    fleet_settings = _load_eks_fleet(fleet)
+    cluster.require_own(fleet_settings)
+    groups = cluster_check.check(fleet_settings, kube_api.open_api(None))
+    counts = count_by_status(groups)
+    if as_json:
+        payload = {"fleet": fleet_settings.name, "cluster": names.find_eks_cluster(fleet_settings)}
+        console.print_json({**payload, "counts": counts, "groups": build_group_payloads(groups)})
+    else:
+        title = Text.assemble((names.find_eks_cluster(fleet_settings), "bold"), f"  as {fleet} describes it")
+        console.out.print(preflight_table.render_groups(title, groups, console.out.width), soft_wrap=False)
+    if counts["fail"]:
+        raise typer.Exit(CheckFailed.exit_code)
+
+
+@app.command()
 def tunnel(fleet: Fleet = FLEET, port: Port = forwarding.DEFAULT_PORT, plan: PlanOnly = False) -> None:
     """Reach a private cluster from outside its VPC, through Session Manager and a system node, until Ctrl+C.
 
@@ -74,14 +97,19 @@ def tunnel(fleet: Fleet = FLEET, port: Port = forwarding.DEFAULT_PORT, plan: Pla
         process.wait()
 
 
-def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
-    """Return the fleet, and the folder for its charts' values and manifests."""
+def _load_eks_fleet(file: Path) -> model.Fleet:
     fleet_settings = load(file, model.Fleet).value
     if "eks" not in fleet_settings.orchestrators:
         raise InputError(
             f"{file}: orchestrator: {fleet_settings.orchestrator}: platform charts need an EKS cluster. "
             "Fix: set orchestrator: eks or both."
         )
+    return fleet_settings
+
+
+def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
+    """Return the fleet, and the folder for its charts' values and manifests."""
+    fleet_settings = _load_eks_fleet(file)
     if not fleet_settings.creates_eks:
         raise InputError(
             f"{file}: eks: cluster: {fleet_settings.eks.cluster}: the cluster exists, and its charts are not the "
