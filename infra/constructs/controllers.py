@@ -18,7 +18,7 @@ AUTOSCALER = "cluster-autoscaler"
 ALERTMANAGER_NAMESPACE, ALERTMANAGER = "monitoring", "alertmanager"
 
 
-def add_roles(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None:
+def add_roles(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, vpc_id: str) -> None:
     for name, service_account, policy_name in (
         ("load-balancers", LOAD_BALANCER_CONTROLLER, "load-balancer-controller"),
         ("autoscaler", AUTOSCALER, "cluster-autoscaler"),
@@ -30,7 +30,7 @@ def add_roles(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster) -> None
             namespace=NAMESPACE,
             service_account=service_account,
             description=f"Lets {service_account} call AWS",
-            statements=policy.read_statements(stack, policy_name),
+            statements=policy.read_statements(stack, policy_name, vpc=vpc_id),
         )
     if stack.fleet.add_ons.observability and stack.fleet.alarms_to:
         pod_identity.add_role(

@@ -76,7 +76,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         add_karpenter(stack, cluster=cluster.resource, kms_key=cluster.key)
     for group in karpenter_groups:
         add_capacity(stack, group)
-    controllers.add_roles(stack, cluster=cluster.resource)
+    controllers.add_roles(stack, cluster=cluster.resource, vpc_id=fleet_network.vpc_id)
     if fleet.logs.to:
         log_collector.add_log_collector(stack, cluster=cluster)
     model_reader.add_engine_role(stack, cluster=cluster.resource)

@@ -214,7 +214,8 @@ def format_table(stacks: Stacks) -> str:
 def list_permissions(stacks: Stacks, policy: ControllerPolicy) -> Iterator[RolePermissions]:
     """What the controller's roles may do, in each stack that has them."""
     for (_, name), stack in stacks.items():
-        if name == policy.stack:
+        # A cluster that exists brings its own controllers.
+        if name == policy.stack and {"aws_eks_cluster", "aws_ecs_cluster"} & stack["resource"].keys():
             permissions = (read_permissions(stack, role, _get_cluster(stack)) for role in policy.roles)
             yield from (entry for entry in permissions if entry)
 
