@@ -1,8 +1,8 @@
 """A provider's OpenAI-compatible API, emulated: it keeps each request, and fails as a prompt asks.
 
 `fault: 429` or any other status refuses, `fault: hang` never answers, and of a stream `fault: early` closes the connection
-before the first token, and `fault: cut` half-way, once the client has read the first half. `fault: abort` answers as an
-engine does that gives the answer up.
+before the first token, and `fault: cut` half-way, once the client has read the first half; `fault: stall` says the first
+half and no more. `fault: abort` answers as an engine does that gives the answer up.
 
 At Bedrock's paths it is an emulator of Bedrock's Converse API, which answers all.
 """
@@ -78,10 +78,12 @@ def run_provider() -> Iterator[Provider]:
             provider.headers.append({name.lower(): value for name, value in self.headers.items()})
             provider.received.append(body)
             fault, is_stream = find_fault(body), body.get("stream", False)
-            if self.path.endswith("/images/generations"):
+            if fault == "stall":
+                self._send_half(len(provider.received), HALF.split(), is_stalled=True)
+            elif self.path.endswith("/images/generations"):
                 self._send(200, "application/json", b'{"created": 1, "data": [{"b64_json": "aGk="}]}')
             elif self.path.endswith("/responses"):
-                self._send(200, "application/json", json.dumps(build_response(len(provider.received))).encode())
+                self._send(200, *build_response(len(provider.received), is_stream=is_stream))
             elif fault.isdigit():
                 self._send(int(fault), "application/json", b'{"error": {"message": "injected fault"}}')
             elif fault == "abort":
@@ -102,17 +104,30 @@ def run_provider() -> Iterator[Provider]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def _send_half(self, number: int, words: list[str]) -> None:
+        def _send_half(self, number: int, words: list[str], *, is_stalled: bool = False) -> None:
             """Send the first events of a stream in chunks, and never the last chunk."""
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for word in words:
-                choice = {"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": f"{word} "}}
-                event = f"data: {json.dumps(build_event(number, choice))}\n\n".encode()
+                text = f"{word} "
+                choice = {
+                    "index": 0,
+                    "finish_reason": None,
+                    "text": text,
+                    "delta": {"role": "assistant", "content": text},
+                }
+                content = build_event(number, choice)
+                if self.path.endswith("/responses"):
+                    place = {"item_id": "msg", "output_index": 0, "content_index": 0, "sequence_number": 1}
+                    content = {"type": "response.output_text.delta", **place, "delta": text}
+                event = f"data: {json.dumps(content)}\n\n".encode()
                 self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
-            if words:
+            if is_stalled:
+                self.rfile.read(1)  # until the client gives up
+                provider.left.set()
+            elif words:
                 provider.half_read.wait(LIMIT_S)
             self.close_connection = True
 
@@ -128,7 +143,7 @@ def run_provider() -> Iterator[Provider]:
 
 def find_fault(body: dict[str, Any]) -> str:
     """Find the fault that a request asks for; empty where it asks for none."""
-    prompt = str(body["messages"][-1]["content"] if "messages" in body else body.get("input"))
+    prompt = str(body["messages"][-1]["content"] if "messages" in body else body.get("input") or body.get("prompt"))
     return prompt.partition("fault: ")[2] if body["model"] == FAILING else ""
 
 
@@ -146,26 +161,31 @@ def build_event(number: int, choice: dict[str, Any]) -> dict[str, Any]:
 def build_answer(number: int, *, is_stream: bool, reason: str = "stop", name: str = "") -> tuple[str, bytes]:
     """Build the content type and the body of a chat's answer, or of its stream of one event with the whole answer."""
     message = {"role": "assistant", "content": f"Answer {number}."}
-    choice = {"index": 0, "finish_reason": reason, "delta" if is_stream else "message": message}
+    text = message["content"]  # of completions
+    choice = {"index": 0, "finish_reason": reason, "text": text, "delta" if is_stream else "message": message}
     answer = {
         **build_event(number, choice),
         **({} if is_stream else {"object": "chat.completion"}),
         **({"id": name} if name else {}),
         "usage": {"prompt_tokens": 7, "completion_tokens": ANSWER_TOKENS, "total_tokens": 12},
     }
-    text = json.dumps(answer)
+    body = json.dumps(answer)
     if not is_stream:
-        return "application/json", text.encode()
-    return "text/event-stream", f"data: {text}\n\ndata: [DONE]\n\n".encode()
+        return "application/json", body.encode()
+    return "text/event-stream", f"data: {body}\n\ndata: [DONE]\n\n".encode()
 
 
-def build_response(number: int) -> dict[str, Any]:
-    """Build an answer of the API of responses."""
-    text = {"type": "output_text", "text": f"Answer {number}.", "annotations": []}
-    message = {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": [text]}
+def build_response(number: int, *, is_stream: bool) -> tuple[str, bytes]:
+    """Build the content type and the body of an answer of the API of responses, or of its stream of one event."""
+    part = {"type": "output_text", "text": f"Answer {number}.", "annotations": []}
+    message = {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": [part]}
     usage = {"input_tokens": 7, "output_tokens": ANSWER_TOKENS, "total_tokens": 12}
     answer = {"id": f"resp_{number}", "object": "response", "created_at": 1, "model": "known", "status": "completed"}
-    return {**answer, "output": [message], "usage": usage}
+    text = json.dumps({**answer, "output": [message], "usage": usage})
+    if not is_stream:
+        return "application/json", text.encode()
+    event = f'{{"type": "response.completed", "sequence_number": 0, "response": {text}}}'
+    return "text/event-stream", f"event: response.completed\ndata: {event}\n\n".encode()
 
 
 def build_bedrock_answer(*, is_stream: bool) -> tuple[str, bytes]:

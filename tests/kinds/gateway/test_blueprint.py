@@ -183,7 +183,11 @@ def test_routes_that_keep_answers_are_told_apart_and_personal_data_is_searched_f
     ]  # fmt: skip
     assert json.loads(env[gateway_program.CACHED_VARIABLE]) == {"chat": 300.0}
     assert json.loads(env[gateway_program.PERSONAL_DATA_VARIABLE]) == ["iban", "email"]
-    assert config["litellm_settings"]["callbacks"] == ["request_guard.GUARD", "personal_data.GUARD"]
+    assert config["litellm_settings"]["callbacks"] == [
+        "litellm_mends.MENDS",
+        "request_guard.GUARD",
+        "personal_data.GUARD",
+    ]
     assert config["model_list"][0]["model_info"] == {
         "id": "chat/big-a",
         "allowed_fails": 0,
@@ -206,7 +210,11 @@ def test_litellm_is_told_what_makes_vectors_and_each_model_of_it_has_an_index(
     text = SEMANTIC.replace('{url: "http://127.0.0.1:9", model: m}', "{deployment: vectors}")
     deployment = resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n")
     config, env = read_config(deployment), deployment.entries[0].env
-    assert config["litellm_settings"]["callbacks"] == ["request_guard.GUARD", "semantic_cache.CACHE"]
+    assert config["litellm_settings"]["callbacks"] == [
+        "litellm_mends.MENDS",
+        "request_guard.GUARD",
+        "semantic_cache.CACHE",
+    ]
     assert config["model_list"][1] == {
         "model_name": "(embedding)/vectors",
         "litellm_params": {

@@ -292,12 +292,12 @@ def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
 
 
 def read_status(
-    url: str, key: str = "", body: dict[str, Any] | None = None, more_headers: dict[str, str] | None = None
+    url: str, key: str = "", body: dict[str, Any] | bytes | None = None, more_headers: dict[str, str] | None = None
 ) -> int:
     """Return the status of an answer."""
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     headers = {"Content-Type": "application/json", **bearer, **(more_headers or {})}
-    data = None if body is None else json.dumps(body).encode()
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=WAIT_S) as response:
             return int(response.status)
@@ -817,7 +817,14 @@ def test_a_model_in_the_url_is_the_team_s_own_too(gateway: Running, path: str, p
 
 @pytest.mark.parametrize(
     ("is_stream", "more"),
-    [(False, {}), (True, {}), (True, {"stream_options": None}), (True, {"stream_options": {"include_usage": False}})],
+    [
+        (False, {}),
+        (True, {}),
+        (True, {"stream_options": None}),
+        (True, {"stream_options": {"include_usage": False}}),
+        (False, {"user": "\0"}),  # Postgres has no such text
+        (False, {"safety_identifier": "\0"}),
+    ],
 )
 def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_records(
     gateway: Running, is_stream: bool, more: dict[str, Any]
@@ -874,6 +881,7 @@ def test_an_engine_is_told_how_much_to_reason(gateway: Running, path: str, body:
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "verbosity": "low"}),
         ("embeddings", {"input": "hi", "dimensions": 8}),
+        ("completions", {"prompt": "hi", "response_format": {"type": "json_object"}}),
     ],
 )
 def test_an_engine_decides_on_parameters_that_only_some_models_have(
@@ -898,23 +906,51 @@ def test_a_kept_response_is_its_team_s_alone(gateway: Running) -> None:
     assert [read_status(url, key) for key in (own, other)] == [501, 403], "the provider keeps none"
 
 
-def test_a_malformed_request_closes_no_deployment_to_others(gateway: Running) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": 5}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "timeout": "soon"}),
+        ("completions", {"prompt": 5}),
+    ],
+)
+def test_a_malformed_request_closes_no_deployment_to_others(gateway: Running, path: str, body: dict[str, Any]) -> None:
     key = gateway.create_key("outside")
     processes.wait_until(lambda: ask_outside(gateway, key, "hi", "impatient") != "A mock.", "the provider", WAIT_S, 0.5)
-    body = {"model": "impatient", "prompt": "hi", "response_format": {"type": "json_object"}}
-    read_status(f"{gateway.deployment.url}/v1/completions", key, body)
+    read_status(f"{gateway.deployment.url}/v1/{path}", key, {"model": "impatient", **body})
     assert ask_outside(gateway, key, "hi", "impatient") == f"Answer {len(gateway.received)}."
 
 
+@pytest.mark.parametrize("body", [[1], "hi", None])
+def test_a_body_that_is_no_object_gets_400_and_breaks_no_connection_that_another_client_s_request_is_on(
+    gateway: Running, body: object
+) -> None:
+    url, key = f"{gateway.deployment.url}/v1/chat/completions", gateway.create_key("search")
+    own = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+    statuses = [(read_status(url, "", json.dumps(body).encode()), read_status(url, key, own)) for _ in range(5)]
+    assert statuses == [(400, 200)] * 5
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_messages_cost_the_price_of_their_route_though_others_to_the_model_have_none(
-    gateway: Running, is_stream: bool
+@pytest.mark.parametrize(
+    ("path", "request_body"),
+    [
+        ("messages", {"max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}),
+        ("responses", {"input": "hi"}),
+        ("completions", {"prompt": "hi"}),
+    ],
+)
+def test_requests_cost_the_price_of_their_route_whatever_was_asked_before(
+    gateway: Running, path: str, request_body: dict[str, Any], is_stream: bool
 ) -> None:
     created = gateway.run("key", "create", "edge", "--team", "outside")
-    messages = [{"role": "user", "content": "hi"}]
-    body = json.dumps({"model": "outside", "max_tokens": 16, "stream": is_stream, "messages": messages})
+    before = gateway.connect(gateway.create_key("outside")).completions
+    for model in ("outside", "alone"):  # the second is the same model without a price
+        before.create(model=model, prompt="hi")
+    body = json.dumps({"model": "outside", "stream": is_stream, **request_body})
     headers = {"Authorization": f"Bearer {created['key']}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{gateway.deployment.url}/v1/messages", body.encode(), headers)
+    request = urllib.request.Request(f"{gateway.deployment.url}/v1/{path}", body.encode(), headers)
     with urllib.request.urlopen(request, timeout=WAIT_S) as response:
         assert "Answer" in response.read().decode()
     statement = f"""SELECT total_tokens, spend FROM "LiteLLM_SpendLogs" WHERE api_key = '{created["id"]}'"""
@@ -972,6 +1008,39 @@ def test_nobody_works_for_a_client_that_has_hung_up(gateway: Running) -> None:
     assert ask_outside(gateway, key, "hi", "alone") == f"Answer {asked + 2}."
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "fault: stall"}]}),
+        ("completions", {"prompt": "fault: stall"}),
+        ("responses", {"input": "fault: stall"}),
+    ],
+)
+def test_a_stream_that_its_client_leaves_costs_what_it_had_said_and_ends_at_the_deployment(
+    gateway: Running, path: str, prompt: dict[str, Any]
+) -> None:
+    created, address = gateway.run("key", "create", "edge", "--team", "outside"), urlsplit(gateway.deployment.url)
+    wait_for_provider(gateway, gateway.create_key("outside"))
+    gateway.provider.left.clear()
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {created['key']}"}
+    connection.request("POST", f"/v1/{path}", json.dumps({"model": "outside", "stream": True, **prompt}), headers)
+    answer = connection.getresponse()
+    text = b""
+    while text.count(b"half ") < len(HALF.split()):
+        text += answer.read1()
+    connection.close()
+    assert gateway.provider.left.wait(WAIT_S)
+    statement = f"""SELECT prompt_tokens, completion_tokens, spend, status FROM "LiteLLM_SpendLogs"
+      WHERE api_key = '{created["id"]}'"""
+    wait_for_requests(gateway, "outside", 1, where=f"api_key = '{created['id']}'")
+    [record] = database.query(gateway.login, statement)
+    assert record["completion_tokens"] >= len(HALF.split())
+    assert 0 < record["prompt_tokens"] < 20
+    assert record["spend"] == pytest.approx(1e-6 * (record["prompt_tokens"] + record["completion_tokens"]))
+    assert record["status"] == "success"
+
+
 def test_the_database_migrates_while_the_gateway_serves(gateway: Running, tmp_path: Path) -> None:
     client = gateway.connect(gateway.create_key("search"))
     file = tmp_path / "99991231235959_later" / "migration.sql"
@@ -1012,7 +1081,7 @@ def test_personal_data_of_a_team_that_masks_it_reaches_no_deployment_and_no_reco
     texts = list_texts()
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": text.text}]} for text in texts]
     client = gateway.connect(gateway.create_key("private"))
-    secrets: Any = {"metadata": {"owner": "lee@example.com"}}
+    secrets: Any = {"metadata": {"owner": "lee@example.com"}, "user": "lee@example.com"}
     client.chat.completions.create(model="echo", messages=messages, max_tokens=1, **secrets)
     body = gateway.received[-1]
     counts: Counter[tuple[str, str]] = Counter()
@@ -1156,6 +1225,8 @@ def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(ga
     quoted: Any = {"type": secret}
     with pytest.raises(openai.BadRequestError, match=secret):
         ask(client, "small", tool_choice=quoted)
+    with pytest.raises(openai.InternalServerError, match=secret):
+        client.completions.create(model="small", prompt=quoted)
     assert main.run(["gateway", "key", "revoke", "edge", created["key"]]) == 0
 
     def read() -> list[dict[str, Any]]:
@@ -1165,10 +1236,10 @@ def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(ga
     found = {(entry["event"], entry.get("model", ""), entry.get("verdict", "")) for entry in read()}
     assert {("key created", "", ""), ("request", "small", "answered"), ("key revoked", "", "")} <= found
     assert {entry["team"] for entry in read()} == {"search"}
-    tables = ("LiteLLM_SpendLogs", "blueprint_audit")
-    texts = [json.dumps(database.query(gateway.login, f'SELECT * FROM "{table}"')) for table in tables]
-    assert created["id"] in texts[0]
-    assert not [text for text in texts if secret in text or created["key"] in text]
+    kept = read_everything_kept(gateway)
+    assert created["id"] in kept
+    assert secret not in kept
+    assert created["key"] not in kept
 
 
 def test_the_audit_is_exported_to_s3_by_the_hour_once(gateway: Running) -> None:
@@ -1219,7 +1290,7 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
         rows = (f"SELECT 1 AS one FROM {table} WHERE {at} < '{start['now']}'" for table, at in times.items())
         return [len(database.query(gateway.login, row)) for row in rows]
 
-    ask(gateway.connect(gateway.create_key("search")), "small", user="lee")
+    ask(gateway.connect(gateway.create_key("search")), "small")
     others = {
         '"LiteLLM_EndUserTable"': "user_id = 'lee'",
         '"LiteLLM_DailyTeamSpend"': "date = '2020-01-01'",
@@ -1231,10 +1302,12 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
 
     old_day = "VALUES ('old', 'search', '2020-01-01', '', now())"
     insert = f'INSERT INTO "LiteLLM_DailyTeamSpend" (id, team_id, date, api_key, updated_at) {old_day}'
-    database.execute(gateway.login, ["--command", insert])
-    processes.wait_until(lambda: count_others() == [1, 1], "the user", WAIT_S, 0.5)
+    user = """INSERT INTO "LiteLLM_EndUserTable" (user_id, blocked) VALUES ('lee', false)"""
+    database.execute(gateway.login, ["--command", insert, "--command", user])
+    assert count_others() == [1, 1]
     before = count()
     audit.delete_old(gateway.login, 86400 * 36500)
+    assert count_others() == [0, 1], "no user is recorded any more"
     assert all(0 < earlier <= now for earlier, now in zip(before, count(), strict=True)), "nothing is so old"
 
     def delete() -> bool:

@@ -21,7 +21,7 @@ TABLES = """\
 CREATE TABLE "LiteLLM_SpendLogs" (
   request_id text PRIMARY KEY, "startTime" timestamp, "endTime" timestamp, team_id text, "user" text, api_key text,
   model_group text, model_id text, prompt_tokens int, completion_tokens int, spend float8, status text, metadata jsonb,
-  cache_hit text, litellm_call_id text, end_user text);
+  cache_hit text, litellm_call_id text);
 CREATE TABLE "LiteLLM_VerificationToken" (token text);
 CREATE TABLE "LiteLLM_TeamTable" (team_id text);
 CREATE TABLE "LiteLLM_EndUserTable" (user_id text);

@@ -32,7 +32,7 @@ questions, in JSON."""
 LOG_VARIABLE = "JSON_LOGS"
 """LiteLLM's own, in place of text."""
 
-_HOOKS = ("request_guard.py", "personal_data.py", "semantic_cache.py")
+_HOOKS = ("litellm_mends.py", "request_guard.py", "personal_data.py", "semantic_cache.py")
 
 ADMIN, SALT = "admin", "salt"
 """Purposes of keys that come from the database's password."""

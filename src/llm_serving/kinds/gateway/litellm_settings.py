@@ -23,8 +23,9 @@ BEDROCK = "bedrock"
 WRITE_INTERVAL_S = 2
 """How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
 
-GUARD, PERSONAL_DATA_GUARD, SEMANTIC_CACHE = "request_guard.GUARD", "personal_data.GUARD", "semantic_cache.CACHE"
-"""The hooks of request_guard.py, personal_data.py and semantic_cache.py, which lie beside config.yaml."""
+MENDS, GUARD = "litellm_mends.MENDS", "request_guard.GUARD"
+PERSONAL_DATA_GUARD, SEMANTIC_CACHE = "personal_data.GUARD", "semantic_cache.CACHE"
+"""Hooks of litellm_mends.py, request_guard.py, personal_data.py and semantic_cache.py, which lie beside config.yaml."""
 
 EMBEDDING = "(embedding)"
 """In place of a route's name: what turns questions into vectors, which no team can call."""
@@ -78,6 +79,7 @@ def build_config(
             # name, and nothing where the client hangs up (1.106.0, llms/anthropic/pass_through/messages/handler.py).
             "use_chat_completions_url_for_anthropic_messages": True,
             "callbacks": [
+                MENDS,
                 GUARD,
                 *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else []),
                 *([SEMANTIC_CACHE] if list_embeddings(settings) else []),

@@ -9,22 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import HTTPException
-from litellm.caching.caching import Cache
-from litellm.exceptions import ServiceUnavailableError
 from litellm.integrations.custom_logger import CustomLogger
-from litellm.router_utils import cooldown_handlers
 from litellm.types.utils import all_litellm_params
-from openai._base_client import BaseClient
-from prisma._base_client import BasePrisma
-
-# LiteLLM 1.106.0 (proxy/db/prisma_client.py, `_write_engine`) writes a client's engine to a name that prisma 0.15.0 no
-# longer has, and fails with each engine that it starts: after its own start, and after that engine went away.
-BasePrisma._Prisma__engine = BasePrisma._engine
 
 TEAMS_VARIABLE, CACHED_VARIABLE = "GATEWAY_TEAMS", "GATEWAY_CACHED"
 UNVERIFIED_USER = "__db_unavailable_fallback__"
@@ -45,11 +36,26 @@ _OWN_FIELDS = {*all_litellm_params, "priority", "extra_body", "extra_headers", "
 """Of a body, or of a header that LiteLLM writes there: it would read the client's as its own settings, such as
 `fallbacks`, which lead to models of other teams, and `no-log`, by which no budget and no record knows of a request."""
 
+_ENGINE_FIELDS = {
+    "kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port",
+    "bootstrap_room", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "rid", "request_id",
+    "lora_path",
+}  # fmt: skip
+"""What routers tell engines of transfers of KV caches, of ranks and of a request's id, and SGLang's adapters. vLLM
+0.32.0 reads the blocks that `kv_transfer_params` name from the host that they name, and ends where they name none
+(distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py, `update_state_after_alloc`)."""
+
+_ENGINE_ARGUMENTS = "vllm_xargs"
+"""Further fields by which vLLM lets a client set the same."""
+
+_CHAT_FIELDS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_logprobs")
+"""Fields at which LiteLLM's client of completions fails. The engine knows, or ignores them."""
+
 _STREAMED_CALLS = ("acompletion", "atext_completion")
 """LiteLLM's names of calls whose streams have the engine's count of tokens only where the request asks for it."""
 
-_PICTURES = "image_generation"
-"""How LiteLLM's names of calls for pictures end."""
+_PICTURES, _COMPLETIONS = "image_generation", "text_completion"
+"""How LiteLLM's names of calls for pictures and for completions end."""
 
 _PROMPT_FIELDS = ("messages", "prompt", "input", "instructions", "system", "tools", "query", "documents")
 
@@ -62,10 +68,6 @@ IS_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
 LOG_VARIABLE = "JSON_LOGS"
 """LiteLLM's own: its lines are JSON where it is set. Here there is one for each request then."""
 
-GIVEN_UP = ("abort", "error", "cancelled", "timeout")
-"""Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
-(github.com/vllm-project/vllm/issues/57082, read 2026-11-29), the last two of TensorRT-LLM."""
-
 PRIORITIES = {"high": -1, "normal": 0, "low": 1}
 """What engines read: the lowest goes first."""
 
@@ -73,13 +75,6 @@ _CACHE_CONTROLS = ("no-cache", "no-store")
 """What clients may ask of the cache: LiteLLM would also let them choose whose answers they read."""
 
 _NO_CACHE = dict.fromkeys(_CACHE_CONTROLS, True)
-
-
-_OWN_ERRORS = (AttributeError, TypeError)
-"""Of LiteLLM's code, where it takes a request for what it is not."""
-
-_CLIENTS = ("openai", "httpx", "aiohttp")
-"""Modules of errors that a deployment caused."""
 
 
 class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
@@ -119,8 +114,10 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             message = "Pictures have no price, and the team has a budget"
             raise HTTPException(403, {"error": {"message": message, "type": "no_price"}})
         controls = data.get("cache")
-        for field in _OWN_FIELDS - _PROXY_FIELDS:
+        for field in (_OWN_FIELDS | _ENGINE_FIELDS) - _PROXY_FIELDS:
             data.pop(field, None)
+        if isinstance(arguments := data.get(_ENGINE_ARGUMENTS), dict):
+            data[_ENGINE_ARGUMENTS] = {name: arguments[name] for name in arguments.keys() - _ENGINE_FIELDS}
         if data.get("stream") and call_type in _STREAMED_CALLS:
             # Or LiteLLM counts by a tokenizer of its own, and with `stream_options: null` nothing, also for the budget.
             options = data.get("stream_options")
@@ -171,9 +168,11 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._classes else {}
             headers = {ID_HEADER: find_request_id(kwargs), **caller, **traits.get(CLASSES, {}).get(class_, {})}
             kwargs = {**kwargs, "extra_headers": headers}
-        if not traits.get(HAS_PRIORITY):
-            return kwargs
-        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "priority": PRIORITIES[class_]}}
+        more = {"priority": PRIORITIES[class_]} if traits.get(HAS_PRIORITY) else {}
+        if str(call_type).endswith(_COMPLETIONS):
+            more |= {field: kwargs[field] for field in _CHAT_FIELDS if field in kwargs}
+            kwargs = {name: value for name, value in kwargs.items() if name not in _CHAT_FIELDS}
+        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **more}} if more else kwargs
 
     async def async_log_success_event(
         self,
@@ -198,54 +197,6 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
         """List no model to a key that could not be looked up."""
         return [] if user_api_key_dict.user_id == UNVERIFIED_USER else model_names
-
-
-def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
-    """Let the key of a kept answer leave out the headers: they have the id only, another for each request."""
-
-    def get_key_without_id(self: Cache, **request: Any) -> str:
-        return get_key(self, **{name: value for name, value in request.items() if name != "extra_headers"})
-
-    return get_key_without_id
-
-
-Cache.get_cache_key = leave_out_id(Cache.get_cache_key)
-
-
-def spare_deployment(should_cool_down: Callable[..., bool]) -> Callable[..., bool]:
-    """Let an error of LiteLLM's own close no deployment: one malformed request would close a route to all teams."""
-
-    def should_cool_down_by(*arguments: Any, original_exception: BaseException, **options: Any) -> bool:
-        error: BaseException | None = original_exception
-        while error is not None and type(error).__module__.partition(".")[0] not in _CLIENTS:
-            if isinstance(error, _OWN_ERRORS):
-                return False
-            error = error.__cause__ or error.__context__
-        return should_cool_down(*arguments, original_exception=original_exception, **options)
-
-    return should_cool_down_by
-
-
-cooldown_handlers._should_run_cooldown_logic = spare_deployment(cooldown_handlers._should_run_cooldown_logic)
-
-
-def refuse_given_up(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the client of deployments refuse an answer, or an event of a stream, by which an engine gives up.
-
-    LiteLLM calls these reasons `stop`, and keeps what there is of the text as the answer.
-    """
-
-    def read_whole(self: BaseClient[Any, Any], *, data: Any, **options: Any) -> Any:
-        for choice in (data.get("choices") or ()) if isinstance(data, dict) else ():
-            if (reason := choice.get("finish_reason")) in GIVEN_UP:
-                message = f"the engine gave the answer up: finish_reason {reason}"
-                raise ServiceUnavailableError(message=message, llm_provider="openai", model=str(data.get("model")))
-        return read(self, data=data, **options)
-
-    return read_whole
-
-
-BaseClient._process_response_data = refuse_given_up(BaseClient._process_response_data)  # type: ignore[method-assign]
 
 
 def find_request_id(kwargs: Mapping[str, Any]) -> str:

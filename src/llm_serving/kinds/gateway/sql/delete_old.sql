@@ -20,13 +20,9 @@ END $$;
 DELETE FROM "LiteLLM_SpendLogToolIndex" WHERE start_time < now() AT TIME ZONE 'UTC' - {age};
 DELETE FROM "LiteLLM_ToolTable" WHERE coalesce(last_used_at, created_at) < now() AT TIME ZONE 'UTC' - {age};
 DELETE FROM "LiteLLM_DeletedVerificationToken" WHERE deleted_at < now() AT TIME ZONE 'UTC' - {age};
--- A part each minute: after a shorter time to keep, all of it would take longer than anyone waits, and be undone. With a
--- user's last request goes the user that it named.
-WITH old AS (
-  DELETE FROM "LiteLLM_SpendLogs" WHERE request_id IN (
-    SELECT request_id FROM "LiteLLM_SpendLogs" WHERE "startTime" < now() AT TIME ZONE 'UTC' - {age} LIMIT 200000
-  ) RETURNING end_user
-)
-DELETE FROM "LiteLLM_EndUserTable" WHERE user_id IN (SELECT end_user FROM old) AND NOT EXISTS (
-  SELECT FROM "LiteLLM_SpendLogs" WHERE end_user = user_id AND "startTime" >= now() AT TIME ZONE 'UTC' - {age}
+-- Users that requests named, which former versions recorded.
+DELETE FROM "LiteLLM_EndUserTable";
+-- A part each minute: after a shorter time to keep, all of it would take longer than anyone waits, and be undone.
+DELETE FROM "LiteLLM_SpendLogs" WHERE request_id IN (
+  SELECT request_id FROM "LiteLLM_SpendLogs" WHERE "startTime" < now() AT TIME ZONE 'UTC' - {age} LIMIT 200000
 );

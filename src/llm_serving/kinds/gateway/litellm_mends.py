@@ -1,0 +1,243 @@
+"""Mends of LiteLLM 1.106.0: copied beside its config.yaml, which names it as a hook so that LiteLLM imports it.
+
+Each one takes the place of a function of LiteLLM's, or of a package of its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from litellm import utils
+from litellm.caching.caching import Cache
+from litellm.exceptions import ServiceUnavailableError
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy import common_request_processing
+from litellm.proxy._types import ProxyException
+from litellm.proxy.auth import user_api_key_auth
+from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
+from litellm.router_utils import cooldown_handlers
+from openai._base_client import BaseClient
+from prisma._base_client import BasePrisma
+from starlette.middleware.errors import ServerErrorMiddleware
+
+# proxy/db/prisma_client.py, `_write_engine`, writes a client's engine to a name that prisma 0.15.0 no longer has, and
+# fails with each engine that it starts: after its own start, and after that engine went away.
+BasePrisma._Prisma__engine = BasePrisma._engine
+
+GIVEN_UP = ("abort", "error", "cancelled", "timeout")
+"""Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
+(github.com/vllm-project/vllm/issues/57082, read 2026-11-29), the last two of TensorRT-LLM."""
+
+_OWN_ERRORS = (AttributeError, TypeError)
+"""Of LiteLLM's code, where it takes a request for what it is not."""
+
+_CLIENTS = ("openai", "httpx", "aiohttp")
+"""Modules of errors that a deployment caused."""
+
+_OPENAI = {"openai", "text-completion-openai"}
+"""LiteLLM's names of the provider of our deployments; the second one is that of completions."""
+
+_STORES = ("prisma", "redis")
+"""Modules of errors whose messages are of the database and the cache, and not of a request."""
+
+
+def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
+    """Let the key of a kept answer leave out the headers: they have the id only, another for each request."""
+
+    def get_key_without_id(self: Cache, **request: Any) -> str:
+        return get_key(self, **{name: value for name, value in request.items() if name != "extra_headers"})
+
+    return get_key_without_id
+
+
+Cache.get_cache_key = leave_out_id(Cache.get_cache_key)
+
+
+def spare_deployment(should_cool_down: Callable[..., bool]) -> Callable[..., bool]:
+    """Let an error of LiteLLM's own close no deployment: one malformed request would close a route to all teams."""
+
+    def should_cool_down_by(*arguments: Any, original_exception: BaseException, **options: Any) -> bool:
+        error: BaseException | None = original_exception
+        while error is not None and find_package(error) not in _CLIENTS:
+            if isinstance(error, _OWN_ERRORS):
+                return False
+            error = error.__cause__ or error.__context__
+        return should_cool_down(*arguments, original_exception=original_exception, **options)
+
+    return should_cool_down_by
+
+
+cooldown_handlers._should_run_cooldown_logic = spare_deployment(cooldown_handlers._should_run_cooldown_logic)
+
+
+def refuse_given_up(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the client of deployments refuse an answer, or an event of a stream, by which an engine gives up.
+
+    LiteLLM calls these reasons `stop`, and keeps what there is of the text as the answer.
+    """
+
+    def read_whole(self: BaseClient[Any, Any], *, data: Any, **options: Any) -> Any:
+        for choice in (data.get("choices") or ()) if isinstance(data, dict) else ():
+            if (reason := choice.get("finish_reason")) in GIVEN_UP:
+                message = f"the engine gave the answer up: finish_reason {reason}"
+                raise ServiceUnavailableError(message=message, llm_provider="openai", model=str(data.get("model")))
+        return read(self, data=data, **options)
+
+    return read_whole
+
+
+BaseClient._process_response_data = refuse_given_up(BaseClient._process_response_data)  # type: ignore[method-assign]
+
+
+def refuse_other_bodies(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Refuse a body that is JSON and no object with 400: LiteLLM fails at it, before it looks at the key."""
+
+    async def read_object(*arguments: Any, **options: Any) -> Any:
+        body = await read(*arguments, **options)
+        if not isinstance(body, dict):
+            message = "The body is no JSON object"
+            raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
+        return body
+
+    return read_object
+
+
+user_api_key_auth.read_request_body = refuse_other_bodies(user_api_key_auth.read_request_body)
+
+# What clients call their own user: `user`, `safety_identifier`, headers. Where Postgres refuses the text, such as one
+# with a NUL, LiteLLM drops the record, and what all teams spent in those seconds: `_commit_spend_updates_to_db` in
+# proxy/db/db_spend_update_writer.py writes the spending of teams after that of such users.
+user_api_key_auth.get_end_user_id_from_request_body = lambda *_, **__: None
+
+
+def keep_connection(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Let an error that was logged and answered end there.
+
+    Starlette raises it again, and uvicorn then closes the connection behind the answer: the next request that nginx
+    sends on it, another client's, gets 502.
+    """
+
+    async def answer(*arguments: Any) -> None:
+        with contextlib.suppress(Exception):
+            await call(*arguments)
+
+    return answer
+
+
+ServerErrorMiddleware.__call__ = keep_connection(ServerErrorMiddleware.__call__)
+
+
+def keep_chunks(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a stream of completions has said, from which LiteLLM bills one that its client leaves."""
+
+    def convert_and_keep(self: utils.TextCompletionStreamWrapper, chunk: Any) -> Any:
+        vars(self).setdefault("chunks", []).append(chunk)
+        return convert(self, chunk)
+
+    return convert_and_keep
+
+
+utils.TextCompletionStreamWrapper.convert_to_text_completion_object = keep_chunks(
+    utils.TextCompletionStreamWrapper.convert_to_text_completion_object
+)
+
+
+def bill_prompt(bill: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+    """Have the prompt of such a stream billed too."""
+
+    async def bill_with_prompt(request_data: dict[str, Any], response: Any) -> bool:
+        stream = getattr(response, "inner", response)  # HiddenParamsAsyncIteratorWrapper's
+        if isinstance(stream, utils.TextCompletionStreamWrapper):
+            stream.messages = [{"role": "user", "content": str(request_data.get("prompt"))}]
+        return await bill(request_data, stream)
+
+    return bill_with_prompt
+
+
+common_request_processing._bill_partial_streamed_spend_on_disconnect = bill_prompt(
+    common_request_processing._bill_partial_streamed_spend_on_disconnect
+)
+
+
+def take_as_one(match: Callable[..., bool]) -> Callable[..., bool]:
+    """Take the provider of completions for that of other calls.
+
+    A chat or a completion notes its provider in the price of its deployment. After a completion the price was not found
+    for any response, which then cost nothing, also for the budget.
+    """
+
+    def match_either(model_info: dict[str, Any], custom_llm_provider: str | None) -> bool:
+        own = {model_info.get("litellm_provider"), custom_llm_provider}
+        return own == _OPENAI or match(model_info=model_info, custom_llm_provider=custom_llm_provider)
+
+    return match_either
+
+
+utils._check_provider_match = take_as_one(utils._check_provider_match)
+
+
+async def end_response(self: ResponsesAPIStreamingIterator) -> None:
+    """End a stream of a response; of one that its client leaves LiteLLM records what it says of an incomplete one."""
+    if self._yielded_first_chunk and self.completed_response is None and not self._failure_handled:
+        response = {
+            "id": self.logging_obj.litellm_call_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self.model,
+            "status": "incomplete",
+            "output": [],
+        }
+        self._process_chunk(json.dumps({"type": "response.incomplete", "sequence_number": 0, "response": response}))
+    await self.response.aclose()
+
+
+ResponsesAPIStreamingIterator.aclose = end_response
+
+
+def find_package(error: BaseException) -> str:
+    """Return the package that an error's class is of."""
+    return type(error).__module__.partition(".")[0]
+
+
+def describe(error: object) -> object:
+    """Return what a log may say of an error: its message may repeat what a client asked."""
+    if not isinstance(error, BaseException) or isinstance(error, OSError) or find_package(error) in _STORES:
+        return error
+    status = str(getattr(error, "status_code", None) or getattr(error, "code", None))
+    return f"{type(error).__name__} {status}" if status.isdigit() else type(error).__name__
+
+
+def format_traceback(error: BaseException) -> str:
+    """Format the traceback of an error and of what it came from, the first one first."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        parts = [*traceback.format_tb(cause.__traceback__), f"{describe(cause)}\n", *parts]
+        cause = cause.__cause__ or cause.__context__
+    return "".join(parts).rstrip()
+
+
+def leave_out_messages(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+    """Let log records leave out the messages of errors."""
+
+    def make_without(*arguments: Any, **options: Any) -> logging.LogRecord:
+        record = make(*arguments, **options)
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(describe, record.args))
+        if record.exc_info and record.exc_info[1]:
+            record.exc_text = format_traceback(record.exc_info[1])
+        return record
+
+    return make_without
+
+
+logging.setLogRecordFactory(leave_out_messages(logging.getLogRecordFactory()))
+
+MENDS = CustomLogger()
+"""What config.yaml names."""

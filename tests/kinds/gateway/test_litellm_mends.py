@@ -1,0 +1,79 @@
+"""The mends of LiteLLM that need no running one; tests/kinds/gateway/test_gateway.py has the others."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from llm_serving.validation.load import answer
+
+NAMES = (
+    "litellm",
+    "litellm.caching.caching",
+    "litellm.exceptions",
+    "litellm.integrations.custom_logger",
+    "litellm.proxy",
+    "litellm.proxy._types",
+    "litellm.proxy.auth",
+    "litellm.responses.streaming_iterator",
+    "litellm.router_utils",
+    "openai._base_client",
+    "prisma._base_client",
+    "starlette.middleware.errors",
+)
+MODULE = "llm_serving.kinds.gateway.litellm_mends"
+
+
+@pytest.fixture
+def mends() -> Iterator[Any]:
+    """The module, without LiteLLM, which has an environment of its own."""
+    factory = logging.getLogRecordFactory()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NAMES:
+            package = name.partition(".")[0]
+            patch.setitem(sys.modules, package, sys.modules.get(package) or ModuleType(package))
+            patch.setitem(sys.modules, name, MagicMock())
+        cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
+        patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache)
+        patch.delitem(sys.modules, MODULE, raising=False)
+        yield importlib.import_module(MODULE)
+        sys.modules.pop(MODULE)
+    logging.setLogRecordFactory(factory)
+
+
+def test_an_engine_gives_up_by_the_same_reasons_as_in_load_tests_and_batches(mends: Any) -> None:
+    assert set(mends.GIVEN_UP) == answer.GIVEN_UP
+
+
+def test_requests_that_differ_in_their_id_alone_have_one_kept_answer(mends: Any) -> None:
+    cache = mends.Cache()
+    keys = {cache.get_cache_key(model="m", extra_headers={"X-Request-Id": request_id}) for request_id in "ab"}
+    assert keys == {cache.get_cache_key(model="m")}
+    assert cache.get_cache_key(model="n") not in keys
+
+
+def test_a_log_has_where_an_error_came_from_and_no_message_which_may_repeat_a_prompt(
+    mends: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert mends
+    try:
+        try:
+            int("candles")
+        except ValueError as error:
+            raise RuntimeError("candles") from error
+    except RuntimeError as error:
+        logging.getLogger("LiteLLM").exception("%s failed: %s", "a call", error)
+        logging.getLogger("LiteLLM").error("%s", ConnectionRefusedError("no Postgres at 10.0.0.7"))
+    text = caplog.text
+    assert "a call failed: RuntimeError" in text
+    assert text.index("ValueError\n") < text.index(__file__, text.index("ValueError\n")) < text.rindex("RuntimeError")
+    assert "no Postgres at 10.0.0.7" in text
+    assert "candles" not in text.replace('"candles"', "")  # as the source has it
