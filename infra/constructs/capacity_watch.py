@@ -51,4 +51,11 @@ def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
 def _add_block_rule(stack: FleetStack, blocks: list[str]) -> None:
     pattern = {"source": ["aws.ec2"], "detail-type": _BLOCK_ENDS, "detail": {"capacity-reservation-id": blocks}}
     description = "A Capacity Block ends in 40 minutes, and its instances from 10 minutes on"
-    add_topic_rule(stack, "capacity-block-ends", description, pattern)
+    add_topic_rule(
+        stack,
+        "capacity-block-ends",
+        description,
+        pattern,
+        detail="<block>, seen at <time>. To do: move what runs there to another pool, or buy the next one",
+        fields={"block": "$.detail.capacity-reservation-id", "time": "$.time"},
+    )

@@ -17,6 +17,7 @@ from infra.constructs import (
 from infra.constructs import network_test as network_tests
 from infra.constructs.alarm import build_cluster_dimensions
 from infra.constructs.efa_group import add_efa_group
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.topic_rule import add_topic_rule
 from infra.stacks import base
 from llm_serving.fleet import groups, network_test
@@ -27,8 +28,14 @@ from llm_serving.settings.document import Document
 NAME = "ecs"
 NEEDS = ("network",)
 
-_NO_ANSWER = "Task failed container health checks"
-"""Source: ECS developer guide, "View Amazon ECS stopped task errors", 2026-11."""
+_ENDS = [
+    {"stoppedReason": [{"prefix": "Task failed container health checks"}]},
+    {"stopCode": ["EssentialContainerExited"]},
+]
+"""How tasks of services end that nobody ends: not in a rollout, not for fewer replicas, not with their instance.
+
+Source: ECS developer guide, "View Amazon ECS stopped task errors" and "Amazon ECS task state change events", 2026-11.
+"""
 
 
 def is_enabled(fleet: Fleet) -> bool:
@@ -71,14 +78,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     if gpu_repair.is_needed(machine_groups):
         gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=cluster.key)
         watched.append("waiting-repairs")
-    detail = {
-        "clusterArn": [cluster.resource.arn],
-        "lastStatus": ["STOPPED"],
-        "stoppedReason": [{"prefix": _NO_ANSWER}],
-    }
-    pattern = {"source": ["aws.ecs"], "detail-type": ["ECS Task State Change"], "detail": detail}
-    description = "A task was ended: it took longer to start than it may, or hung"
-    add_topic_rule(stack, "task-without-answer", description, pattern)
+    _add_task_rule(stack, cluster.resource.arn)
     if watched and fleet.add_ons.observability:
         curves = {"cluster": build_cluster_dimensions(fleet)}
         graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]
@@ -94,6 +94,24 @@ def add(app: App, document: Document[Fleet]) -> None:
     )
     strategies = {pool: _build_strategies(fleet, pool_groups) for pool, pool_groups in pools.items()}
     base.add_output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
+
+
+def _add_task_rule(stack: FleetStack, cluster_arn: str) -> None:
+    """Let the topic hear of each task that ended by itself: ECS starts another, again and again where it crashes."""
+    detail = {
+        "clusterArn": [cluster_arn],
+        "lastStatus": ["STOPPED"],
+        "group": [{"prefix": "service:"}],
+        "$or": _ENDS,
+    }
+    add_topic_rule(
+        stack,
+        "task-ended",
+        "A task ended by itself, and ECS starts another",
+        {"source": ["aws.ecs"], "detail-type": ["ECS Task State Change"], "detail": detail},
+        detail="<service>, <reason>. To do: read the last lines of its log, and look whether it happens again; <task>",
+        fields={"service": "$.detail.group", "reason": "$.detail.stoppedReason", "task": "$.detail.taskArn"},
+    )
 
 
 def _build_strategies(fleet: Fleet, pool_groups: list[Group]) -> list[list[dict[str, object]]]:

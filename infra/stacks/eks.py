@@ -121,7 +121,14 @@ def _add_certificate_rule(stack: FleetStack) -> None:
         "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", CERTIFICATE_DAYS]}]},
     }
     description = f"A certificate of the account ends within {CERTIFICATE_DAYS} days"
-    add_topic_rule(stack, "certificate-ends", description, pattern)
+    add_topic_rule(
+        stack,
+        "certificate-ends",
+        description,
+        pattern,
+        detail=f"<name>, in <days> days. To do: {signals.load()['certificate-days'].action}; <arn>",
+        fields={"name": "$.detail.CommonName", "days": "$.detail.DaysToExpiry", "arn": "$.resources[0]"},
+    )
 
 
 def _add_outputs(stack: FleetStack, cluster: aws.eks_cluster.EksCluster, group_names: list[str]) -> None:

@@ -7,11 +7,13 @@ import copy
 import hashlib
 import json
 import math
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 
 from infra.functions import ecs_fallback
@@ -382,18 +384,30 @@ def test_with_observability_a_dashboard_draws_what_the_functions_send(
     assert [name for _, _, name, _ in drawn] == names
 
 
-def test_the_topic_hears_of_a_task_that_took_longer_to_start_than_it_may(stacks: Stacks) -> None:
+def test_the_topic_hears_in_a_sentence_of_each_task_of_a_service_that_ended_by_itself(stacks: Stacks) -> None:
     stack = stacks["ecs", "ecs"]
-    rule = filter_by_type(stack, "aws_cloudwatch_event_rule")["task-without-answer"]
+    rule = filter_by_type(stack, "aws_cloudwatch_event_rule")["task-ended"]
     assert json.loads(rule["event_pattern"]) == {
         "source": ["aws.ecs"],
         "detail-type": ["ECS Task State Change"],
         "detail": {
             "clusterArn": ["${aws_ecs_cluster.cluster.arn}"],
             "lastStatus": ["STOPPED"],
-            "stoppedReason": [{"prefix": "Task failed container health checks"}],
+            "group": [{"prefix": "service:"}],
+            "$or": [
+                {"stoppedReason": [{"prefix": "Task failed container health checks"}]},
+                {"stopCode": ["EssentialContainerExited"]},
+            ],
         },
     }
-    target = filter_by_type(stack, "aws_cloudwatch_event_target")["task-without-answer-target"]
+    ecs = botocore.session.get_session().get_service_model("ecs")
+    assert "EssentialContainerExited" in ecs.shape_for("TaskStopCode").enum
+    target = filter_by_type(stack, "aws_cloudwatch_event_target")["task-ended-target"]
     assert target["arn"] == "arn:aws:sns:us-west-2:123456789012:on-call"
-    assert "task-without-answer" not in filter_by_type(stacks["instances", "ecs"], "aws_cloudwatch_event_rule")
+    transformer = target["input_transformer"]
+    text = json.loads(transformer["input_template"])
+    assert text.startswith("demo: A task ended by itself, and ECS starts another: <service>, <reason>.")
+    assert set(re.findall(r"<(\w+)>", text)) == set(transformer["input_paths"])
+    members = ecs.shape_for("Task").members
+    assert {path.removeprefix("$.detail.") for path in transformer["input_paths"].values()} <= members.keys()
+    assert "task-ended" not in filter_by_type(stacks["instances", "ecs"], "aws_cloudwatch_event_rule")
