@@ -219,11 +219,14 @@ def _build_metric(service: Service, stream: MetricStream) -> Any:
 def _add_wake_up(scaling: _Scaling) -> None:
     """Scale from zero to one on a request that found no replica.
 
-    The router refuses it where it knows no engine at all, and passes it on where another model's is there. If several
-    replicas are gone at once, this leaves one of them, and tracking brings the others back.
+    The router refuses it where it knows no engine at all, and passes it on where another model's is there. One is
+    added, in place of setting the count: replicas whose metrics nobody can read, as of engines at their limit, stay. No
+    second one is added while the first takes its minutes to come. Source: Application Auto Scaling API reference,
+    StepScalingPolicyConfiguration, Cooldown, 2026-11.
     """
     router, service, stream = scaling.router, scaling.service, scaling.stream
-    policy = _add_step_policy(scaling, "wake", count=1, metric_interval_lower_bound="0")
+    start_s = math.ceil(INSTANCE_START_S + service.answers_after_s)
+    policy = _add_step_policy(scaling, "wake", "ChangeInCapacity", 1, start_s, metric_interval_lower_bound="0")
     requests = [build_task_metric("requests", stream, router, "requests", "Sum")], "requests"
     for metric_name, (queries, total) in (("errors", build_errors(stream, router)), ("requests", requests)):
         wake_alarm = alarm.add_alarm(
@@ -247,7 +250,7 @@ def _add_sleep(scaling: _Scaling) -> None:
     """Scale to zero after a period without requests, in which a replica and the router ran."""
     router, service, stream = scaling.router, scaling.service, scaling.stream
     assert service.replicas.scale
-    policy = _add_step_policy(scaling, "sleep", count=0, metric_interval_upper_bound="0")
+    policy = _add_step_policy(scaling, "sleep", "ExactCapacity", 0, alarm.PERIOD_S, metric_interval_upper_bound="0")
     errors, error_count = build_errors(stream, router)
     requests = f"FILL(requests, 0) + {error_count} + FILL(running, 0)"
     sleep_alarm = alarm.add_alarm(
@@ -322,11 +325,10 @@ def add_unmeasured_alarm(
     )
 
 
-def _add_step_policy(scaling: _Scaling, part: str, *, count: int, **bounds: str) -> str:
-    """Add a policy that sets the count, and returns what an alarm names it by.
-
-    A count that is set is the same however often it is asked for, while the first replica takes its minutes to come.
-    """
+def _add_step_policy(
+    scaling: _Scaling, part: str, adjustment_type: str, change: int, cooldown_s: int, **bounds: str
+) -> str:
+    """Add a policy that changes the count by one step, and return what an alarm names it by."""
     p = aws.appautoscaling_policy
     configuration = p.AppautoscalingPolicyStepScalingPolicyConfiguration
     adjustment = p.AppautoscalingPolicyStepScalingPolicyConfigurationStepAdjustment
@@ -337,10 +339,10 @@ def _add_step_policy(scaling: _Scaling, part: str, *, count: int, **bounds: str)
         policy_type="StepScaling",
         **scaling.target_settings,
         step_scaling_policy_configuration=configuration(
-            adjustment_type="ExactCapacity",
+            adjustment_type=adjustment_type,
             metric_aggregation_type="Maximum",
-            cooldown=alarm.PERIOD_S,
-            step_adjustment=[adjustment(scaling_adjustment=count, **bounds)],
+            cooldown=cooldown_s,
+            step_adjustment=[adjustment(scaling_adjustment=change, **bounds)],
         ),
     )
     # A splat: a rehearsal leaves the policy out.

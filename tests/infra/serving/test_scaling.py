@@ -87,6 +87,9 @@ class ScalingSimulation:
     history: list[int] = field(default_factory=list)
     answered_per_minute: list[int] = field(default_factory=list)
     coming: list[int] = field(default_factory=list)
+    added_at: int = -1000
+    """When the alarm on requests that found no replica last added one; it adds none within its cooldown."""
+
     seen_metrics: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -98,25 +101,30 @@ class ScalingSimulation:
         self.watches = {name: MetricWatch.from_queries(alarm["metric_query"]) for name, alarm in self.alarms.items()}
         self.max_count = self.stack["resource"]["aws_appautoscaling_target"]["worker-scaling"]["max_capacity"]
 
-    def run_minute(self, arrivals: int, *, collected: bool = True) -> None:
-        """One minute: requests are answered or refused, measured, and acted upon."""
+    def run_minute(self, arrivals: int, *, collected: bool = True, readable: bool = True) -> None:
+        """One minute: requests are answered or refused, measured, and acted upon.
+
+        Args:
+            collected: the router's collector runs.
+            readable: the replicas' collectors can read their metrics.
+        """
         self.coming = [minutes_left - 1 for minutes_left in self.coming]
         self.ready += sum(minutes_left <= 0 for minutes_left in self.coming)
         self.coming = [minutes_left for minutes_left in self.coming if minutes_left > 0]
         request_count = arrivals + (self.refused if self.retries else 0)
         self.refused = 0 if self.ready else request_count
         self.answered_per_minute.append(request_count if self.ready else 0)
-        metrics = self._measure(request_count, collected)
+        metrics = self._measure(request_count, collected, readable)
         self.track.observe(metrics)
         for watch in self.watches.values():
             watch.observe(metrics)
         self._apply_alarms()
         self.history.append(self.count)
 
-    def _measure(self, request_count: int, collected: bool) -> dict[tuple[str, str], float]:
+    def _measure(self, request_count: int, collected: bool, readable: bool) -> dict[tuple[str, str], float]:
         names = {"requests": "vllm_router_requests_total", "errors": "vllm_router_request_errors_total"}
         metrics: dict[tuple[str, str], float] = {}
-        if self.ready:
+        if self.ready and readable:
             metrics["worker", "vllm:num_requests_waiting"] = (
                 max(0, request_count - REQUESTS_PER_REPLICA * self.ready) / self.ready
             )
@@ -150,8 +158,12 @@ class ScalingSimulation:
             if self.watches[name].holds_for(alarm["evaluation_periods"], predicate):
                 policy = alarm["alarm_actions"].removeprefix("${aws_appautoscaling_policy.").partition("[*]")[0]
                 step = self.stack["resource"]["aws_appautoscaling_policy"][policy]["step_scaling_policy_configuration"]
-                assert step["adjustment_type"] == "ExactCapacity"
-                self._set_count(step["step_adjustment"][0]["scaling_adjustment"])
+                change = step["step_adjustment"][0]["scaling_adjustment"]
+                if step["adjustment_type"] == "ExactCapacity":
+                    self._set_count(change)
+                elif (len(self.history) - self.added_at) * 60 >= step["cooldown"]:
+                    self.added_at = len(self.history)
+                    self._set_count(self.count + change)
 
     def _set_count(self, count: int) -> None:
         count = min(self.max_count, count)
@@ -213,6 +225,15 @@ def test_an_unmeasured_metric_does_not_scale_in(simulation: ScalingSimulation) -
     for _ in range(60):
         simulation.run_minute(1, collected=False)
     assert (simulation.count, simulation.ready) == (1, 1), "the router's collector is gone, its requests are not"
+
+
+def test_replicas_whose_metrics_nobody_can_read_are_not_taken_for_none(simulation: ScalingSimulation) -> None:
+    for _ in range(80):
+        simulation.run_minute(40)
+    assert simulation.ready == 2
+    for _ in range(10):
+        simulation.run_minute(40, readable=False)
+    assert simulation.ready >= 2, "engines at their limit may not answer what reads them"
 
 
 def test_without_its_floor_tracking_ends_a_replica_in_use(simulation: ScalingSimulation) -> None:
