@@ -300,8 +300,6 @@ class RefusedArguments(Row):
 
     names: tuple[str, ...]
     reason: str
-    secret: bool = False
-    """Whether their values are, so that no message repeats one."""
 
 
 class RefusedBeside(Row):

@@ -67,6 +67,7 @@ REFUSALS = {
     "whoever reaches an engine calls any of its methods. Fix: remove enable_sleep_mode.",
     "api_key: abc": 'api_key: "(hidden)": it is a secret, and it would be readable in this file and wherever the command '
     "line is. Fix: remove api_key.",
+    "api-key: abc": 'api-key: "(hidden)": vLLM 0.32.0 has no such option. Fix: write api_key, or remove api-key.',
 }
 
 

@@ -53,8 +53,7 @@ def _check_arguments(settings: Blueprint, key_path: KeyPath, arguments: Mapping[
         engine = engines.load_engines()[name]
         refusal = _find_refusal(settings, engine, recorded, option, value)
         if refusal:
-            is_secret = any(row.secret and option in row.names for row in engine.refused_arguments)
-            shown = HIDDEN if is_secret else _format_value(value)
+            shown = HIDDEN if _SECRET.search(option.replace("-", "_")) else _format_value(value)
             yield Conflict((*key_path, option), *refusal, shown)
 
 
