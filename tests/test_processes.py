@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -105,3 +107,20 @@ def test_sigterm_is_an_interruption_inside_the_block_only() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_file_that_the_disk_has_no_room_for_stays_as_it_was(tmp_path: Path) -> None:
+    file, link = tmp_path / "fleet.yaml", tmp_path / "link"
+    file.write_text("name: demo\n")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            processes.write_whole(link, "x" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (file.read_text(), sorted(tmp_path.iterdir())) == ("name: demo\n", [file, link])
+    processes.write_whole(link, "name: other\n")
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode), link.is_symlink()) == ("name: other\n", 0o640, True)

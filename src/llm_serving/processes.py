@@ -12,6 +12,7 @@ import random
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -174,10 +175,19 @@ def lock_file(file: Path, busy_message: str | None = None) -> Iterator[None]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file of which no other process ever reads a part."""
+    """Write a file of which no other process ever reads a part, and which a full disk leaves as it was."""
+    file = file.resolve()  # a link stays one
     draft = file.with_name(f".{file.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
+    try:
+        draft.touch(mode=0o666 if mode is None else 0o600)
+        draft.write_text(text, encoding="utf-8")
+        if mode is not None:
+            draft.chmod(mode)
+        draft.replace(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

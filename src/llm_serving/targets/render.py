@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic_core import to_jsonable_python
 
-from llm_serving import paths
+from llm_serving import paths, processes
 from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import InputError, Mistake, escape_unprintable
 
@@ -207,9 +207,9 @@ def render(
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.touch(mode=0o600)  # variables and commands may hold what other users of this machine should not read
-        path.write_text(text, encoding="utf-8")
+        processes.write_whole(path, text)
     digests = {path.name: _compute_digest(text) for path, text in texts.items()}
-    (out / MANIFEST).write_text(json.dumps(digests) + "\n", encoding="utf-8")
+    processes.write_whole(out / MANIFEST, json.dumps(digests) + "\n")
     return file
 
 

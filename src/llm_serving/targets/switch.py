@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_serving import processes
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings import overrides, yaml_source
@@ -36,10 +36,7 @@ class Switch:
     """What changes of the rendered file, as a unified diff."""
 
     def write(self) -> None:
-        part = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        part.write_bytes(self.text.encode("utf-8"))
-        shutil.copymode(self.file, part)
-        part.replace(self.file)
+        processes.write_whole(self.file, self.text)
 
 
 def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str]) -> Switch:

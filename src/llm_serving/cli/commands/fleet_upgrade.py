@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.fleet import model, upgrade
 from llm_serving.fleet.upgrade import Installed, Step
 from llm_serving.operations import context, installed
@@ -44,7 +44,7 @@ def show_upgrade(
         key_path, value = steps[0].edit
         text = fleet.read_bytes().decode("utf-8")
         changed = overrides.apply(text, {".".join(key_path): value}, after="orchestrator")
-        fleet.write_bytes(changed.encode("utf-8"))
+        processes.write_whole(fleet, changed)
 
 
 def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:
