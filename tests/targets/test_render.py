@@ -92,7 +92,12 @@ def test_only_the_user_can_open_supervisords_socket(tmp_path: Path) -> None:
         ("a\n\n{% for x in deployment.all_services %}\n", 3, "Unexpected end of template"),
         ("{{ deployment.name | nofilter }}\n", 1, "No filter named 'nofilter'"),
         ("a\n{{ 1 / 0 }}\n", 2, "division by zero"),
-        ('a\n{% include "b.j2" %}\n', 2, "there is no template b.j2"),
+        (
+            'a\n{% include "b.j2" %}\n',
+            2,
+            "there is no template b.j2. Fix: name a file of the blueprint's folder, or of blueprints/.",
+        ),
+        ('a\n{% include "latin.j2" %}\n', 2, "what it includes is not text in UTF-8. Fix: save the file as UTF-8."),
         ('a\nb\n{{ "x ;y" | ini_value }}\n', 3, "'x ;y' is not possible in supervisord's configuration"),
     ],
 )
@@ -100,11 +105,36 @@ def test_an_invalid_template_is_reported_with_file_and_line(
     tmp_path: Path, template: str, line: int, reason: str
 ) -> None:
     folder = _copy_with_template(tmp_path, template)
+    (folder / "latin.j2").write_bytes("é".encode("latin-1"))
     with pytest.raises(InputError) as error:
         render.render(_resolve_deployment(tmp_path), folder, tmp_path / "out")
     assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
     assert reason in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("", "hello\n", ':1:1: "hello": supervisord cannot read this line.'),
+        ("startretries = ", "startretries ", ':32:1: "startretries 0": supervisord cannot read this line.'),
+        (
+            "[program:{{",
+            "[program:my-{{",
+            ": the rendered file lacks [program:aws], [program:worker-0], [program:worker-1], [program:router].",
+        ),
+        ("[supervisord]", "[supervisor]", ": the rendered file lacks [supervisord]."),
+    ],
+)
+def test_a_template_that_supervisord_cannot_run_is_refused_before_it_starts(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    deployment, shipped = _resolve_deployment(tmp_path), render.inline_includes((PATTERN / "local.conf.j2").read_text())
+    template = _copy_with_template(tmp_path, shipped.replace(old, new, 1)) / "local.conf.j2"
+    text = render.render_text(deployment, template)
+    with pytest.raises(InputError) as error:
+        render.check(registry.load_target("local"), deployment, text, [template])
+    assert str(error.value).splitlines()[0].startswith(f"{template}{message} Fix: write ")
 
 
 OLD_TEMPLATES = Path(__file__).with_name("old_templates")

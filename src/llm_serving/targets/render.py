@@ -158,7 +158,7 @@ def _find_writer(rendered: str, templates: Sequence[Path]) -> tuple[Path, int]:
     """Return the template and line that wrote a line: of those that may have, the one with the most literal text."""
     best = (0, templates[0], 0)
     for path in templates:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
             literals = _JINJA.split(line)
             weight = sum(len(literal.strip()) for literal in literals)
             if weight > best[0] and re.fullmatch(".*".join(map(re.escape, literals)), rendered):
@@ -252,8 +252,13 @@ def _describe_failure(error: Exception, source: Path) -> Failure:
     missing = _MISSING.search(str(error)) if isinstance(error, jinja2.UndefinedError) else None
     if missing and missing[1] in RENAMED:
         return Failure(str(path), line, f"there is no field {missing[1]} any more", RENAMED[missing[1]])
-    reason = f"there is no template {error.name}" if isinstance(error, jinja2.TemplateNotFound) else str(error)
-    return Failure(str(path), line, reason)
+    if isinstance(error, jinja2.TemplateNotFound):
+        fix = "name a file of the blueprint's folder, or of blueprints/"
+        return Failure(str(path), line, f"there is no template {error.name}", fix)
+    if isinstance(error, UnicodeDecodeError):
+        subject = "what it includes" if line else "it"
+        return Failure(str(path), line, f"{subject} is not text in UTF-8", "save the file as UTF-8")
+    return Failure(str(path), line, str(error))
 
 
 def _build_error(path: Path, line: int, reason: str, fix: str = "") -> InputError:

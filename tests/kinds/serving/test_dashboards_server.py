@@ -46,7 +46,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> ServingDeployment:
     folder = tmp_path_factory.mktemp("local")
     for name, text in (("blueprint.yaml", BLUEPRINT), ("fleet.yaml", FLEET)):
         (folder / name).write_text(text)
-    (folder / "local.conf.j2").write_text("")
+    (folder / "local.conf.j2").write_text('{% include "templates/local.conf.j2" %}\n')
     resolved = planning.plan_offline(folder, folder / "fleet.yaml", "local").deployment
     assert isinstance(resolved, ServingDeployment)
     return resolved

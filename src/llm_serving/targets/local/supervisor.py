@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import http.client
 import re
@@ -18,7 +19,8 @@ from typing import Any
 import psutil
 
 from llm_serving import console, processes
-from llm_serving.settings.errors import Unavailable
+from llm_serving.services.deployment import Deployment
+from llm_serving.settings.errors import Mistake, Unavailable, quote_value
 from llm_serving.targets.deployment_dir import SUPERVISOR_SOCKET, DeploymentDir
 
 _RPC_TIMEOUT_S = 60.0
@@ -43,6 +45,31 @@ _STOP_TIMEOUT_S = 90.0
 
 FAILED_STATES = ("BACKOFF", "EXITED", "FATAL", "UNKNOWN")
 """supervisord's states of a process that ended by itself."""
+
+
+_OWN_SECTIONS = ("unix_http_server", "supervisord", "rpcinterface:supervisor")
+"""Sections without which supervisord does not start, or cannot be reached."""
+
+
+def find_mistakes(deployment: Deployment, text: str) -> Iterator[Mistake]:
+    """Yield the lines of a rendered configuration that supervisord cannot read, or the sections that it lacks."""
+    from supervisor.options import UnhosedConfigParser  # starts slowly
+
+    parser, file = UnhosedConfigParser(), Path("local.conf")
+    try:
+        parser.read_string(text)
+    except configparser.ParsingError as error:
+        # One that ends the reading has `lineno`, others are gathered in `errors`.
+        numbers = [error.lineno] if hasattr(error, "lineno") else [line for line, _ in error.errors]
+        for number in numbers:
+            line = quote_value(text.splitlines()[number - 1])
+            fix = "write NAME = VALUE below a [SECTION], or start it with ;"
+            yield Mistake(file, number, 1, "", line, "supervisord cannot read this line", fix)
+        return
+    needed = (*_OWN_SECTIONS, *(f"program:{service.name}" for service in deployment.all_services))
+    if missing := [f"[{section}]" for section in needed if not parser.has_section(section)]:
+        reason = f"the rendered file lacks {', '.join(missing)}"
+        yield Mistake(file, 0, 0, "", "", reason, "write these sections as the pattern's template does")
 
 
 @dataclass(frozen=True)
@@ -244,8 +271,9 @@ def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> 
 
     def is_up() -> bool:
         if child.poll() is not None:
-            output_lines = _get_output(directory).read_text(errors="replace").strip().splitlines()
-            reason = output_lines[-1] if output_lines else f"exit code {child.returncode}"
+            # Below what is wrong it says how to get help.
+            output = _get_output(directory).read_text(errors="replace").partition("\nFor help")[0]
+            reason = " ".join(output.split()) or f"exit code {child.returncode}"
             raise Unavailable(f"supervisord: start failed for {directory.name}: {reason}")
         return supervisor.pid is not None
 

@@ -36,6 +36,7 @@ class LocalTarget(Target):
     conventions = CONVENTIONS
     needs_aws = False
     diff = staticmethod(deploy.diff)
+    find_mistakes = staticmethod(supervisor.find_mistakes)
 
     def resolve_environment(
         self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
