@@ -24,7 +24,8 @@ def run(main: Callable[[], int | None]) -> int:
     """Run a program's `main`, print its error if there is one, and return the exit code."""
     try:
         code = main()
-        sys.stdout.flush()
+        if sys.stdout:  # None where whoever started this program closed it
+            sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt:
         return print_error("interrupted", INTERRUPTED)

@@ -155,6 +155,9 @@ def test_a_closed_pipe_ends_the_program_without_a_message() -> None:
     with os.fdopen(writer, "wb") as closed_pipe:
         result = subprocess.run([BLUEPRINT, "schema", "fleet"], stdout=closed_pipe, stderr=subprocess.PIPE, timeout=240)
     assert (result.returncode, result.stderr) == (program.PIPE_CLOSED, b"")
+    without_output = ["sh", "-c", '"$0" schema fleet >&-', BLUEPRINT]
+    result = subprocess.run(without_output, stderr=subprocess.PIPE, timeout=240, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_a_full_disk_exits_3_with_one_line() -> None:

@@ -108,9 +108,9 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (
             "name: demo\n",
             [
-                "fleet.yaml:1:1: region: required field is missing. Fix: region: us-west-2.",
-                "fleet.yaml:1:1: zones: required field is missing. Fix: zones: [us-west-2a].",
-                "fleet.yaml:1:1: pools: required field is missing. Fix: pools: {general: ...}.",
+                "fleet.yaml:1:1: region: required field is missing. Fix: set region: us-west-2.",
+                "fleet.yaml:1:1: zones: required field is missing. Fix: set zones: [us-west-2a].",
+                "fleet.yaml:1:1: pools: required field is missing. Fix: set pools: {general: ...}.",
             ],
         ),
         (VALID + "orchestrater: ecs\n", ["fleet.yaml:8:1: orchestrater: unknown key. Fix: write orchestrator:."]),
@@ -121,7 +121,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (VALID + "name: again\n", ["fleet.yaml:8:1: name: duplicate key, first on line 1. Fix: remove one."]),
         (
             add_pool("size: 1"),
-            ["fleet.yaml:8:3: pools.other.types: required field is missing. Fix: types: [g6e.2xlarge]."],
+            ["fleet.yaml:8:3: pools.other.types: required field is missing. Fix: set types: [g6e.2xlarge]."],
         ),
         (VALID.partition("pools")[0] + "pools: {}\n", ['fleet.yaml:4:8: pools: {}: it is empty. Fix: name at least one.']),
         (VALID + "network:\n", ["fleet.yaml:8:9: network: the key has no value. Fix: write a value, or leave it out."]),
@@ -161,7 +161,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (
             VALID + "network:\n  vpc: vpc-1\n  nat: true\n",
             [
-                "fleet.yaml:8:1: network.private_subnets: required field is missing. Fix: private_subnets: [subnet-0123456789abcdef0].",
+                "fleet.yaml:8:1: network.private_subnets: required field is missing. Fix: set private_subnets: [subnet-0123456789abcdef0].",
                 "fleet.yaml:9:8: network.vpc: \"vpc-1\": it is not a VPC's id: vpc- and 8 or 17 of 0-9a-f. Fix: use a VPC's id such as vpc-0123456789abcdef0.",
                 "fleet.yaml:10:3: network.nat: unknown key. Fix: use one of private_subnets.",
             ],

@@ -226,7 +226,7 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         (
             "network: {vpc: vpc-01234567}\n",
             "fleet.yaml:4:1: network.private_subnets: required field is missing. "
-            "Fix: private_subnets: [subnet-0123456789abcdef0].",
+            "Fix: set private_subnets: [subnet-0123456789abcdef0].",
         ),
     ],
 )

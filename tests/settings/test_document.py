@@ -108,7 +108,7 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
     [
         ("- a\n", ['o.yaml:1:1: [a]: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
         ("text\n", ['o.yaml:1:1: "text": the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
-        ("name: avalon\n", ["o.yaml:1:1: fruits: required field is missing. Fix: fruits: [plum]."]),
+        ("name: avalon\n", ["o.yaml:1:1: fruits: required field is missing. Fix: set fruits: [plum]."]),
         (VALID + "wieght: 2\n", ["o.yaml:3:1: wieght: unknown key. Fix: write weight:."]),
         (
             VALID + "zzz: 2\n",
@@ -131,6 +131,7 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
         ("name: avalon\nfruits: B\n", ['o.yaml:2:9: fruits: "B": it is not a word: a-z. Fix: use a word such as plum.']),
         (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: \"ancient\": not one of the choices. Fix: use one of 'old' or 'new'."]),
         (VALID + "kind: olds\n", ["o.yaml:3:7: kind: \"olds\": not one of the choices. Fix: use old; the choices are 'old' or 'new'."]),
+        (VALID + "kind: NEW\n", ["o.yaml:3:7: kind: \"NEW\": not one of the choices. Fix: use new; the choices are 'old' or 'new'."]),
         (VALID + "weight: heavy\n", ['o.yaml:3:9: weight: "heavy": it is a text. Fix: use a number.']),
         (VALID + "weight: 0\n", ['o.yaml:3:9: weight: 0: it is too small. Fix: use a number above 0.']),
         (VALID + "open: yes\n", ['o.yaml:3:7: open: "yes": it is neither true nor false. Fix: use true or false (on and off mean the same).']),
@@ -142,6 +143,10 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
         (VALID + "main-crate: {least: 0}\n", ['o.yaml:3:21: main-crate.least: 0: it is too small. Fix: use 1 or more.']),
         (VALID + "main-crate: {most: 10}\n", ['o.yaml:3:20: main-crate.most: 10: it is too large. Fix: use 9 or less.']),
         (VALID + "main-crate:\n  least: 5\n  most: 4\n", ['o.yaml:4:10: main-crate.least: 5: it is more than the most, 4. Fix: 4 or less.']),
+        # A value that YAML itself has reported is one mistake, not two.
+        ("null\n", ["o.yaml:1:1: empty: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines."]),
+        (VALID + "weight: !Ref heavy\n", ["o.yaml:3:9: the tag !Ref says how to build the value, and settings take values only. Fix: remove the tag."]),
+        (VALID + "weight: {{ weight }}\n", ["o.yaml:3:10: weight: a mapping instead of a key. Fix: write quotes around a text with { or [ in it."]),
         (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Fix: write a value, or leave it out."]),
         (VALID + "main-crate: [1]\n", ['o.yaml:3:13: main-crate: [1]: it is a list. Fix: use a mapping of keys to values; the keys are least, most.']),
     ],

@@ -45,15 +45,19 @@ class S3Location(NamedTuple):
         return f"s3://{self.bucket}/{self.prefix}"
 
 
-def parse_location(uri: str) -> S3Location:
+def parse_location(uri: str, subject: str = "") -> S3Location:
     """Read s3://BUCKET/PREFIX.
+
+    Args:
+        subject: begins the error, such as `--to: `.
 
     Raises:
         InputError: it is none.
     """
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
-        raise InputError(f"--to: {quote_value(uri)}: it is not a location in S3. Fix: write s3://BUCKET/PREFIX.")
+        fix = "write s3://BUCKET/PREFIX, with a bucket's name of 3 to 63 of a-z, 0-9, . and -"
+        raise InputError(f"{subject}{quote_value(uri)}: it is not a location in S3. Fix: {fix}.")
     prefix = (match[2] or "").strip("/")
     return S3Location(match[1], f"{prefix}/" if prefix else "")
 

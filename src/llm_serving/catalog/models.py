@@ -204,7 +204,7 @@ def _find_folder(name: str) -> Path | None:
 
 
 def _may_be_on_hub(name: str) -> bool:
-    return "/" in name and not name.startswith((".", "/", "~", records.S3_SCHEME))
+    return "/" in name and "://" not in name and not name.startswith((".", "/", "~"))
 
 
 def _add_near_names(error: BlueprintError, name: str) -> BlueprintError:
@@ -229,6 +229,9 @@ def _build_unknown_error(name: str) -> ModelError:
     if name.startswith(records.S3_SCHEME):
         fix = f"run `blueprint model fit {name}`, which reads it once"
         return ModelError("what lies there was not read yet", fix, subject=subject)
+    if "://" in name:
+        fix = "write ORGANIZATION/MODEL, as a hub names it, the path of a folder, or s3://BUCKET/PREFIX"
+        return ModelError("a model has no such URL here", fix, subject=subject)
     if name.startswith((".", "/", "~")):
         path = Path.cwd() / name if name.startswith(".") else name
         fix = "write the path of one, absolute or from the current directory"

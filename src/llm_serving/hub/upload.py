@@ -147,7 +147,7 @@ def upload(
         InputError: it has no safetensors, a link leads out of it, or `uri` is not an S3 URI.
         Unavailable: S3 is unreachable, has no such bucket, or denies access.
     """
-    location = s3.parse_location(uri)
+    location = s3.parse_location(uri, "--to: ")
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     if is_gguf_folder(folder) and not all_files:
         names = {gguf.FILE}
@@ -256,7 +256,7 @@ def copy_from_hub(
         InputError: the repository does not exist or has no safetensors, or `uri` is not an S3 URI.
         Unavailable: the hub or S3 is unreachable or denies access, the disk is full, or a file is damaged.
     """
-    bucket = s3.Bucket(s3.parse_location(uri), endpoint=endpoint, env=env)
+    bucket = s3.Bucket(s3.parse_location(uri, "--to: "), endpoint=endpoint, env=env)
     repository, _, quantization = name.partition(":")
     snapshot = client.fetch_snapshot(repository, revision)
     gguf_record = None

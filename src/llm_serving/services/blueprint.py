@@ -43,5 +43,5 @@ def resolve_name(blueprint: Document[Any]) -> str:
         return TypeAdapter(Name).validate_python(folder)
     except ValidationError:
         reason = "the folder's name is used, and is not a valid name"
-        fix = "name: NAME, 2 to 32 of a-z, 0-9 and -"
+        fix = "set name: NAME, 2 to 32 of a-z, 0-9 and -"
         raise InputError([blueprint.build_mistake(["name"], folder, reason, fix)]) from None

@@ -88,7 +88,8 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
         return "unknown key", _suggest_keys(model_type, data, detail["loc"])
     if error_type == "literal_error":
         choices = str(context["expected"])
-        matches = difflib.get_close_matches(str(value), choices.replace("'", "").replace(" or ", ", ").split(", "), n=1)
+        known = {choice.lower(): choice for choice in choices.replace("'", "").replace(" or ", ", ").split(", ")}
+        matches = [known[word] for word in difflib.get_close_matches(str(value).lower(), known, n=1)]
         suggestion = matches and (matches[0] if isinstance(value, str) else f"'{matches[0]}', in quotes")
         fix = f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
         return "not one of the choices", f"use {fix}"
@@ -160,10 +161,10 @@ def _build_example(model_type: type[BaseModel], loc: KeyPath) -> str:
     *_, (step, model) = walk_models(model_type, loc)
     field = get_fields(model)[str(step)] if model else None
     if field is None:
-        return f"{step}: VALUE"
+        return f"set {step}: VALUE"
     if field.examples:
-        return f"{step}: {_format_yaml(field.examples[0])}"
-    return f"{step}: {_find_example(field.annotation, field.metadata)}"
+        return f"set {step}: {_format_yaml(field.examples[0])}"
+    return f"set {step}: {_find_example(field.annotation, field.metadata)}"
 
 
 def _find_example(annotation: Any, metadata: Iterable[Any] = ()) -> str:

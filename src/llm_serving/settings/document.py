@@ -189,10 +189,7 @@ def load(path: Path, model_type: type[M]) -> Document[M]:
     if not isinstance(yaml_file.data, dict):
         reason = "the file is not a mapping of keys to values"
         raise InputError(
-            [
-                *yaml_file.mistakes,
-                Mistake(path, 1, 1, "", diagnostics.format_value(yaml_file.data), reason, "write KEY: VALUE lines"),
-            ]
+            [Mistake(path, 1, 1, "", diagnostics.format_value(yaml_file.data), reason, "write KEY: VALUE lines")]
         )
     mistakes = list(yaml_file.mistakes)
     value, details = _validate(model_type, yaml_file.data)

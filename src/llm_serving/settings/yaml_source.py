@@ -243,6 +243,7 @@ class _Builder:
     def __init__(self, yaml_file: YamlFile, tagged: Sequence[tuple[str, yaml.Mark]]) -> None:
         self.yaml_file = yaml_file
         self.count = 0
+        self.tagged = {mark.index for _, mark in tagged}
         for tag, mark in tagged:
             self._add_mistake(
                 (), mark, f"the tag {tag} says how to build the value, and settings take values only", "remove the tag"
@@ -311,6 +312,8 @@ class _Builder:
             elif not isinstance(key, yaml.ScalarNode):
                 node_type = "a mapping" if isinstance(key, yaml.MappingNode) else "a list"
                 fix = "write quotes around a text with { or [ in it"
+                if key_path:
+                    self.yaml_file.rejected.add(key_path)
                 self._add_mistake(key_path, key.start_mark, f"{node_type} instead of a key", fix)
             elif key.value in own:
                 line = own[key.value][0].start_mark.line + 1
@@ -335,6 +338,8 @@ class _Builder:
     def _parse_scalar(self, node: yaml.Node, key_path: KeyPath) -> Any:
         text = str(node.value)
         tag = node.tag.rpartition(":")[2]
+        if node.start_mark.index in self.tagged:
+            self.yaml_file.rejected.add(key_path)
         if tag == "null":
             reason = "the item has no value" if key_path and isinstance(key_path[-1], int) else "the key has no value"
             self._reject(node, key_path, reason, "write a value, or leave it out")

@@ -190,6 +190,11 @@ def test_a_draft_that_cannot_be_is_refused(
     ("arguments", "message"),
     [
         (("fit", "nothing-like-it", "--type", "p5.48xlarge"), 'model: "nothing-like-it": neither in the catalog'),
+        (
+            ("fit", "https://huggingface.co/Qwen/Qwen3-8B"),
+            'model: "https://huggingface.co/Qwen/Qwen3-8B": a model has no such URL here. Fix: write ORGANIZATION/MODEL, '
+            "as a hub names it, the path of a folder, or s3://BUCKET/PREFIX.",
+        ),
         (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalog has no such instance type."),
         (
             ("fit", "tiny", "--context", "-3"),
@@ -197,6 +202,7 @@ def test_a_draft_that_cannot_be_is_refused(
         ),
         (("fit", "tiny", "--kv-cache-dtype", "int4"), '--kv-cache-dtype: "int4": there is no such type.'),
         (("copy", "nothing", "--to", "s3://b-b-b/x"), "nothing: it is neither a folder nor an id on the hub."),
+        (("fit", "s3://b/x"), '"s3://b/x": it is not a location in S3. Fix: write s3://BUCKET/PREFIX, with a bucket'),
         (("copy", "a/b", "--to", "b/x"), '--to: "b/x": it is not a location in S3.'),
     ],
 )

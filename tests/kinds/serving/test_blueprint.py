@@ -133,9 +133,9 @@ TOKENS = "Fix: use a number of tokens such as"
         (
             "pattern: aggregated\n",
             [
-                "1:1: roles: required field is missing. Fix: roles: {worker: {pool: general}}.",
-                "1:1: traffic: required field is missing. Fix: traffic: {arrivals: 20/s}.",
-                "1:1: slo: required field is missing. Fix: slo: {ttft_ms: {p95: 800}}.",
+                "1:1: roles: required field is missing. Fix: set roles: {worker: {pool: general}}.",
+                "1:1: traffic: required field is missing. Fix: set traffic: {arrivals: 20/s}.",
+                "1:1: slo: required field is missing. Fix: set slo: {ttft_ms: {p95: 800}}.",
                 "1:1: model: required field is missing. Fix: set model: Qwen/Qwen3-0.6B.",
             ],
         ),

@@ -379,7 +379,7 @@ def test_a_folder_with_an_invalid_name_needs_an_explicit_name(tmp_path: Path) ->
         resolve_name(load(folder / "blueprint.yaml", Blueprint))
     assert str(error.value) == (
         f'{folder}/blueprint.yaml:1:1: name: "My Model": the folder\'s name is used, and is not a valid name. '
-        "Fix: name: NAME, 2 to 32 of a-z, 0-9 and -."
+        "Fix: set name: NAME, 2 to 32 of a-z, 0-9 and -."
     )
 
 

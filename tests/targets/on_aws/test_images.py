@@ -123,8 +123,10 @@ def test_a_release_on_eks_looks_for_its_images_before_it_asks(monkeypatch: pytes
         release.deploy(build_plan(Ecr()), lambda _: pytest.fail("the question comes after the check"))
 
 
-def plan_aggregated(folder: Path) -> Any:
+def plan_aggregated(folder: Path, extra: str = "") -> Any:
     shutil.copytree(paths.PATTERNS / "aggregated", folder / "mine", dirs_exist_ok=True)
+    with (folder / "mine" / "blueprint.yaml").open("a") as file:
+        file.write(extra)
     shutil.copy(paths.ROOT / "fleet.yaml", folder)
     return planning.plan(
         folder / "mine", folder / "fleet.yaml", target="eks", root=folder, account="123456789012"
@@ -140,3 +142,12 @@ def test_a_pinned_image_is_pulled_by_its_digest_and_another_is_named(tmp_path: P
     pinned = plan_aggregated(tmp_path)
     assert pinned.engine_roles[0].image == f"{tag}@{digest}"
     assert not [line for line in pinned.notes if "is pulled by its tag" in line]
+
+
+def test_an_image_of_your_own_is_said_to_have_options_of_its_own(tmp_path: Path) -> None:
+    note = (
+        "Options and memory are those of the pinned version of vllm; vllm/vllm-openai:v0.31.0 may have another, which "
+        "refuses options or takes more memory."
+    )
+    assert note in plan_aggregated(tmp_path, "image: vllm/vllm-openai:v0.31.0\n").notes
+    assert note not in plan_aggregated(tmp_path).notes

@@ -110,8 +110,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """Settings of the engine."""
 
     engine_arguments: EngineArguments = Field(default_factory=dict)
-    """The engine's own options without leading dashes, such as `max_num_seqs: 64`, if they have no key here. Checked
-    against the engine's parser."""
+    """The engine's own options without leading dashes, such as `generation_config: vllm`, if they have no key here.
+    Checked against the engine's parser."""
 
     environment: Variables = Field(default_factory=dict)
     """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. Do not put secrets here."""

@@ -64,6 +64,11 @@ def _describe_choices(context: Context) -> Iterator[str]:
     settings, framework = context.blueprint, context.blueprint.framework_row
     if settings.unused_keys:
         yield tasks.describe_unused(settings.task, settings.unused_keys)
+    if settings.image and not context.conventions.is_local:
+        yield (
+            f"Options and memory are those of the pinned version of {settings.engine}; {settings.image} may have "
+            "another, which refuses options or takes more memory."
+        )
     if framework.note:
         yield framework.note
     if context.pair and context.pair.local and context.conventions.is_local:

@@ -41,6 +41,9 @@ def _list_words(deployment: ServingDeployment) -> tuple[str, ...]:
 REFUSALS = {
     "max_num_sequs: 4": 'max_num_sequs: "4": vLLM 0.32.0 has no such option. Fix: write max_num_seqs, or remove max_num_sequs.',
     "max_modl_len: 4": 'max_modl_len: "4": vLLM 0.32.0 has no such option. Fix: write context, or remove max_modl_len.',
+    # SGLang's name of it.
+    "max_running_requests: 8": 'max_running_requests: "8": vLLM 0.32.0 has no such option. Fix: set tuning.sequences, '
+    "and remove max_running_requests here.",
     "max_num_seqs: many": 'max_num_seqs: "many": the engine takes a whole number, 1 or more. '
     "Fix: write a whole number, 1 or more.",
     "gpu_memory_utilization: 1.5": 'gpu_memory_utilization: "1.5": the engine takes a number, more than 0, 1 or less. '

@@ -62,6 +62,9 @@ def _find_refusal(
 ) -> tuple[str, str] | None:
     """Return why an option cannot be set, and what to write; None where it can."""
     if option not in recorded.options:
+        reason = f"{recorded.source.partition(',')[0]} has no such option"
+        if other_key := _find_key_elsewhere(option):
+            return reason, f"set {other_key}, and remove {option} here"
         nearest = recorded.suggest_option(option)
         nearest = engine.argument_keys.get(nearest, nearest)
         fix = (
@@ -69,7 +72,7 @@ def _find_refusal(
             if nearest
             else f"remove {option}; the help of {settings.engine} names all"
         )
-        return f"{recorded.source.partition(',')[0]} has no such option", fix
+        return reason, fix
     key = engine.argument_keys.get(option)
     if key:
         return f"the deployment writes it from {key}", f"set {key}, and remove {option} here"
@@ -83,6 +86,15 @@ def _find_refusal(
         return f"tuning.{setting} says it too", f"keep one of {option} and tuning.{setting}"
     mismatch = recorded.options[option].describe_mismatch(value)
     return (f"the engine takes {mismatch}", f"write {mismatch}") if mismatch else None
+
+
+def _find_key_elsewhere(option: str) -> str:
+    """Return our key for what another engine's option of this name says; empty where there is none."""
+    for engine in engines.load_engines().values():
+        setting = engine.reckoned_arguments.get(option)
+        if key := f"tuning.{setting}" if setting in Tuning.model_fields else engine.argument_keys.get(option):
+            return key
+    return ""
 
 
 def _format_value(value: JsonValue) -> str:
