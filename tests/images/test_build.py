@@ -86,6 +86,18 @@ def test_the_build_pushes_to_the_fleets_own_registry_by_the_name_that_deployment
     ]
 
 
+def test_a_base_without_a_digest_is_pulled_by_the_one_that_images_pin_kept(tmp_path: Path) -> None:
+    fleet = Path(shutil.copy(ROOT / "infra/fleets/one-gpu.yaml", tmp_path))
+    base = "vllm/vllm-openai"
+    tag = f"docker.io/{engines.load_engines()['vllm'].image}"
+    told = f"  {tag} is pulled by its tag; `blueprint images pin` keeps its digest beside {fleet}\n"
+    assert told in _build("vllm", "--fleet", str(fleet), "--print").stderr
+    image_pins.write(fleet, {str(engines.load_engines()["vllm"].image): _DIGEST})
+    messages = _build("vllm", "--fleet", str(fleet), "--print").stderr
+    assert told not in messages
+    assert f" --build-context {tag}=docker-image://docker.io/{base}@{_DIGEST} --tag " in messages
+
+
 def test_the_router_is_built_for_the_x86_and_the_arm_nodes_that_run_it() -> None:
     printed = _build("router", "--fleet", "infra/fleets/p5-efa.yaml", "--print")
     assert printed.returncode == 0, printed.stderr
