@@ -62,7 +62,7 @@ def _list_reasons(result: Sweep) -> Iterator[Text]:
 
 def _render_result(result: Sweep) -> RenderableType:
     if result.kept is None:
-        return Text("NO LOAD KEEPS THE SLO", "bold red")
+        return Text("NO LOAD WAS SHOWN TO KEEP THE SLO", "bold red")
     load = sweep.format_load(result.kept.load, result.axis)
     each = "".join(f", {rate:.3g} requests/s for each {role}" for role, rate in result.per_replica.items())
     cost = result.kept.usd_per_thousand_requests

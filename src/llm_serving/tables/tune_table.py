@@ -67,7 +67,7 @@ def _format_cells(trial: Trial, priced: bool) -> Iterator[str]:
 def _list_result(state: Tuning, folder: Path) -> Iterator[RenderableType]:
     best = next((trial for trial in state.trials if trial.number == state.best), None)
     if best is None or best.kept is None:
-        yield Text("NO CONFIGURATION KEEPS THE SLO", "bold red")
+        yield Text("NO CONFIGURATION WAS SHOWN TO KEEP THE SLO", "bold red")
         return
     kept = f"{sweep.format_load(best.kept.load, state.axis)} over {best.kept.seconds:.0f} s"
     cost = best.kept.usd_per_thousand_requests

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -53,6 +54,37 @@ def test_recorded_results_become_samples_with_the_servers_times(name: str, tmp_p
         assert sample.compute_mean_gap_ms() == pytest.approx(10, rel=0.6), "on a busy machine"
         assert sample.output_tokens == 1 + sum(gap.tokens for gap in sample.gaps)
         assert 8 <= sample.output_tokens <= 16
+        assert sample.input_tokens and 30 <= sample.input_tokens <= 60, "the server's count"
+
+
+@pytest.mark.parametrize(
+    ("traffic", "waited_ms", "late_ms"),
+    [({"max_concurrency": 2}, 400, 0), ({}, 0, 400), ({"arrivals": None, "users": 2}, 0, 0)],
+    ids=["capped", "own delay", "closed loop"],
+)
+def test_vllm_bench_serves_wait_before_it_sends_counts_in_the_open_loop(
+    traffic: dict[str, Any], waited_ms: float, late_ms: float, tmp_path: Path
+) -> None:
+    recorded = json.loads((DATA / "vllm-bench.json").read_text())
+    recorded["queue_times"][0] = 0.4
+    job = _build_job(tmp_path, None if "users" in traffic else [index / 20 for index in range(40)], **traffic)
+    job.result.write_text(json.dumps(recorded))
+    sample = registry.load_driver("vllm-bench").read(job)[0]
+    queued_ms = waited_ms + late_ms
+    assert (sample.waited_ms, sample.late_ms) == (waited_ms, late_ms)
+    assert sample.ttft_ms == pytest.approx(recorded["ttfts"][0] * 1000 + queued_ms)
+    assert sample.e2e_ms == pytest.approx(recorded["latencies"][0] * 1000 + queued_ms)
+    assert sample.start_s == pytest.approx(recorded["start_times"][0] - queued_ms / 1000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_users_begin_one_after_the_other_or_the_report_says_that_they_do_not(name: str, tmp_path: Path) -> None:
+    driver = registry.load_driver(name)
+    job = dataclasses.replace(_build_job(tmp_path, arrivals=None, users=4), ramp_s=1.5)
+    assert ("1.5" in " ".join(driver.build_command(job, Path("bin")))) == driver.ramps
+    said = [note for note in driver.list_notes(job.traffic) if "begins all 4 users at once" in note]
+    assert len(said) == (0 if driver.ramps else 1)
+    assert tuple(driver.list_notes(Traffic.model_validate({"arrivals": "20/s"}))) == driver.notes
 
 
 def test_the_tokens_of_an_answer_are_spread_evenly_over_its_chunks() -> None:

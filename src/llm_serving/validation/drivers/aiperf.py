@@ -40,10 +40,11 @@ def _build_command(job: Job, executables: Path) -> list[str]:
         if job.due is not None
         else ["--no-fixed-schedule", "--concurrency", str(traffic.users), "--request-count", str(len(job.prompts))]
     )
+    ramp = ["--concurrency-ramp-duration", f"{job.ramp_s:.3f}"] if job.ramp_s else []
     return [
         str(executables / "aiperf"), "profile", "--model", job.model, "--url", job.url,
         "--endpoint-type", "chat" if traffic.api == "chat" else "completions", "--streaming",
-        "--input-file", str(file), "--custom-dataset-type", "mooncake_trace", *loop,
+        "--input-file", str(file), "--custom-dataset-type", "mooncake_trace", *loop, *ramp,
         "--tokenizer", str(job.tokenizer), "--use-server-token-count", "--random-seed", str(traffic.seed),
         "--request-timeout-seconds", f"{traffic.deadline:g}", "--ui", "none", "--export-level", "records",
         # The report reads the engines' pages itself; a collector that misses a heartbeat ends AIPerf with an error.
@@ -98,6 +99,7 @@ DRIVER = Driver(
     read=_read,
     find_conflicts=_find_conflicts,
     sends_messages=True,
+    ramps=True,
     # Sum of the wheels of requirements/drivers/aiperf.txt for CPython 3.11 on Linux, 2026-11-23.
     download_mib=229,
     notes=("AIPerf counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",),

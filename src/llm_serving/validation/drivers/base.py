@@ -35,6 +35,8 @@ class Job:
     """Whether the server accepts the engines' own parameters."""
     folder: Path
     """The driver's own files."""
+    ramp_s: float = 0.0
+    """Time in which the users of the closed loop begin one after the other; 0 in the open loop."""
 
     @property
     def tokenizer(self) -> Path:
@@ -86,6 +88,8 @@ class Driver:
     """The only API that it sends lengths to; None for both."""
     sends_messages: bool = False
     """Whether it sends our messages as they are: several of them, and pictures."""
+    ramps: bool = False
+    """Whether it lets the users of the closed loop begin one after the other."""
     notes: tuple[str, ...] = ()
     """Remarks of every report."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +102,15 @@ class Driver:
     @property
     def lock(self) -> Path:
         return LOCKS / f"{self.name}.txt"
+
+    def list_notes(self, traffic: Traffic) -> Iterator[str]:
+        """Yield the remarks of a report."""
+        yield from self.notes
+        if traffic.users and not self.ramps:
+            yield (
+                f"{self.title} begins all {traffic.users} users at once: the first times to first token are of a burst "
+                "that the loop never has again."
+            )
 
 
 def find_conflicts_of_own_draw(traffic: Traffic) -> Iterator[Conflict]:

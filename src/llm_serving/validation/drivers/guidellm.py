@@ -24,7 +24,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     )
     traffic = job.traffic
     if traffic.users:
-        profile = {"kind": "concurrent", "streams": traffic.users}
+        profile = {"kind": "concurrent", "streams": traffic.users, "rampup_duration": job.ramp_s}
     else:
         profile = {"kind": traffic.process, "rate": traffic.arrivals}
         if traffic.max_concurrency:
@@ -110,6 +110,7 @@ DRIVER = Driver(
     build_command=_build_command,
     read=_read,
     find_conflicts=find_conflicts_of_own_draw,
+    ramps=True,
     unmeasured=dict.fromkeys((*PERCENTILES_OF_GAPS, "icl_ms", "stall"), _MEAN_ONLY),
     environment={"HF_HUB_OFFLINE": "1", "GUIDELLM__LOGGING__DISABLED": "true"},
     # Sum of the wheels of requirements/drivers/guidellm.txt for CPython 3.11 on Linux, 2026-11-23: mostly torch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import http.client
 import itertools
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -25,7 +27,7 @@ from llm_serving.validation.drivers.base import Driver, Job
 from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts, request_body
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
-from llm_serving.validation.load.load import SHOWN_ANSWERS, cycle_prompts, generate_prompts
+from llm_serving.validation.load.load import RAMP_ANSWERS, SHOWN_ANSWERS, cycle_prompts, generate_prompts
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.prompt import Prompt
@@ -101,6 +103,8 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     _write_tokenizer(job.tokenizer)
     result = DriverResult(planned=len(job.prompts), engine_dialect=job.engine_dialect)
     result.warm_up_sent, result.warm_up_failed = server.warm_up(warm_up)
+    if job.due is None:
+        job = dataclasses.replace(job, ramp_s=RAMP_ANSWERS * server.answer_s)
     overlap = PrefixOverlap()
     for prompt in job.prompts:
         overlap.add(prompt)
@@ -196,6 +200,8 @@ class Server:
 
     def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
+        self.answer_s = 0.0
+        """Mean time of an answer of the warm-up."""
         path = "chat/completions" if plan.traffic.api == "chat" else "completions"
         self._url = f"{plan.url}/v1/{path}"
 
@@ -234,17 +240,23 @@ class Server:
         and failed.
         """
 
+        answers_s = [0.0]
+
         def has_failed(prompt: Prompt) -> bool:
+            start = time.monotonic()
             try:
                 self._post(prompt, engine_dialect=False)
             except (OSError, http.client.HTTPException):
                 return True
+            answers_s.append(time.monotonic() - start)
             return False
 
         users = self._plan.bound(load_plan.count_users(self._plan.traffic, self._plan.trace))
         with console.step("Warm up") as step, ThreadPoolExecutor(max(1, min(users, len(warm_up)))) as pool:
             step.note = f"{len(warm_up)} requests"
-            return len(warm_up), sum(pool.map(has_failed, warm_up))
+            failed = sum(pool.map(has_failed, warm_up))
+        self.answer_s = fmean(answers_s[1:] or answers_s)
+        return len(warm_up), failed
 
     def _post(self, prompt: Prompt, *, engine_dialect: bool) -> bytes:
         return self._send(self._build_body(prompt, engine_dialect=engine_dialect))

@@ -47,15 +47,26 @@ def _read(job: Job) -> list[Sample]:
     data = json.loads(job.result.read_text(encoding="utf-8"))
     samples = []
     for number, error in enumerate(data["errors"]):
-        start = data["start_times"][number]
+        # It waits for one of the requests at once to end, and times the answer from then on; its own loop is late too.
+        queued_s = 0.0 if job.due is None else data["queue_times"][number]
+        start = data["start_times"][number] - queued_s
         if error:
             samples.append(build_failure(number, start, error))
             continue
-        gaps = data["itls"][number]
-        times = list(accumulate([data["ttfts"][number], *gaps]))
-        tokens = data["output_lens"][number]
-        end = data["latencies"][number]
-        samples.append(build_sample(number, start, times=times, end=end, input_tokens=None, output_tokens=tokens))
+        times = list(accumulate([queued_s + data["ttfts"][number], *data["itls"][number]]))
+        sample = build_sample(
+            number,
+            start,
+            times=times,
+            end=queued_s + data["latencies"][number],
+            input_tokens=data["input_lens"][number],
+            output_tokens=data["output_lens"][number],
+        )
+        if job.traffic.max_concurrency:
+            sample.waited_ms = queued_s * 1000
+        else:
+            sample.late_ms = queued_s * 1000
+        samples.append(sample)
     return samples
 
 
@@ -64,7 +75,7 @@ DRIVER = Driver(
     title="vllm bench serve",
     package="vllm",
     executable="vllm",
-    clock="vllm bench serve sent it",
+    clock="it was due by vllm bench serve's draw, and in the closed loop when it was sent",
     build_command=_build_command,
     read=_read,
     find_conflicts=_find_conflicts,
@@ -76,7 +87,7 @@ DRIVER = Driver(
         "TORCH_COMPILE_DISABLE": "1",
     },
     notes=(
-        "vllm bench serve does not measure input tokens: those that were asked for are shown. It has no deadline.",
+        "vllm bench serve has no deadline.",
         "vllm bench serve takes the first event for the first token, also one that only opens a chat.",
         "vllm bench serve counts an answer that breaks off with an error inside its stream.",
         "vllm bench serve counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",

@@ -150,7 +150,7 @@ def build(
             *([source.described] if source and source.is_limit else []),
             *notes,
             *([f"The answers were not scored: {unscored}."] if unscored else []),
-            *(driver.notes if driver else ()),
+            *(driver.list_notes(target.traffic) if driver else ()),
             *unlike_workers.list_unclear(unlike),
             *report_remarks.build(target, result, samples, tokens, overlap, readings.answering_replicas, unmeasured),
         ],

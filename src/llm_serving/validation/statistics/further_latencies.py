@@ -23,7 +23,9 @@ DEFINITIONS = {
         "Until the first content or tool call; reasoning does not count. AIPerf's time to first output token.",
     ),
     "icl_ms": Definition(
-        "Inter-chunk latency", "Between two events with tokens, however many they have. AIPerf's definition."
+        "Inter-chunk latency",
+        "Between two events with tokens, however many they have. AIPerf's definition; ITL of vllm bench serve, which "
+        "counts events without tokens too.",
     ),
     "tpot_ms": Definition(
         "Time per output token",
