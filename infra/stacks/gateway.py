@@ -52,7 +52,7 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
     context = GatewayContext(stack, deployment.name, deployment.stack, vpc_id, subnets, key)
     groups = gateway.add_groups(context)
     servers = gateway.add_servers(context, groups)
-    gateway_watch.add_alarms(context)
+    gateway_watch.add_alarms(context, servers)
     roles = ProgramRoles(stack, deployment, arns, functools.partial(gateway.list_calls, context, servers))
     if place:
         task_groups = _add_task_groups(context, deployment, place, groups)

@@ -172,14 +172,15 @@ def test_the_gateway_may_call_the_named_models_of_bedrock_alone(stacks: Stacks, 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_alarms_ring_before_the_servers_are_full(stacks: Stacks, shape: str) -> None:
+def test_alarms_ring_before_the_servers_are_full_and_once_they_are_gone(stacks: Stacks, shape: str) -> None:
     alarms = stacks[shape]["resource"]["aws_cloudwatch_metric_alarm"]
-    found = {}
+    found, gone = {}, {}
     for name in ("database-cpu", "database-space", "cache-memory"):
         alarm = alarms[f"{name}-alarm"]
         dimensions = [query["metric"]["dimensions"] for query in alarm["metric_query"] if "metric" in query]
         assert alarm["alarm_actions"] == ["arn:aws:sns:us-west-2:123456789012:on-call"]
         found[name] = (alarm["comparison_operator"], alarm["threshold"], dimensions)
+        gone[name] = (alarm["treat_missing_data"], alarm.get("depends_on"))
     database = [{"DBInstanceIdentifier": f"cotton-{shape}"}]
     nodes = [{"CacheClusterId": f"cotton-{shape}-001"}, {"CacheClusterId": f"cotton-{shape}-002"}]
     space_bytes = pytest.approx({"edge": 1.6, "pods": 8}[shape] * 2**30)
@@ -187,6 +188,11 @@ def test_alarms_ring_before_the_servers_are_full(stacks: Stacks, shape: str) -> 
         "database-cpu": ("GreaterThanThreshold", 80, database),
         "database-space": ("LessThanThreshold", space_bytes, database),
         "cache-memory": ("GreaterThanThreshold", 80, nodes),
+    }
+    assert gone == {
+        "database-cpu": ("breaching", ["aws_db_instance.database"]),
+        "database-space": ("notBreaching", None),
+        "cache-memory": ("breaching", ["aws_elasticache_replication_group.cache"]),
     }
 
 

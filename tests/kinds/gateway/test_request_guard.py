@@ -53,6 +53,8 @@ def hook() -> Iterator[Any]:
         ("messages", [{"role": "user", "content": "abc"}], 7),
         ("messages", [{"role": "user", "content": [{"type": "text", "text": "für"}]}], 11),
         ("prompt", ["ab", "cd"], 4),
+        ("prompt", [464, 2068, 7586], 12),
+        ("input", [[464, 2068], [7586]], 12),
         ("input", "abc", 3),
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"n": 1}}}], 9),
         ("max_tokens", 100_000, 0),
