@@ -173,8 +173,8 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
         "  bb:\n    types: g6e.2xlarge\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        'fleet.yaml:4:14: spend_limit: "100 USD/h": at full size the fleet costs 123.89 USD/h on demand '
-        "(aa 120.52, bb 2.24, without instances 1.12). Fix: set a limit of 123.89 USD/h or more, or use smaller pools."
+        'fleet.yaml:4:14: spend_limit: "100 USD/h": at full size the fleet costs 123.98 USD/h on demand '
+        "(aa 120.52, bb 2.24, root volumes 0.09, without instances 1.12). Fix: set a limit of 123.98 USD/h or more, or use smaller pools."
     )
 
 
@@ -184,9 +184,9 @@ def test_a_sum_over_the_limit_names_the_missing_prices(tmp_path: Path) -> None:
         "  aa:\n    types: [p5.48xlarge, p5e.48xlarge]\n    zones: us-west-2c\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        'fleet.yaml:4:14: spend_limit: "50 USD/h": at full size the fleet costs 56.16 USD/h on demand '
-        "(aa 55.04, without instances 1.12), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
-        "price for it; it is sold by Capacity Block). Fix: set a limit of 56.17 USD/h or more, or use smaller pools."
+        'fleet.yaml:4:14: spend_limit: "50 USD/h": at full size the fleet costs 56.21 USD/h on demand '
+        "(aa 55.04, root volumes 0.04, without instances 1.12), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
+        "price for it; it is sold by Capacity Block). Fix: set a limit of 56.21 USD/h or more, or use smaller pools."
     )
 
 
@@ -205,9 +205,9 @@ def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
             "",
             "types: p5e.48xlarge\n    zones: us-west-2c\n    size: 9",
         ),  # no limit, so an unknown price is none's matter
-        ("spend_limit: 1.13 USD/h\n", "types: p5.48xlarge\n    size: 0"),
-        ("spend_limit: 1.13 USD/h\n", f"types: p5e.48xlarge\n    zones: us-west-2c\n    buy: {BLOCK}\n    size: 9"),
-        ("spend_limit: 19.74 USD/h\n", "types: g6e.xlarge\n    size: 10"),
+        ("spend_limit: 1.16 USD/h\n", "types: p5.48xlarge\n    size: 0"),
+        ("spend_limit: 1.26 USD/h\n", f"types: p5e.48xlarge\n    zones: us-west-2c\n    buy: {BLOCK}\n    size: 9"),
+        ("spend_limit: 19.88 USD/h\n", "types: g6e.xlarge\n    size: 10"),
     ],
     ids=["no limit", "no machine", "prepaid", "just within"],
 )

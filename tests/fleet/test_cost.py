@@ -105,6 +105,9 @@ def test_one_more_fallback_type_never_lowers_the_maximum(pools: dict[str, Any], 
     assert _sum_max(cost.estimate(_build_fleet(**larger_pools))) >= _sum_max(cost.estimate(_build_fleet(**pools)))
 
 
+SMALL_VOLUME = 100 * 0.08 / 730
+"""Of an instance whose images are on other disks, in USD an hour."""
+
 # EKS control plane, system nodes, NAT gateways with their addresses, endpoints in zones, KMS keys.
 STANDING = [
     ("eks", 1, 0.10 + 2 * 0.17952 + 1 * 0.05 + 11 * 0.01 + 3 * 0.00137),
@@ -122,9 +125,10 @@ def test_what_stands_without_instances_is_in_the_least_and_the_most(
     pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": "0..1"}}
     fleet = Fleet(name="demo", region="us-east-1", zones=zones, orchestrator=orchestrator, pools=pools)
     costs = cost.estimate(fleet)
+    volumes = SMALL_VOLUME * max(2, zone_count) * (orchestrator != "ecs")  # of system nodes
     assert costs.standing_usd_h == pytest.approx(usd_h)
-    assert costs.min_usd_h == pytest.approx(usd_h)
-    assert costs.max_usd_h == pytest.approx(usd_h + 1.861)
+    assert costs.min_usd_h == pytest.approx(usd_h + volumes, rel=1e-4)
+    assert costs.max_usd_h == pytest.approx(usd_h + volumes + 1.861 + SMALL_VOLUME, rel=1e-4)
     assert all(item.is_regional_price for item in costs.standing)
     assert all(item.source.name and item.source.date for item in costs.standing)
 
@@ -159,10 +163,13 @@ def test_extended_support_costs_six_times_as_much(monkeypatch: pytest.MonkeyPatc
         assert standing_cost.list_items(fleet)[0].usd_h == usd_h
 
 
-def test_volumes_are_those_of_the_instances_at_full_size_and_in_no_total() -> None:
+def test_root_volumes_are_in_both_totals() -> None:
     """500 GiB of gp3 with 16,000 operations and 1,000 MiB a second are 140 USD a month, beside 1.86 USD an hour."""
-    fleet = _build_fleet(aa={"types": ["g6e.xlarge"], "size": "0..10", "disk": "gp3"})
-    system_nodes = 2 * 100 * 0.08
-    pool = 10 * (500 * 0.08 + 13_000 * 0.005 + 875 * 0.04)
-    assert cost.estimate_volumes(fleet) == pytest.approx((system_nodes + pool) / 730, rel=1e-3)
-    assert _sum_max(cost.estimate(fleet)) == pytest.approx(18.61)
+    fleet = _build_fleet(aa={"types": ["g6e.xlarge"], "size": "1..10", "disk": "gp3"})
+    system_nodes, each = 2 * SMALL_VOLUME, (500 * 0.08 + 13_000 * 0.005 + 875 * 0.04) / 730
+    costs = cost.estimate(fleet)
+    assert costs.volumes.min_usd_h == pytest.approx(system_nodes + each, rel=1e-3)
+    assert costs.volumes.max_usd_h == pytest.approx(system_nodes + 10 * each, rel=1e-3)
+    assert costs.min_usd_h == pytest.approx(costs.standing_usd_h + 1.861 + costs.volumes.min_usd_h)
+    assert costs.max_usd_h == pytest.approx(costs.standing_usd_h + 18.61 + costs.volumes.max_usd_h)
+    assert costs.volumes.is_regional_price

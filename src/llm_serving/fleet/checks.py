@@ -200,6 +200,7 @@ def _check_spend_limit(document: Document[Fleet]) -> Mistakes:
     if limit is None or (costs.max_usd_h <= limit and not costs.unknown):
         return
     sums = [f"{pool.pool} {pool.max_usd_h:,.2f}" for pool in costs.pools if pool.max_usd_h]
+    sums.append(f"root volumes {costs.volumes.max_usd_h:,.2f}")
     sums.append(f"without instances {costs.standing_usd_h:,.2f}")
     unknown = [
         f"{type_name} in pool {pool.pool}{_describe_unpriced(instances.load()[type_name], fleet.region)}"

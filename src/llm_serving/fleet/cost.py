@@ -1,7 +1,7 @@
 """What a fleet costs an hour: at its least and at its greatest size, on demand, from the catalog's dated prices.
 
-Both hold what stands while no instance runs: control plane, system nodes, NAT gateways, endpoints, keys. Neither holds
-volumes, traffic, logs and metrics.
+Both hold the root volumes of instances, and what stands while no instance runs: control plane, system nodes, NAT
+gateways, endpoints, keys. Neither holds traffic, logs and metrics.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from llm_serving.fleet import groups, standing_cost
 from llm_serving.fleet.groups import BASELINE_VOLUME, Volume
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 from llm_serving.fleet.system_group import build_system_group
-
-_NOTABLE_SHARE = 0.1
-"""Of the fleet's cost, from which on what the root volumes add to it is said."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,17 @@ class PoolCost:
 
 
 @dataclass(frozen=True)
+class VolumeCost:
+    """Cost of the root volumes in US dollars an hour, those of system nodes too."""
+
+    min_usd_h: float
+    max_usd_h: float
+
+    is_regional_price: bool
+    """Whether the prices are the region's own, and not those of us-east-1."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """A fleet's cost in US dollars an hour, pool by pool."""
 
@@ -54,6 +62,8 @@ class Cost:
 
     standing: tuple[standing_cost.StandingItem, ...]
     """What costs the same whether instances run or not."""
+
+    volumes: VolumeCost
 
     sources: tuple[Source, ...]
     """Where the prices of instances come from, without repetition."""
@@ -69,12 +79,12 @@ class Cost:
     @property
     def min_usd_h(self) -> float:
         """What stands, and all pools at their least size, as far as prices are known."""
-        return self.standing_usd_h + sum(pool.min_usd_h for pool in self.pools)
+        return self.standing_usd_h + self.volumes.min_usd_h + sum(pool.min_usd_h for pool in self.pools)
 
     @property
     def max_usd_h(self) -> float:
         """What stands, and all pools at their greatest size, as far as prices are known."""
-        return self.standing_usd_h + sum(pool.max_usd_h for pool in self.pools)
+        return self.standing_usd_h + self.volumes.max_usd_h + sum(pool.max_usd_h for pool in self.pools)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -92,31 +102,22 @@ def estimate(fleet: Fleet, deployed: Sequence[standing_cost.Units] = ()) -> Cost
     return Cost(
         tuple(_estimate_pool(fleet, name, pool) for name, pool in fleet.pools.items()),
         (*standing_cost.list_items(fleet), *standing_cost.price_units(fleet, deployed)),
+        _estimate_volumes(fleet),
         tuple(dict.fromkeys(price.source for price in prices)),
         standing_cost.list_unpriced(deployed),
     )
 
 
-def estimate_volumes(fleet: Fleet) -> float:
-    """Return what the instances' root volumes cost an hour at full size, at us-east-1's prices: in no other sum.
-
-    Pools with a type that the catalog does not have are left out.
-    """
-    system = build_system_group(fleet) if fleet.creates_eks else None
-    usd_h = system.min_size * _price(system.volume) if system else 0.0
+def _estimate_volumes(fleet: Fleet) -> VolumeCost:
+    """Return what root volumes cost; those of pools with a type that the catalog does not have are left out."""
+    system = build_system_group(fleet) if "eks" in fleet.orchestrators else None
+    least = most = system.min_size * _price(system.volume) if system else 0.0
     for name, pool in fleet.pools.items():
         if all(type_name in instances.load() for type_name in pool.types):
             prices = [_price(group.volume) for group in groups.resolve_pool(fleet, name)]
-            usd_h += (pool.size.max + pool.warm) * max(prices, default=0.0)
-    return usd_h
-
-
-def describe_volumes(fleet: Fleet, costs: Cost) -> str:
-    """Return what root volumes add to the most, as a part of a sentence; empty where little, or a price is unknown."""
-    usd_h = estimate_volumes(fleet)
-    if costs.unknown or usd_h < _NOTABLE_SHARE * costs.max_usd_h:
-        return ""
-    return f", and root volumes {usd_h:,.2f} at full size"
+            least += (max(pool.size.min, pool.spare) + pool.warm) * min(prices, default=0.0)
+            most += (pool.size.max + pool.warm) * max(prices, default=0.0)
+    return VolumeCost(least, most, services.load()["ebs-gp3-gib"].is_known_in(fleet.region))
 
 
 def _price(volume: Volume) -> float:

@@ -145,7 +145,7 @@ def describe_cost(context: FleetContext) -> str:
     dates = join_words(list(dict.fromkeys(source.date for source in costs.sources)))
     unknown = f"; no price for {join_words(costs.unknown)}" if costs.unknown else ""
     message = f"{costs.min_usd_h:,.2f} to {sign}{costs.max_usd_h:,.2f} USD/h on demand"
-    message += f" ({costs.standing_usd_h:,.2f} while no instance runs){cost.describe_volumes(context.fleet, costs)}"
+    message += f" ({costs.standing_usd_h:,.2f} while no instance runs)"
     return f"{message}{f', prices of {dates}' if dates else ''}{unknown}"
 
 

@@ -27,7 +27,7 @@ _LAYOUTS = (("━━━", False), ("━", False), ("━", True))
 def build_payload(fleet: Fleet, deployed: Sequence[Units] = ()) -> dict[str, Any]:
     """Return the table as data; costs in USD per hour on demand, as far as prices are known.
 
-    `volumes_usd_h`, those of the instances at full size, is in no total.
+    `volumes_usd_h`, those of the instances at full size, is in the most.
     """
     costs = cost.estimate(fleet, deployed)
     return {
@@ -41,7 +41,7 @@ def build_payload(fleet: Fleet, deployed: Sequence[Units] = ()) -> dict[str, Any
         "standing_usd_h": costs.standing_usd_h,
         "least_usd_h": costs.min_usd_h,
         "most_usd_h": costs.max_usd_h,
-        "volumes_usd_h": cost.estimate_volumes(fleet),
+        "volumes_usd_h": costs.volumes.max_usd_h,
         "price_unknown": list(costs.unknown),
         "end_of_standard_support": find_support_end(fleet),
         "price_sources": [source.model_dump() for source in costs.sources],
@@ -144,6 +144,8 @@ def _render_table(fleet: Fleet, costs: cost.Cost, bar: str, *, short: bool) -> T
         table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
     for index, pool_cost in enumerate(costs.pools):
         _add_pool(table, fleet, pool_cost, Text(bar, _COLOURS[index % len(_COLOURS)]))
+    volumes = (_format_usd(costs.volumes.min_usd_h), _format_usd(costs.volumes.max_usd_h))
+    table.add_row(Text("root volumes", "dim bold"), *([""] * len(fleet.zones)), "", "", *volumes)
     standing_usd = _format_usd(costs.standing_usd_h)
     table.add_row(Text("without instances", "dim bold"), *([""] * len(fleet.zones)), "", "", standing_usd, standing_usd)
     return table
@@ -269,8 +271,7 @@ def _render_prices(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
         yield _render_note(
             "reservations: ", f"{_format_usd(reserved)} USD/h from the apply on, used or not; in both totals"
         )
-    volumes = f"root volumes, {_format_usd(cost.estimate_volumes(fleet))} USD/h at full size in us-east-1"
-    yield _render_note("in no total: ", f"{volumes}; traffic, logs and metrics")
+    yield _render_note("in no total: ", "traffic, logs and metrics")
     if any("spot" in pool.buy for pool in fleet.pools.values()):
         yield _render_note("spot: ", "costs less than shown; prices change hourly")
     if costs.unknown and fleet.spend_limit is not None:
@@ -304,7 +305,8 @@ def _render_standing(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     ]
     dates = join_words(sorted({item.source.date for item in costs.standing}))
     yield _render_note("without instances: ", f"{join_words(items)} USD/h; prices of {dates}")
-    if foreign := [item.name for item in costs.standing if not item.is_regional_price]:
+    foreign = [item.name for item in costs.standing if not item.is_regional_price]
+    if foreign := foreign + ["root volumes"] * (not costs.volumes.is_regional_price):
         yield _render_note(
             "estimated: ", f"{join_words(foreign)}, at us-east-1's prices: those of {fleet.region} are not known here"
         )

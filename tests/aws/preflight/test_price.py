@@ -31,22 +31,23 @@ def _collect_lines(document: Any, today: str = "2026-11-21", **prices: float) ->
 
 def test_the_cost_range_is_shown_with_the_prices_date(read_fleet: Any) -> None:
     (line,) = _collect_lines(read_fleet(POOL, HEAD))
-    assert (line.status, line.message) == ("pass", "2.62 to 8.62 USD/h on demand (AWS Price List, 2026-11-01)")
+    assert (line.status, line.message) == ("pass", "2.66 to 8.69 USD/h on demand (AWS Price List, 2026-11-01)")
 
 
 def test_more_than_the_spend_limit_fails(read_fleet: Any) -> None:
     span, limit = _collect_lines(read_fleet(POOL, f"{HEAD}spend_limit: 5 USD/h\n"))
     assert span.status == "pass"
     assert (limit.name, limit.status) == ("spend limit", "fail")
-    assert limit.message == "at full size the fleet costs 8.62 USD/h on demand (general 8.00, without instances 0.62)"
-    assert limit.fix == "set a limit of 8.63 USD/h or more, or use smaller pools"
+    parts = "general 8.00, root volumes 0.07, without instances 0.62"
+    assert limit.message == f"at full size the fleet costs 8.69 USD/h on demand ({parts})"
+    assert limit.fix == "set a limit of 8.69 USD/h or more, or use smaller pools"
 
 
-def test_volumes_that_cost_much_beside_the_instances_are_named(read_fleet: Any) -> None:
+def test_the_volumes_of_warm_instances_cost_while_these_are_stopped(read_fleet: Any) -> None:
     warm = f"{HEAD}orchestrator: ecs\n"
     (line,) = _collect_lines(read_fleet(f"{POOL}    warm: 2\n", warm))
-    # Six volumes of 140 USD a month beside four instances of 2 USD an hour.
-    assert line.message.endswith("(AWS Price List, 2026-11-01), and root volumes 1.15 at full size")
+    # Three and six volumes of 140 USD a month beside one and four instances of 2 USD an hour.
+    assert line.message == "2.72 to 9.29 USD/h on demand (AWS Price List, 2026-11-01)"
 
 
 def test_within_the_spend_limit_says_so(read_fleet: Any) -> None:
@@ -64,10 +65,10 @@ def test_old_prices_are_doubted_with_the_command_that_reads_them_anew(read_fleet
 def test_a_price_that_nobody_knows_is_a_warning_and_no_sum(read_fleet: Any) -> None:
     (line,) = _collect_lines(read_fleet(POOL, HEAD), unknown=1.0)
     assert line.status == "warn"
-    assert line.message == "0.62 to at least 0.62 USD/h on demand; unknown for g6e.xlarge"
+    assert line.message == "0.66 to at least 0.69 USD/h on demand; unknown for g6e.xlarge"
 
 
 def test_a_capacity_block_is_paid_already(read_fleet: Any) -> None:
     block = "  big:\n    types: p5.48xlarge\n    buy: {capacity-block: cr-0123456789abcdef0}\n    size: 1\n"
     (line,) = _collect_lines(read_fleet(block, HEAD))
-    assert line.message == "0.62 to 0.62 USD/h on demand; big is paid already"
+    assert line.message == "0.66 to 0.66 USD/h on demand; big is paid already"

@@ -76,7 +76,8 @@ def test_the_table_shows_each_pool_with_its_zones_instances_accelerators_and_cos
     assert _find_line(lines, "neuron") == ["neuron", *"━━━", "0..20", "0..320", "0.00", "430.00"]
     assert _find_line(lines, "b200") == ["b200", "━", "10", "80", "prepaid", "prepaid"]
     assert _find_line(lines, "m8g.2xlarge") == ["m8g.2xlarge", *"●●", "8", "vCPUs", "@", "0.36"]
-    assert _find_line(lines, "in all") == ["in", "all", "113..1,980", "488..11,200", "1,106", "43,814"]
+    assert _find_line(lines, "root volumes") == ["root", "volumes", "1.24", "21.70"]
+    assert _find_line(lines, "in all") == ["in", "all", "113..1,980", "488..11,200", "1,107", "43,836"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -84,7 +85,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(tmp_path: Path,
     lines = _render(_load_fleet(tmp_path), width)
     assert max(len(line.rstrip()) for line in lines) <= width
     assert not [line for line in lines if "…" in line]
-    assert _find_line(lines, "in all")[-4:] == ["113..1,980", "488..11,200", "1,106", "43,814"]
+    assert _find_line(lines, "in all")[-4:] == ["113..1,980", "488..11,200", "1,107", "43,836"]
 
 
 def test_a_long_name_is_wrapped_and_never_cut(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_efa_is_shown_with_its_interfaces(tmp_path: Path) -> None:
 def test_the_gauge_shows_how_much_of_the_limit_the_greatest_size_takes(tmp_path: Path) -> None:
     lines = _render(_load_fleet(tmp_path), 100)
     gauge = next(line for line in lines if line.startswith("spend limit"))
-    assert gauge == f"spend limit {'█' * 13}{'░' * 17} 43,814 of 100,000 USD/h (44%)"
+    assert gauge == f"spend limit {'█' * 13}{'░' * 17} 43,836 of 100,000 USD/h (44%)"
 
 
 def test_an_unknown_price_is_shown_as_unknown_and_sums_as_at_least(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_an_unknown_price_is_shown_as_unknown_and_sums_as_at_least(tmp_path: Pat
     assert _find_line(lines, "some")[-4:] == ["≥", "55.04", "≥", "110.08"]
     assert _find_line(lines, "p5e.48xlarge")[-1] == "unknown"
     assert _find_line(lines, "none")[-2:] == ["0.00", "unknown"]
-    assert _find_line(lines, "in all")[-4:] == ["≥", "55.66", "≥", "110.70"]
+    assert _find_line(lines, "in all")[-4:] == ["≥", "55.70", "≥", "110.76"]
     assert "no price for p5e.48xlarge: AWS's price list has no on-demand price for it" in " ".join(lines)
 
 
@@ -163,7 +164,8 @@ def test_json_has_the_same_facts(tmp_path: Path, run_command: RunCommand) -> Non
     response: dict[str, Any] = json.loads(result.out)
     assert response["region"] == "us-east-1" and response["mistakes"] == []
     assert response["end_of_standard_support"] is None  # of ECS there is none
-    assert response["most_usd_h"] == pytest.approx(43814.0, abs=1)
+    assert response["most_usd_h"] == pytest.approx(43836.0, abs=1)
+    assert response["volumes_usd_h"] == pytest.approx(22.0, abs=0.5)
     pool = response["pools"][1]
     assert pool["machines"] == {"least": 1, "most": 100}
     assert pool["accelerators"] == {"least": 8, "most": 800}

@@ -23,7 +23,6 @@ def check_price(fleet: Fleet, mistakes: Sequence[Mistake], today: datetime.date)
     prefix = "at least " if costs.unknown else ""
     message = (
         f"{costs.min_usd_h:,.2f} to {prefix}{costs.max_usd_h:,.2f} USD/h on demand{f' ({dates})' if dates else ''}"
-        f"{cost.describe_volumes(fleet, costs)}"
     )
     refresh = ("blueprint", "catalog", "refresh", "--region", fleet.region)
     limit_results = [CheckResult("spend limit", "fail", mistake.reason, mistake.fix) for mistake in mistakes]
