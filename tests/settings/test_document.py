@@ -122,6 +122,8 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
             VALID + "main-crate: {least: 1, mots: 2}\n",
             ["o.yaml:3:24: main-crate.mots: unknown key. Fix: write most:."],
         ),
+        (VALID + "least: 1\n", ["o.yaml:3:1: least: unknown key. Fix: write it below main-crate:."]),
+        (VALID + "main-crate: {ripe: 3d}\n", ["o.yaml:3:14: main-crate.ripe: unknown key. Fix: write it at the top of the file."]),
         ("name: 5\nfruits: apple\n", ['o.yaml:1:7: name: 5: it is not a word: a-z. Fix: use a word such as plum.']),
         ("name: true\nfruits: apple\n", ["o.yaml:1:7: name: true: it is not text. Fix: write it in quotes: 'true'."]),
         ("name: [a]\nfruits: apple\n", ['o.yaml:1:7: name: [a]: it is not a word: a-z. Fix: use a word such as plum.']),

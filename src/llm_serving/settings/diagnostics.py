@@ -133,11 +133,34 @@ def _format_bound(model_type: type[BaseModel], loc: KeyPath, bound: float) -> st
 
 def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
     """Return what to write in place of a key that does not exist."""
+    if place := _find_place(model_type, loc):
+        return f"write it {place}"
     nearest_key = find_nearest_key(model_type, data, loc)
     free_keys = _list_free_keys(model_type, data, loc)
     if nearest_key:
         return f"write {nearest_key}:"
     return f"use one of {', '.join(free_keys)}" if free_keys else "remove it"
+
+
+def _find_place(model_type: type[BaseModel], loc: KeyPath) -> str:
+    """Return where else the file has a key of this name: below a neighbour, or at the top; empty if nowhere."""
+    *_, (step, model) = walk_models(model_type, loc)
+    key = str(step)
+    if model and (paths := _list_paths(model, key, 1) or _list_paths(model, key, 2)):
+        return f"below {' or '.join(f'{path}:' for path in paths)}"
+    return "at the top of the file" if len(loc) > 1 and key in get_fields(model_type) else ""
+
+
+def _list_paths(model: type[BaseModel], key: str, depth: int) -> list[str]:
+    """Return the keys, at most `depth` one below the other, below which a model has `key`."""
+    paths = []
+    for name, field in get_fields(model).items():
+        child, annotation = _find_child(field.annotation, key)
+        if child and annotation is not None:
+            paths.append(name)
+        elif child and depth > 1:
+            paths += [f"{name}.{path}" for path in _list_paths(child, key, depth - 1)]
+    return paths
 
 
 def find_nearest_key(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str | None:

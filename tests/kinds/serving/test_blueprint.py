@@ -146,6 +146,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID.replace("pool: general", "pool: general, tensor_parallel_size: 2"), ["4:27: roles.worker.tensor_parallel_size: unknown key. Fix: write accelerators:."]),
         (VALID + "model: mid\n", ["7:1: model: duplicate key, first on line 2. Fix: remove one."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: set worker: {pool: general}."]),
+        (VALID + "policy: random\n", [f"{VALID.count(chr(10)) + 1}:1: policy: unknown key. Fix: write it below roles.router:."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: write a value, or leave it out."]),
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: [{at: 16:00..23:00, replicas: 2}, {at: 22:59..01:00, replicas: 3}]}"), ['4:107: roles.worker.scale.peaks[1].at: "22:59..01:00": it meets 16:00..23:00. Fix: leave a minute between both, or make one of them.']),
         (VALID.replace("pool: general", "pool: general, replicas: 1..4, scale: {queue: 4, peaks: {at: 16:00..16:00, replicas: 2}}"), ['4:73: roles.worker.scale.peaks.at: "16:00..16:00": it ends as it begins. Fix: raise the least of `replicas` for the whole day.']),
