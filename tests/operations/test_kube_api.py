@@ -169,6 +169,9 @@ def test_a_command_in_a_container_returns_its_output_or_says_why_it_failed(api: 
 
     lines = run("sh", "-c", 'echo "$1" é; echo to stderr >&2', "sh", "a b").splitlines()
     assert sorted(lines) == ["a b é", "to stderr"]
+    long_line = "é" * 10_000
+    command = ["sh", "-c", 'read -r line; echo "$line"']
+    assert api.run_command(pod, "default", "web", command, long_line, limit_s=60) == f"{long_line}\n"
     with pytest.raises(ApiError, match=r"cannot run a command in Pod web-0: .*exit 3.* it broke$"):
         run("sh", "-c", "echo it broke; exit 3")
     with pytest.raises(ApiError, match="cannot run a command in Pod web-0: it did not end within 1 s"):

@@ -233,8 +233,13 @@ class KubeApi:
                 if rest:
                     yield rest.decode(errors="replace")
 
-    def run_command(self, pod: str, namespace: str, container: str, command: Sequence[str], *, limit_s: float) -> str:
+    def run_command(
+        self, pod: str, namespace: str, container: str, command: Sequence[str], line: str = "", *, limit_s: float
+    ) -> str:
         """Run a command in a container, and return what it printed.
+
+        Args:
+            line: what it reads from its input, which the cluster's audit log does not have, as it has the command.
 
         Raises:
             ApiError: it did not start, failed, or did not end within `limit_s` seconds.
@@ -248,13 +253,15 @@ class KubeApi:
                 *(self._open_streams().connect_get_namespaced_pod_exec, pod, namespace),
                 container=container,
                 command=list(command),
-                stdin=False,
+                stdin=bool(line),
                 stdout=True,
                 stderr=True,
                 tty=False,
                 _preload_content=False,
             )
             with contextlib.closing(session):
+                if line:
+                    session.write_stdin(f"{line}\n")
                 session.run_forever(timeout=limit_s)
                 if session.is_open():
                     raise ApiError(f"cannot {action}: it did not end within {limit_s:.0f} s")

@@ -20,12 +20,14 @@ from tests.targets.on_aws import test_adapters as deployed
 pytestmark = pytest.mark.terraform
 
 
-def run_here(folder: Path, command: list[str], *, limit_s: float) -> str:
+def run_here(target: str, folder: Path, command: list[str], line: str, *, limit_s: float) -> str:
     """Run a command as a container would, whose folder for temporary files is `folder`."""
+    assert "X-Amz-Signature" not in " ".join(command), "the cluster's audit log has it"
     assert command[0] == "python3"
     folder.mkdir(exist_ok=True)
     result = subprocess.run(
-        [sys.executable, *command[1:]],
+        [sys.executable, *command[1:], *([line] if target == "ecs" else [])],
+        input=f"{line}\n",
         env={"TMPDIR": str(folder)},
         capture_output=True,
         text=True,
@@ -35,7 +37,7 @@ def run_here(folder: Path, command: list[str], *, limit_s: float) -> str:
     return f"Starting session\r\n{result.stdout}{result.stderr}\r\nExiting session"
 
 
-def fail(command: list[str], *, limit_s: float) -> str:
+def fail(command: list[str], line: str, *, limit_s: float) -> str:
     raise Unavailable("the container is not running")
 
 
@@ -60,7 +62,7 @@ def test_every_node_of_a_replica_copies_it_and_a_failure_names_its_container(
     deployed.upload_adapter(bucket)
     location = f"s3://{bucket.location.bucket}/lora/sql"
     deployed.make_plan(tmp_path, location, target.name)
-    follower = ReplicaContainer("follower", False, functools.partial(run_here, tmp_path / "follower"))
+    follower = ReplicaContainer("follower", False, functools.partial(run_here, target.name, tmp_path / "follower"))
     containers = [ReplicaContainer("late", True, fail), follower]
     monkeypatch.setattr(target, "list_containers", lambda *_: containers)
     assert run_cli(target, "load", "new", location) == 1

@@ -476,5 +476,5 @@ def test_the_tasks_of_a_role_are_those_in_which_commands_run(
     monkeypatch.setattr(tasks.container_command, "run", lambda *words, limit_s: str(calls.append((*words, limit_s))))
     containers = tasks.list_containers(deployment_plan, "worker")
     assert [(entry.name, entry.answers) for entry in containers] == [("a1", True), ("a2", True), ("a3", True)]
-    containers[0].run(["true"], limit_s=5)
-    assert [call[1:] for call in calls] == [("fabric", "a1", "worker", ["true"], 5)]
+    containers[0].run(["true"], "line", limit_s=5)
+    assert [call[1:] for call in calls] == [("fabric", "a1", "worker", ["true"], "line", 5)]

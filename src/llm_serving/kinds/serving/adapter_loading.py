@@ -130,7 +130,7 @@ def _refuse_location(location: str | Path, problem: tuple[str, str]) -> NoReturn
 def _run_in_container(request: adapter_program.Request, container: ReplicaContainer) -> Outcome:
     program = base64.b64encode(Path(adapter_program.__file__).read_bytes()).decode()
     try:
-        text = container.run(["python3", "-c", _RUN_PROGRAM, program, json.dumps(request)], limit_s=_RUN_TIMEOUT_S)
+        text = container.run(["python3", "-c", _RUN_PROGRAM, program], json.dumps(request), limit_s=_RUN_TIMEOUT_S)
     except Unavailable as error:
         return Outcome(container.name, "", str(error))
     answers = [line.strip() for line in text.splitlines() if line.startswith(adapter_program.MARK)]

@@ -1,4 +1,5 @@
-"""Load or unload a LoRA adapter in an engine's container: `python3 -c PROGRAM REQUEST`, where REQUEST is a JSON object.
+"""Load or unload a LoRA adapter in an engine's container: `python3 -c PROGRAM [REQUEST]`, where REQUEST is a JSON
+object, the first line of the input if left out.
 
 Needs no AWS SDK and no rights: the adapter's files have presigned URLs. Prints one line, `MARK` and a JSON object with
 `done` or `error`.
@@ -141,4 +142,4 @@ def _digest(*words: str) -> str:
 
 if __name__ == "__main__":
     os.umask(0o022)  # ECS Exec is root, and the engine may be another user
-    print(MARK + json.dumps(main(json.loads(sys.argv[1]))))
+    print(MARK + json.dumps(main(json.loads(sys.argv[1] if sys.argv[1:] else sys.stdin.readline()))))

@@ -20,14 +20,19 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.settings.errors import Unavailable
 
 
-def run(aws: AwsSession, cluster: str, task: str, container: str, command: list[str], *, limit_s: float) -> str:
+def run(
+    aws: AwsSession, cluster: str, task: str, container: str, command: list[str], line: str = "", *, limit_s: float
+) -> str:
     """Run a command, and return what it printed among the session's own lines.
+
+    Args:
+        line: its last argument, if not empty: a terminal would cut it, and print it into the session's log.
 
     Raises:
         Unavailable: the session did not start, or did not end within `limit_s` seconds.
     """
     words = ["aws", "ecs", "execute-command", "--region", aws.region, "--cluster", cluster, "--task", task]
-    words += ["--container", container, "--interactive", "--command", shlex.join(command)]
+    words += ["--container", container, "--interactive", "--command", shlex.join([*command, *filter(None, [line])])]
     with _open_silent_input() as silence, tempfile.TemporaryFile() as output:
         child = processes.spawn(words, environment=aws.child_env, stdin=silence, output=output)
         try:

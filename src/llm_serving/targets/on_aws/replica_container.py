@@ -9,8 +9,11 @@ from typing import Protocol
 class RunCommand(Protocol):
     """Runs a command in a container."""
 
-    def __call__(self, command: list[str], *, limit_s: float) -> str:
+    def __call__(self, command: list[str], line: str = "", *, limit_s: float) -> str:
         """Return what it printed.
+
+        Args:
+            line: what it reads from its input, or its last argument on ECS, whose input is a terminal.
 
         Raises:
             Unavailable: it did not start, or did not end in time.
