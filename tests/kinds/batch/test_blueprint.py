@@ -263,6 +263,11 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
             "range of addresses.",
         ),
         (
+            f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}api: {{clients: 0.0.0.0/0}}\n",
+            'mine/blueprint.yaml:5:16: api.clients: "0.0.0.0/0": it is every address, and the stack of tasks has no open '
+            "security group. Fix: name the ranges of your clients.",
+        ),
+        (
             f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}teams: {{ads: {{deadline: 91d}}}}\n",
             'mine/blueprint.yaml:5:25: teams.ads.deadline: "91d": S3 deletes what a job has saved 90 days after it was written: '
             "storage.results_kept of the fleet. Fix: use 90d or less, or keep results for longer.",

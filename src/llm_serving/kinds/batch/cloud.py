@@ -251,3 +251,6 @@ def _find_foreign_clients(settings: Blueprint, environment: Environment) -> Iter
             reason = f"on {environment.conventions.title} it names nobody"
             fix = "name a namespace" if is_kubernetes else "name a security group, sg-ID"
             yield Conflict(("api", "clients"), reason, f"{fix}, or a range of addresses", client)
+        elif client.endswith("/0") and not is_kubernetes:
+            reason = "it is every address, and the stack of tasks has no open security group"
+            yield Conflict(("api", "clients"), reason, "name the ranges of your clients", client)
