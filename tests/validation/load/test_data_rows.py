@@ -26,6 +26,16 @@ def test_rows_are_read_with_their_expected_answers(tmp_path: Path) -> None:
     assert rows[1].expected is None
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u0085", "\u2029"])
+@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "with a mark"])
+def test_a_line_ends_where_json_says_so(character: str, start: str, tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    prompts = [f"one{character}two", "three"]
+    text = "\r\n".join(json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts)
+    file.write_bytes(f"{start}{text}\r\n".encode())
+    assert [row.messages[0]["content"] for row in data_rows.read_rows(file, CHAT)] == prompts
+
+
 def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(

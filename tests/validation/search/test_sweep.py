@@ -23,7 +23,7 @@ from llm_serving.validation.search import sweep
 from llm_serving.validation.search.knee import Knee, Point
 from llm_serving.validation.search.sweep import Loader, Options
 from llm_serving.validation.search.sweep_result import Sweep
-from llm_serving.validation.statistics import soundness
+from llm_serving.validation.statistics import sample_statistics, soundness
 from tests.validation.conftest import TargetFactory, build_options
 from tests.validation.search.test_knee import build_point
 
@@ -253,3 +253,10 @@ def test_the_name_of_the_highest_load_stays_within_the_picture() -> None:
         for at in (4.0, 32.0)
     ]
     assert [anchor and anchor[1] for anchor in anchors] == ["start", "end"]
+    values = [200.0 + number for number in range(200)]
+    histogram = charts.render_distribution("t", values, sample_statistics.summarize_latency(values), {"p95": 900.0})
+    assert re.findall(r'text-anchor="(\w+)" class="(?:mark|limit)">(p\d+)', histogram) == [
+        ("start", "p50"),
+        ("end", "p95"),
+        ("end", "p95"),
+    ], "the limit lies beyond it"

@@ -49,7 +49,7 @@ def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
         InputError: the file cannot be read, or every invalid line.
     """
     try:
-        with open(path, encoding="utf-8", opener=open_regular) as file:
+        with open(path, encoding="utf-8-sig", opener=open_regular) as file:  # editors on Windows begin with a mark
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = (
@@ -64,7 +64,7 @@ def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
 
 def _read_lines(path: Path, text: str, traffic: Traffic) -> list[DataRow]:
     rows, mistakes = [], []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also cut a text at U+2028 or U+0085
         if not line.strip():
             continue
         try:

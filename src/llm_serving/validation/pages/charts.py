@@ -139,7 +139,9 @@ def _render_marks(x: Scale, marks: Iterable[tuple[str, float, str]]) -> list[str
             elements.append(
                 f'<line class="{kind}" x1="{position}" x2="{position}" y1="{height - 9}" y2="{HEIGHT - BOTTOM}"/>'
             )
-        elements.append(_render_text(left, height, label, "start", kind))
+        # At the right edge it ends there, however wide the reader's font is.
+        place = (WIDTH, "end") if left < position + 3 else (left, "start")
+        elements.append(_render_text(place[0], height, label, place[1], kind))
     return elements
 
 
