@@ -142,6 +142,15 @@ def test_an_existing_network_is_its_owners_cost() -> None:
     assert [(item.name, item.count) for item in cost.estimate(fleet).standing] == [("KMS keys", 2)]
 
 
+def test_an_existing_cluster_and_the_volumes_of_its_nodes_are_its_owners_cost() -> None:
+    network = {"vpc": "vpc-0123456789abcdef0", "private_subnets": ["subnet-0123456789abcdef0"]}
+    pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": "1..2"}}
+    existing: dict[str, Any] = {"eks": {"cluster": "platform"}, "network": network}
+    costs = cost.estimate(Fleet(name="demo", region="us-east-1", zones=("us-east-1a",), pools=pools, **existing))
+    assert [(item.name, item.count) for item in costs.standing] == [("KMS keys", 1)]
+    assert (costs.volumes.min_usd_h, costs.volumes.max_usd_h, costs.pools[0].min_usd_h) == (0, 0, 1.861)
+
+
 def test_a_region_without_prices_of_its_own_is_estimated_and_says_so() -> None:
     pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": 0}}
     fleet = Fleet(name="demo", region="eu-west-1", zones=("eu-west-1a",), orchestrator="ecs", pools=pools)

@@ -110,10 +110,10 @@ def estimate(fleet: Fleet, deployed: Sequence[standing_cost.Units] = ()) -> Cost
 
 def _estimate_volumes(fleet: Fleet) -> VolumeCost:
     """Return what root volumes cost; those of pools with a type that the catalog does not have are left out."""
-    system = build_system_group(fleet) if "eks" in fleet.orchestrators else None
+    system = build_system_group(fleet) if fleet.creates_eks else None
     least = most = system.min_size * _price(system.volume) if system else 0.0
     for name, pool in fleet.pools.items():
-        if all(type_name in instances.load() for type_name in pool.types):
+        if fleet.starts_instances(pool) and all(type_name in instances.load() for type_name in pool.types):
             prices = [_price(group.volume) for group in groups.resolve_pool(fleet, name)]
             least += (max(pool.size.min, pool.spare) + pool.warm) * min(prices, default=0.0)
             most += (pool.size.max + pool.warm) * max(prices, default=0.0)
