@@ -41,13 +41,14 @@ def test_the_kind_is_optional(tmp_path: Path) -> None:
     assert kinds.get_for(with_kind) is KIND
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "shown"), [("sailing", '"sailing"'), ("[batch]", "[batch]"), ("~", "empty")])
+def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path, kind: str, shown: str) -> None:
     file = tmp_path / "blueprint.yaml"
-    file.write_text(f"kind: sailing\n{BLUEPRINT}")
+    file.write_text(f"kind: {kind}\n{BLUEPRINT}")
     with pytest.raises(InputError) as error:
         inputs.read_blueprint(tmp_path)
     choices = " or ".join(kinds.list_kinds())
-    assert str(error.value) == f'{file}:1:7: kind: "sailing": there is no such kind. Fix: write {choices}.'
+    assert str(error.value) == f'{file}:1:7: kind: {shown}: there is no such kind. Fix: write {choices}.'
 
 
 @pytest.mark.parametrize(

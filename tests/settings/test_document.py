@@ -132,6 +132,7 @@ def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
         ("name: avalon\nfruits: [a, B]\n", ['o.yaml:2:13: fruits[1]: "B": it is not a word: a-z. Fix: use a word such as plum.']),
         ("name: avalon\nfruits: B\n", ['o.yaml:2:9: fruits: "B": it is not a word: a-z. Fix: use a word such as plum.']),
         (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: \"ancient\": not one of the choices. Fix: use one of 'old' or 'new'."]),
+        (VALID + "kind: [old]\n", ["o.yaml:3:7: kind: [old]: not one of the choices. Fix: use one of 'old' or 'new'."]),
         (VALID + "kind: olds\n", ["o.yaml:3:7: kind: \"olds\": not one of the choices. Fix: use old; the choices are 'old' or 'new'."]),
         (VALID + "kind: NEW\n", ["o.yaml:3:7: kind: \"NEW\": not one of the choices. Fix: use new; the choices are 'old' or 'new'."]),
         (VALID + "weight: heavy\n", ['o.yaml:3:9: weight: "heavy": it is a text. Fix: use a number.']),

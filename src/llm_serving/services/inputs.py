@@ -11,9 +11,9 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.services import kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME
 from llm_serving.services.kinds import Capability
-from llm_serving.settings import own_yaml, yaml_source
+from llm_serving.settings import diagnostics, own_yaml, yaml_source
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import ErrorCollector, InputError, Mistake, quote_value
+from llm_serving.settings.errors import ErrorCollector, InputError, Mistake
 
 __all__ = ["read", "read_blueprint", "read_fleet", "require_capability"]
 
@@ -81,4 +81,4 @@ def _read_kind(file: Path) -> str:
 def _build_mistake(file: Path, key: str, value: object, reason: str, fix: str) -> Mistake:
     position = yaml_source.read(file).positions.get((key,))
     line, column = (position.line, position.column) if position else (1, 1)
-    return Mistake(file, line, column, key, quote_value(value), reason, fix)
+    return Mistake(file, line, column, key, diagnostics.format_value(value), reason, fix)

@@ -89,9 +89,10 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if error_type == "literal_error":
         choices = str(context["expected"])
         known = {choice.lower(): choice for choice in choices.replace("'", "").replace(" or ", ", ").split(", ")}
-        matches = [known[word] for word in difflib.get_close_matches(str(value).lower(), known, n=1)]
+        word = "" if isinstance(value, dict | list) else str(value).lower()
+        matches = [known[match] for match in difflib.get_close_matches(word, known, n=1)]
         suggestion = matches and (matches[0] if isinstance(value, str) else f"'{matches[0]}', in quotes")
-        fix = f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
+        fix = f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}" if len(known) > 1 else choices
         return "not one of the choices", f"use {fix}"
     if error_type in _EXPECTED_TYPES:
         keys = _list_keys(model_type, detail["loc"]) if error_type == "model_type" else ""
