@@ -294,7 +294,8 @@ def test_a_missing_file_is_reported_with_a_similar_name() -> None:
         "fleet.yaml: there is no such file. "
         "Fix: go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one."
     )
-    Path("compose.yaml").write_text("a: 1")
+    for name in ("compose.yaml", "blueprint.yaml"):
+        Path(name).write_text("a: 1")
     assert "--fleet FILE" in get_error(Path("fleet.yaml")), "another YAML file is no fleet"
     Path("fleet.yml").write_text("a: 1")
     assert get_error(Path("fleet.yaml")) == (

@@ -182,7 +182,8 @@ def _suggest_path(path: Path) -> str:
     except OSError:
         names = []
     yamls = [name for name in names if name.endswith((".yaml", ".yml"))]
-    matches = difflib.get_close_matches(path.name, yamls, n=1)
+    # In a blueprint's folder `blueprint.yaml` alone looks like the name of a fleet.
+    matches = difflib.get_close_matches(path.name, yamls, n=1, cutoff=0.7)
     if path == DEFAULT_FLEET and not matches:
         return "go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one"
     matches = matches or sorted(yamls)[:1]

@@ -76,6 +76,7 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
     ("arguments", "message"),
     [
         (["first"], "RUN: a comparison takes two or more. Fix: run blueprint compare RUN RUN."),
+        (["first", "./second/../first", "--gate"], "RUN: first: it is named twice, and has no difference from itself."),
         (["first", "none"], "RUN: none: report.json cannot be read: No such file or directory."),
         (["first", "broken"], "RUN: broken: it is not a validation's folder:"),
         (

@@ -95,6 +95,10 @@ def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
     runs = [group for folder in folders for group in _find_newest(folder, groups, repeats)]
     if len(runs) < 2:
         raise InputError("RUN: a comparison takes two or more. Fix: run blueprint compare RUN RUN.")
+    paths = [path.resolve() for group in runs for path in group]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        reason = "it is named twice, and has no difference from itself"
+        raise InputError(f"RUN: {console.shorten_path(twice)}: {reason}. Fix: name another validation.")
     return runs
 
 
