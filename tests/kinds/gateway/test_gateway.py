@@ -824,6 +824,11 @@ def test_a_model_in_the_url_is_the_team_s_own_too(gateway: Running, path: str, p
         (True, {"stream_options": {"include_usage": False}}),
         (False, {"user": "\0"}),  # Postgres has no such text
         (False, {"safety_identifier": "\0"}),
+        (False, {"litellm_session_id": "\0", "metadata": {"agent_id": "\0"}}),
+        (
+            False,
+            {"metadata": {"session_id": "".join(f"{number:x}" for number in range(20_000))}},
+        ),  # nor one so long in an index
     ],
 )
 def test_a_client_s_fields_of_litellm_keep_no_request_out_of_the_budget_and_the_records(
@@ -1081,7 +1086,8 @@ def test_personal_data_of_a_team_that_masks_it_reaches_no_deployment_and_no_reco
     texts = list_texts()
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": text.text}]} for text in texts]
     client = gateway.connect(gateway.create_key("private"))
-    secrets: Any = {"metadata": {"owner": "lee@example.com"}, "user": "lee@example.com"}
+    names = {"user": "lee@example.com", "litellm_session_id": "lee@example.com"}
+    secrets: Any = {"metadata": {"owner": "lee@example.com"}, "extra_body": names}
     client.chat.completions.create(model="echo", messages=messages, max_tokens=1, **secrets)
     body = gateway.received[-1]
     counts: Counter[tuple[str, str]] = Counter()

@@ -23,6 +23,7 @@ NAMES = (
     "litellm.proxy",
     "litellm.proxy._types",
     "litellm.proxy.auth",
+    "litellm.proxy.spend_tracking",
     "litellm.responses.streaming_iterator",
     "litellm.router_utils",
     "openai._base_client",

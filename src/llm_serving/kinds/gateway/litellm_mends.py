@@ -20,6 +20,7 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy import common_request_processing
 from litellm.proxy._types import ProxyException
 from litellm.proxy.auth import user_api_key_auth
+from litellm.proxy.spend_tracking import spend_tracking_utils
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
 from litellm.router_utils import cooldown_handlers
 from openai._base_client import BaseClient
@@ -39,6 +40,9 @@ _OWN_ERRORS = (AttributeError, TypeError)
 
 _CLIENTS = ("openai", "httpx", "aiohttp")
 """Modules of errors that a deployment caused."""
+
+_CLIENTS_NAMES = ("session_id", "agent_id", "billing_agent_id")
+"""Columns of records that clients fill."""
 
 _OPENAI = {"openai", "text-completion-openai"}
 """LiteLLM's names of the provider of our deployments; the second one is that of completions."""
@@ -114,6 +118,21 @@ user_api_key_auth.read_request_body = refuse_other_bodies(user_api_key_auth.read
 # with a NUL, LiteLLM drops the record, and what all teams spent in those seconds: `_commit_spend_updates_to_db` in
 # proxy/db/db_spend_update_writer.py writes the spending of teams after that of such users.
 user_api_key_auth.get_end_user_id_from_request_body = lambda *_, **__: None
+
+
+def leave_out_names(build: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Leave out of records what clients call their sessions and agents, by fields or headers.
+
+    Where Postgres refuses such a text, as one with a NUL, or too long for an index, there was no record of the request.
+    """
+
+    def build_without(*arguments: Any, **options: Any) -> dict[str, Any]:
+        return {**build(*arguments, **options), **dict.fromkeys(_CLIENTS_NAMES, "")}
+
+    return build_without
+
+
+spend_tracking_utils.get_logging_payload = leave_out_names(spend_tracking_utils.get_logging_payload)
 
 
 def keep_connection(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
