@@ -48,7 +48,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path, kind: st
     with pytest.raises(InputError) as error:
         inputs.read_blueprint(tmp_path)
     choices = " or ".join(kinds.list_kinds())
-    assert str(error.value) == f'{file}:1:7: kind: {shown}: there is no such kind. Fix: write {choices}.'
+    assert str(error.value) == f"{file}:1:7: kind: {shown}: there is no such kind. Fix: write {choices}."
 
 
 @pytest.mark.parametrize(

@@ -294,9 +294,10 @@ def test_a_missing_file_is_reported_with_a_similar_name() -> None:
         "fleet.yaml: there is no such file. "
         "Fix: go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one."
     )
-    for name in ("compose.yaml", "blueprint.yaml"):
+    for name in ("compose.yaml", "blueprint.yaml", ".checkov.yaml"):
         Path(name).write_text("a: 1")
     assert "--fleet FILE" in get_error(Path("fleet.yaml")), "another YAML file is no fleet"
+    assert get_error(Path("other.yaml")).endswith("such as blueprint.yaml."), "no hidden file is meant"
     Path("fleet.yml").write_text("a: 1")
     assert get_error(Path("fleet.yaml")) == (
         "fleet.yaml: there is no such file. Fix: name the path of a file that exists, such as fleet.yml."

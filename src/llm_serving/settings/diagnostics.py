@@ -87,13 +87,7 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if error_type == "extra_forbidden":
         return "unknown key", _suggest_keys(model_type, data, detail["loc"])
     if error_type == "literal_error":
-        choices = str(context["expected"])
-        known = {choice.lower(): choice for choice in choices.replace("'", "").replace(" or ", ", ").split(", ")}
-        word = "" if isinstance(value, dict | list) else str(value).lower()
-        matches = [known[match] for match in difflib.get_close_matches(word, known, n=1)]
-        suggestion = matches and (matches[0] if isinstance(value, str) else f"'{matches[0]}', in quotes")
-        fix = f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}" if len(known) > 1 else choices
-        return "not one of the choices", f"use {fix}"
+        return "not one of the choices", f"use {_suggest_choice(value, str(context['expected']))}"
     if error_type in _EXPECTED_TYPES:
         keys = _list_keys(model_type, detail["loc"]) if error_type == "model_type" else ""
         return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", f"use {_EXPECTED_TYPES[error_type]}{keys}"
@@ -116,6 +110,16 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if error_type == "too_long":
         return "it is too long", f"keep at most {context['max_length']}"
     return detail["msg"].lower(), "use another value"
+
+
+def _suggest_choice(value: Any, choices: str) -> str:
+    """Return what to write of `choices`, Pydantic's "'a', 'b' or 'c'"."""
+    known = {choice.lower(): choice for choice in choices.replace("'", "").replace(" or ", ", ").split(", ")}
+    word = "" if isinstance(value, dict | list) else str(value).lower()
+    for match in difflib.get_close_matches(word, known, n=1):
+        nearest = known[match] if isinstance(value, str) else f"'{known[match]}', in quotes"
+        return f"{nearest}; the choices are {choices}"
+    return f"one of {choices}" if len(known) > 1 else choices
 
 
 def _list_keys(model_type: type[BaseModel], loc: KeyPath) -> str:

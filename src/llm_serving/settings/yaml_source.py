@@ -181,7 +181,7 @@ def _suggest_path(path: Path) -> str:
         names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
     except OSError:
         names = []
-    yamls = [name for name in names if name.endswith((".yaml", ".yml"))]
+    yamls = [name for name in names if name.endswith((".yaml", ".yml")) and not name.startswith(".")]
     # In a blueprint's folder `blueprint.yaml` alone looks like the name of a fleet.
     matches = difflib.get_close_matches(path.name, yamls, n=1, cutoff=0.7)
     if path == DEFAULT_FLEET and not matches:
