@@ -57,9 +57,6 @@ _MAX_FILE_NAME = 255
 MAX_COUNTS = 2
 """Inputs counted at a time: each takes some ten megabytes of memory."""
 
-MAX_DEADLINE_S = 365 * 86400.0
-"""Longest deadline of a job: an execution runs for a year at most (AWS, Step Functions quotas, 2026-11)."""
-
 _COUNT_TIMEOUT_S = 30.0
 
 PAGE = 100
@@ -244,7 +241,9 @@ class BatchApi:
         options: dict[str, Any] = {
             "team": self._choose_team(request, metadata.get("team", "")),
             "priority": metadata.get("priority", ""),
-            "deadline_s": _parse_seconds(metadata.get("deadline"), body.get("completion_window")),
+            "deadline_s": _parse_seconds(
+                metadata.get("deadline"), body.get("completion_window"), self._settings.max_deadline_s
+            ),
             "endpoint": str(body.get("endpoint") or ""),
             "model": metadata.get("model", ""),
             "bad_rows": metadata.get("bad_rows", ""),
@@ -495,15 +494,16 @@ async def _read_purpose(part: BodyPartReader) -> str:
     return text[:_MAX_PURPOSE_BYTES].decode(errors="replace").strip()
 
 
-def _parse_seconds(seconds: str | None, window: Any) -> float:
+def _parse_seconds(seconds: str | None, window: Any, most_s: float) -> float:
     """Parse the deadline of a batch in seconds; 0 for the deployment's own."""
     if seconds:
         try:
             deadline_s = max(1.0, float(seconds))
         except ValueError:
             raise BadSubmission("metadata.deadline", f"{seconds} is not a number of seconds") from None
-        if deadline_s > MAX_DEADLINE_S:
-            raise BadSubmission("metadata.deadline", f"{seconds} seconds are more than a year")
+        if deadline_s > most_s:
+            text = f"{seconds} seconds are more than {most_s / 86400:g} days, after which nothing of a job is kept"
+            raise BadSubmission("metadata.deadline", text)
         return deadline_s
     if not window:
         return 0.0
@@ -511,7 +511,7 @@ def _parse_seconds(seconds: str | None, window: Any) -> float:
     if match is None:
         text = f"{str(window)[:80]} is not a number of minutes, hours or days, such as 24h"
         raise BadSubmission("completion_window", text)
-    return min(MAX_DEADLINE_S, float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]])
+    return min(most_s, float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]])
 
 
 def _format_window(seconds: float) -> str:

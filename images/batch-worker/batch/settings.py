@@ -127,6 +127,9 @@ class Settings:
     failed_chunks: float
     """Share of chunks that may be given up before the job fails, 0 to 1."""
 
+    max_deadline_s: float
+    """Longest deadline of a job."""
+
     takeover_s: float
     """Visibility timeout of the queues: another worker takes the chunks of one that was silent for so long."""
 

@@ -112,7 +112,7 @@ def test_a_batch_can_be_cancelled_and_is_listed(run: BatchRun, client: openai.Op
         ({"metadata": {"team": "nobody"}}, "there is no team nobody: default or search or ads"),
         ({"metadata": {"priority": "urgent"}}, "urgent is not one of high, normal, low"),
         ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
-        ({"metadata": {"deadline": "inf"}}, "inf seconds are more than a year"),
+        ({"metadata": {"deadline": "inf"}}, "inf seconds are more than 365 days, after which nothing of a job is kept"),
         ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),
         ({"completion_window": "0h"}, "0h is not a number of minutes"),
         ({"completion_window": "a day"}, "a day is not a number of minutes, hours or days, such as 24h"),

@@ -642,6 +642,12 @@ def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
     assert "cache.example.com" not in json.dumps(deployment.api.env)
 
 
+def test_no_job_may_take_longer_than_its_results_are_kept(tmp_path: Path) -> None:
+    on_aws = MINIMAL.replace("http://127.0.0.1:8000", "https://llm.example.com")
+    deployments = resolve(tmp_path / "here", MINIMAL), resolve_on_ecs(tmp_path / "mine", on_aws)
+    assert [read_document(each.api)["max_deadline_s"] for each in deployments] == [365 * 86_400, 90 * 86_400]
+
+
 def test_rows_go_after_peoples_requests_where_the_engines_schedule_by_priority(tmp_path: Path) -> None:
     plain = read_document(resolve(tmp_path / "plain", MINIMAL).batch_workers[0])
     assert (plain["has_priority"], plain["is_shared"]) == (False, False)

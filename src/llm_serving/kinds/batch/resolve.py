@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         prefix=worker_settings.build_prefix(name),
         usd_h=usd_h,
         drain_s=cloud.DRAIN_S if stack else worker_settings.LOCAL_DRAIN_S,
+        kept_s=fleet.value.storage.results_kept if stack else math.inf,
         has_secrets=in_containers,
     )
     port = environment.ports.get(API, cloud.API_PORT)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
@@ -29,6 +30,9 @@ LOAD_METRICS: tuple[Literal["queue", "running", "kv-usage", "preemptions"], ...]
     "queue", "running", "kv-usage", "preemptions",
 )  # fmt: skip
 """Metrics of an engine that workers follow."""
+
+_MAX_DEADLINE_S = 365 * 86_400.0
+"""An execution runs for a year at most. Source: Step Functions developer guide, "Quotas", 2026-11."""
 
 LOCAL_DRAIN_S = 12
 """How long rows in flight may finish after SIGTERM on this machine."""
@@ -107,12 +111,14 @@ def build(
     prefix: str,
     usd_h: float | None = None,
     drain_s: int = LOCAL_DRAIN_S,
+    kept_s: float = math.inf,
     has_secrets: bool = False,
 ) -> dict[str, JsonValue]:
     """Build the document.
 
     Args:
         name: of the state machine, and the prefix of the queues' names.
+        kept_s: how long S3 keeps what a job has saved.
         has_secrets: whether the target has AWS's secrets; variables take their place elsewhere.
     """
     limits, queues = settings.limits, name_queues(name, settings.teams)
@@ -145,6 +151,7 @@ def build(
         "request_timeout_s": limits.request_timeout,
         "chunk_bytes": limits.chunk,
         "failed_chunks": limits.failed_chunks,
+        "max_deadline_s": min(_MAX_DEADLINE_S, kept_s),
         "takeover_s": limits.takeover,
         "endpoint": answering.url,
         "is_shared": answering.is_shared,
