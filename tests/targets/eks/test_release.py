@@ -697,21 +697,6 @@ def test_an_operator_of_another_version_is_named_before_anything_changes(
     assert "Service/graph" not in connected_cluster.list_names(Kind("v1", "Service"), namespace=NAMESPACE)
 
 
-def test_a_role_with_the_name_of_another_part_of_the_release_is_refused_before_anything_changes(
-    connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
-) -> None:
-    """RELEASE-engines is the Service of all engines."""
-    shutil.copytree(ROOT / "blueprints" / "aggregated", working_folder / "twice")
-    edit(working_folder / "twice/blueprint.yaml", "  router:", "  workers: {engines: {pool: general}}\n  router:")
-    code, _, err = run_cli("deploy", "--yes", folder="twice")
-    assert (code, err.splitlines()[-1]) == (
-        1,
-        "twice: two of its objects would be Service twice-engines: a role has the name of another part of the release. "
-        "Nothing was changed. Fix: give the role another name in twice/blueprint.yaml",
-    )
-    assert "Service/twice" not in connected_cluster.list_names(Kind("v1", "Service"), namespace=NAMESPACE)
-
-
 @pytest.mark.parametrize(
     ("annotations", "owner"), [({"meta.helm.sh/release-name": "a"}, "the release a"), ({}, "no release")]
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -82,12 +81,10 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 def require_objects(plan: DeploymentPlan) -> None:
     """Check that the cluster knows every kind of the release's objects, in the version that the chart writes, and that
-    their names are free: a release `a-b` with a role `c` has those of a release `a` with a role `b-c`, and a role
-    `engines` that of AIBrix's Service.
+    their names are free: a release `a-b` with a role `c` has those of a release `a` with a role `b-c`.
 
     Raises:
-        CheckFailed: it lacks kinds, which operators bring, has objects of others, or would have two of a name; names
-            all of them.
+        CheckFailed: it lacks kinds, which operators bring, or has objects of others; names all of them.
         Unavailable: the cluster does not answer.
     """
     api, objects = pods.open_api(plan), helm.parse_objects(helm.render_objects(plan))
@@ -96,12 +93,6 @@ def require_objects(plan: DeploymentPlan) -> None:
         raise CheckFailed(
             f"{plan.deployment.name}: the cluster does not know {', '.join(missing)}. Nothing was changed. "
             f"Fix: install the operators, in the versions that charts/{plan.deployment.chart}/README.md names."
-        )
-    names = Counter(f"{item['kind']} {item['metadata']['name']}" for item in objects)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise CheckFailed(
-            f"{plan.deployment.name}: two of its objects would be {', '.join(twice)}: a role has the name of another "
-            f"part of the release. Nothing was changed. Fix: give the role another name in {plan.blueprint.path}"
         )
     if taken := [line for item in objects for line in _describe_other_owner(plan, api, item)]:
         raise CheckFailed(
