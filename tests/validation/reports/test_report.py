@@ -132,6 +132,27 @@ def test_the_report_has_every_key_of_the_contract(build_report: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("traffic", "minimum", "verdict"),
+    [
+        ({"users": 20}, 9.5, "pass"),
+        ({"users": 20}, 10.5, "fail"),
+        # Negative control: the open loop has no such ramp, and comes as often as it was asked for.
+        ({"arrivals": 10}, 9.5, "not shown"),
+    ],
+)
+def test_the_rate_of_users_is_held_against_its_minimum_without_ramp_and_end(
+    traffic: dict[str, Any], minimum: float, verdict: str
+) -> None:
+    """Ten requests a second of two seconds each: a hundred take 11.9 s, which is 8.4/s."""
+    target = build_target("http://127.0.0.1:1", {**traffic, "requests": 100}, {"requests_per_s": minimum})
+    samples = [_build_sample(number, e2e_ms=2000.0) for number in range(100)]
+    result = DriverResult(duration_s=11.9, planned=100, started_at="2026-11-29T06:00:00+00:00")
+    built = report_builder.build(target, result, samples)
+    assert (built.verdict, round(built.throughput.requests_per_s, 1)) == (verdict, 8.4)
+    assert ("8.40, 10 without ramp and drain" in html_report.render(built, samples)) == ("users" in traffic)
+
+
+@pytest.mark.parametrize(
     "samples", [[], [_build_sample(0)], [_build_sample(0, error="deadline", ttft_ms=None, e2e_ms=None)]]
 )
 def test_every_report_fits_the_published_schema(build_report: Any, samples: list[Sample]) -> None:

@@ -18,7 +18,7 @@ from llm_serving.settings.units import format_bytes
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.pages import charts
 from llm_serving.validation.reports import report, report_builder
-from llm_serving.validation.reports.report import Report, Throughput
+from llm_serving.validation.reports.report import Report, Throughput, compute_lasting_rates
 from llm_serving.validation.statistics import further_latencies, time_series
 from llm_serving.validation.statistics.engine_metrics import Agreement
 from llm_serving.validation.statistics.further_latencies import Definition
@@ -209,14 +209,17 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
         most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
         value = f"{charts.format_number(run_report.longest_stall_s)} s"
         yield Total("Longest stall", value, most, judge("stall"))
-    rates = run_report.throughput
+    users = run_report.settings["traffic"].get("users")
+    rates = compute_lasting_rates(run_report.throughput, run_report.steady, users)
     for key, name in (
         ("requests_per_s", "Requests/s"),
         ("inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s", _describe_throughput(run_report)[0]),
     ):
         minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
-        value = getattr(rates, key)
-        yield Total(name, charts.format_number(value), minimum, judge(key, value >= (slo.get(key) or 0)))
+        value = charts.format_number(getattr(run_report.throughput, key))
+        if minimum and users:
+            value += f", {charts.format_number(rates[key])} without ramp and drain"
+        yield Total(name, value, minimum, judge(key, rates[key] >= (slo.get(key) or 0)))
     if steady := run_report.steady:
         number = charts.format_number
         answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"

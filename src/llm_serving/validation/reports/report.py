@@ -131,6 +131,18 @@ class Bound(_Part):
     """Whether failed requests make the estimate infinite."""
 
 
+def compute_lasting_rates(throughput: Throughput, steady: Steady | None, users: int | None) -> dict[str, float]:
+    """Return the rates that the SLO is held against: in the closed loop those of a load that goes on.
+
+    That its users begin in turn, and end one by one, is the load's doing and not the service's.
+    """
+    rates = throughput.model_dump(exclude_none=True)
+    if not (users and steady and steady.requests_per_s and throughput.requests_per_s):
+        return rates
+    growth = steady.requests_per_s / throughput.requests_per_s
+    return {name: rate * growth for name, rate in rates.items()}
+
+
 class Tokens(_Part):
     """Tokens of the answered requests, from the server's usage; null if it reports none."""
 

@@ -32,6 +32,7 @@ from llm_serving.validation.reports.report import (
     ShownAnswer,
     Throughput,
     Tokens,
+    compute_lasting_rates,
 )
 from llm_serving.validation.statistics import (
     distribution,
@@ -107,8 +108,8 @@ def build(
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, readings.cached_share, prompts_digest)
     stall_s = soundness.find_longest_stall(samples, target.traffic.deadline)
-    judgement = _judge(target, result, samples, throughput, overlap, stall_s, unmeasured, unlike)
     steady = time_series.compute_steady_rates(samples, target.traffic.users or 0)
+    judgement = _judge(target, result, samples, throughput, steady, overlap, stall_s, unmeasured, unlike)
     is_kept = judgement["verdict"] == "pass"
     return Report(
         **judgement,
@@ -217,6 +218,7 @@ def _judge(
     result: DriverResult,
     samples: Sequence[Sample],
     throughput: Throughput,
+    steady: Steady | None,
     overlap: PromptOverlap,
     stall_s: float,
     unmeasured: Mapping[str, str],
@@ -234,7 +236,7 @@ def _judge(
         distributions,
         len(samples),
         failed,
-        throughput.model_dump(),
+        compute_lasting_rates(throughput, steady, target.traffic.users),
         goodput,
         stall_s=stall_s,
         unmeasured=unmeasured,
