@@ -109,14 +109,18 @@ class Jobs:
         options = {"endpoint": endpoint, "model": model, "again": again}
         options |= {"template": template} if template else {}
         job_id = layout.build_job_id(team, f"{bucket}/{key}", head["etag"], options)
+        deadline_s = deadline_s or self._settings.teams[team].deadline_s
+        source = {"bucket": bucket, "key": key, **head}
+        if self._is_deleted_before(source, deadline_s) and self.read(job_id) is None:
+            source = self._copy_input(job_id, source)
         job = layout.build_job(
             job_id,
             name=self._settings.name,
             team=team,
             priority=job_priority,
-            source={"bucket": bucket, "key": key, "file": file_id, **head},
+            source={**source, "file": file_id},
             now=self.now(),
-            deadline_s=deadline_s or self._settings.teams[team].deadline_s,
+            deadline_s=deadline_s,
             endpoint=endpoint,
             model=model,
             bad_rows=cast(Literal["skip", "refuse"], bad_rows or self._settings.bad_rows),
@@ -129,6 +133,18 @@ class Jobs:
             job = self.read(job_id) or job
         self.ensure_execution(job)
         return job
+
+    def _is_deleted_before(self, source: Mapping[str, Any], deadline_s: float) -> bool:
+        """Return whether S3 may delete an input before its job's deadline: the same content keeps its first object."""
+        deleted_at = float(source["modified"]) + self._settings.max_deadline_s
+        return source["bucket"] == self._settings.bucket and self.now() + deadline_s > deleted_at
+
+    def _copy_input(self, job_id: str, source: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy an input, which S3 then keeps as long as what the job saves; returns the copy's place."""
+        key = self._keys.build(layout.COPIED, job_id)
+        with self._store.open_writer(key) as writer:
+            writer.append_object(source["key"], source["bytes"])
+        return {**source, "key": key, **(self._store.read_head(key) or {})}
 
     def _choose_priority(self, team: str, priority: str) -> str:
         if team not in self._settings.teams:

@@ -30,6 +30,9 @@ CAUSES, CAUSE = "jobs/{}/causes/", "jobs/{}/causes/{:05d}.json"
 UNPACKED = "jobs/{}/input/{:05d}.jsonl"
 """An unpacked chunk of a compressed input; a plain input is not copied."""
 
+COPIED = "jobs/{}/input/copy"
+"""Copy of an input that S3 would delete before the job's deadline."""
+
 CHUNKS = "jobs/{}/chunks.json"
 """The list of chunks that the state machine maps over."""
 

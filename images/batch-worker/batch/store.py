@@ -191,14 +191,15 @@ class Store:
             yield rest
 
     def read_head(self, key: str) -> dict[str, Any] | None:
-        """Read size and ETag of an object; None if there is none."""
+        """Read size, ETag and time of writing (seconds since 1970) of an object; None if there is none."""
         try:
             response = self.client.head_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
             if get_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
-        return {"bytes": int(response["ContentLength"]), "etag": str(response["ETag"])}
+        modified = response["LastModified"].timestamp()
+        return {"bytes": int(response["ContentLength"]), "etag": str(response["ETag"]), "modified": modified}
 
     def delete(self, key: str) -> None:
         """Delete an object, if there is one."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -179,6 +180,25 @@ def test_an_unfinished_job_of_a_team_that_is_gone_fails_and_stops_no_other(
     assert jobs.read(newer["id"])["state"] == layout.VALIDATING, "a Batch API of a newer deploy may know the team"
     with pytest.raises(BadSubmission, match="there is no team gone: "):
         jobs.resume(first["id"])
+
+
+def test_an_input_that_s3_deletes_before_its_job_may_end_is_copied(
+    store: Store, batch_settings: Any, jobs: Jobs, state_machine: Any
+) -> None:
+    """As that of a file which was uploaded months ago, and again today: the same content keeps its first object."""
+    store.write("batch/mine/files/old", b"{}")
+    head = store.read_head("batch/mine/files/old")
+    assert head is not None
+    jobs._settings = replace(batch_settings, max_deadline_s=90.0)
+    jobs.now = lambda: head["modified"] + 80
+    fresh = jobs.submit("batch/mine/files/old", team="default", deadline_s=10, again="fresh")
+    assert fresh["input"]["key"] == "batch/mine/files/old"
+    job = jobs.submit("batch/mine/files/old", team="default", deadline_s=11)
+    copy = job["input"]["key"]
+    assert (copy, store.read(copy)) == (KEYS.build(layout.COPIED, job["id"]), b"{}")
+    store.delete(copy)
+    assert jobs.submit("batch/mine/files/old", team="default", deadline_s=11)["input"] == job["input"]
+    assert store.read_head(copy) is None, "of a job that exists nothing is copied"
 
 
 def test_an_execution_that_is_listed_as_running_is_not_asked_about(
