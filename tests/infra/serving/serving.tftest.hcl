@@ -144,7 +144,7 @@ run "single" {
   assert {
     condition = (
       aws_appautoscaling_target.worker-scaling.min_capacity == 0 && aws_ecs_service.worker-0.desired_count == 1 &&
-      aws_appautoscaling_policy.worker-wake-policy.step_scaling_policy_configuration[0].adjustment_type == "ExactCapacity" &&
+      aws_appautoscaling_policy.worker-wake-policy.step_scaling_policy_configuration[0].adjustment_type == "ChangeInCapacity" &&
       one(aws_appautoscaling_policy.worker-wake-policy.step_scaling_policy_configuration[0].step_adjustment).scaling_adjustment == 1 &&
       one(aws_appautoscaling_policy.worker-sleep-policy.step_scaling_policy_configuration[0].step_adjustment).scaling_adjustment == 0
     )
