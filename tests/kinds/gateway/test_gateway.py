@@ -912,18 +912,21 @@ def test_a_kept_response_is_its_team_s_alone(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "status"),
     [
-        ("chat/completions", {"messages": [{"role": "user", "content": 5}]}),
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "timeout": "soon"}),
-        ("completions", {"prompt": 5}),
+        ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400),
+        # LiteLLM itself fails, and asks the next deployment.
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 200),
+        ("messages", {"messages": "hi", "max_tokens": 5}, 400),
+        ("completions", {"prompt": 5}, 400),
     ],
 )
-def test_a_malformed_request_closes_no_deployment_to_others(gateway: Running, path: str, body: dict[str, Any]) -> None:
+def test_a_malformed_request_closes_no_deployment_to_others(
+    gateway: Running, path: str, body: dict[str, Any], status: int
+) -> None:
     key = gateway.create_key("outside")
     processes.wait_until(lambda: ask_outside(gateway, key, "hi", "impatient") != "A mock.", "the provider", WAIT_S, 0.5)
-    read_status(f"{gateway.deployment.url}/v1/{path}", key, {"model": "impatient", **body})
+    assert read_status(f"{gateway.deployment.url}/v1/{path}", key, {"model": "impatient", **body}) == status
     assert ask_outside(gateway, key, "hi", "impatient") == f"Answer {len(gateway.received)}."
 
 
@@ -1231,8 +1234,6 @@ def test_the_audit_has_who_called_what_and_each_change_of_a_key_and_no_prompt(ga
     quoted: Any = {"type": secret}
     with pytest.raises(openai.BadRequestError, match=secret):
         ask(client, "small", tool_choice=quoted)
-    with pytest.raises(openai.InternalServerError, match=secret):
-        client.completions.create(model="small", prompt=quoted)
     assert main.run(["gateway", "key", "revoke", "edge", created["key"]]) == 0
 
     def read() -> list[dict[str, Any]]:

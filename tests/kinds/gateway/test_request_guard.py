@@ -172,6 +172,29 @@ def test_a_request_sets_nothing_of_litellm_s_and_keeps_what_its_proxy_wrote(hook
     assert data == kept
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", "hi"), ("messages", [5]), ("messages", [{"role": "user", "content": 5}]), ("prompt", 5),
+        ("tools", "x"), ("response_format", "json"), ("timeout", "soon"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_form_than_the_api_s_is_refused(hook: Any, field: str, value: object) -> None:
+    user = SimpleNamespace(team_id="ads", user_id="default")
+
+    def call(data: dict[str, Any]) -> None:
+        asyncio.run(
+            hook.RequestGuard(ADS, {}).async_pre_call_hook(user, None, {"model": "chat", **data}, "acompletion")
+        )
+
+    with pytest.raises(Refused) as refused:
+        call({field: value})
+    assert refused.value.args[0] == 400
+    assert refused.value.args[1]["error"]["param"] == field
+    call({"messages": [{"role": "assistant", "content": None}, {"role": "user", "content": []}], "tools": None})
+    call({"prompt": [1, 2], "response_format": {"type": "json_object"}, "timeout": 3})
+
+
 @pytest.mark.parametrize(("characters", "ids"), [(10, "abc"), (11, "bc"), (21, "c")])
 def test_a_deployment_gets_no_longer_prompts_than_its_limit(hook: Any, characters: int, ids: str) -> None:
     limits = {"a": 10, "b": 20, "c": None}

@@ -61,6 +61,12 @@ _PROMPT_FIELDS = (
     "messages", "prompt", "suffix", "input", "instructions", "system", "tools", "functions", "query", "documents",
 )  # fmt: skip
 
+_FORMS: dict[str, type | tuple[type, ...]] = {
+    "messages": list, "prompt": (str, list), "input": (str, list, dict), "tools": list, "functions": list,
+    "tool_choice": (str, dict), "response_format": dict, "logit_bias": dict, "timeout": (int, float),
+}  # fmt: skip
+"""Of fields at whose other forms LiteLLM itself fails with 500, after it asked each deployment of the route."""
+
 _TOKEN_CHARACTERS = 4
 """Characters of a token in a prompt of tokens, `[464, 2068]`: what one has in English, by rule of thumb."""
 
@@ -105,7 +111,8 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         So is a model that is not the team's, with 403: LiteLLM looks for it in the body, and calls the one that the URL
         names, `?model=`. And pictures of a team with a budget: they have no price that would count against it.
 
-        The rest reads cached answers of its own team only, and gives itself no priority.
+        A field of another form than the API's gets 400. The rest reads cached answers of its own team only, and gives
+        itself no priority.
         """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
@@ -114,6 +121,9 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         if team and model is not None and model not in self._models.get(team, ()):
             message = f"The team {team} has no model {model}"
             raise HTTPException(403, {"error": {"message": message, "type": "team_model_access_denied"}})
+        if field := find_malformed(data):
+            message = f"{field} has another form in the API"
+            raise HTTPException(400, {"error": {"message": message, "type": "invalid_request_error", "param": field}})
         if team in self._budgeted and call_type.endswith(_PICTURES):
             message = "Pictures have no price, and the team has a budget"
             raise HTTPException(403, {"error": {"message": message, "type": "no_price"}})
@@ -228,6 +238,18 @@ def log_request(kwargs: Mapping[str, Any], end: str, duration: timedelta) -> Non
         "seconds": round(duration.total_seconds(), 3),
     }
     print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def find_malformed(data: Mapping[str, Any]) -> str | None:
+    """Find the first field of another form than the API's."""
+    for field, forms in _FORMS.items():
+        if data.get(field) is not None and not isinstance(data[field], forms):
+            return field
+    messages = data.get("messages") or ()
+    has_form = all(
+        isinstance(message, dict) and isinstance(message.get("content") or "", (str, list)) for message in messages
+    )
+    return None if has_form else "messages"
 
 
 def count_prompt(data: Mapping[str, Any]) -> int:
