@@ -247,6 +247,11 @@ def test_a_link_that_leads_out_of_the_folders_of_templates_is_refused(tmp_path: 
     assert text == "a\n# of the folder", "a link within the folder is followed"
 
 
+def test_a_template_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    template = _copy_with_template(tmp_path, "\ufeff{{ deployment.name }}\r\n") / "local.conf.j2"
+    assert render.render_text(_resolve_deployment(tmp_path), template) == "aggregated\n"
+
+
 def test_only_the_user_can_read_what_is_rendered(tmp_path: Path) -> None:
     file = render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), tmp_path / "out")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

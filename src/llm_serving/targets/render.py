@@ -105,7 +105,8 @@ def render_text(deployment: Deployment, source: Path) -> str:
     from llm_serving.targets import template_sandbox
 
     jinja_env = template_sandbox.Environment(
-        loader=template_sandbox.Loader([source.parent, paths.PATTERNS]),
+        # Editors on Windows begin a file with a byte order mark, which settings may have too.
+        loader=template_sandbox.Loader([source.parent, paths.PATTERNS], encoding="utf-8-sig"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
