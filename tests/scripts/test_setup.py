@@ -79,9 +79,9 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     return folder
 
 
-def _set_up(clone: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def _set_up(clone: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["scripts/setup"],
+        ["scripts/setup", *options],
         cwd=clone,
         env={**os.environ, **variables},
         capture_output=True,
@@ -116,6 +116,15 @@ def test_a_repeated_set_up_does_nothing(clone: Path) -> None:
     again = _set_up(clone)
     assert (again.returncode, again.stderr) == (0, "")
     assert _count_calls(clone) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "text"), [("--help", 0, "scripts/setup [--dev]"), ("--devel", 2, "--devel: unknown")]
+)
+def test_help_and_an_unknown_option_set_nothing_up(clone: Path, option: str, code: int, text: str) -> None:
+    ended = _set_up(clone, option)
+    assert (ended.returncode, _count_calls(clone)) == (code, 0)
+    assert text in ended.stdout + ended.stderr
 
 
 def test_changed_locks_change_the_environment_in_place(clone: Path) -> None:
