@@ -417,7 +417,7 @@ def test_an_adapter_is_changed_in_every_pod_of_a_role_and_a_failure_names_its_po
     try:
         # The engines' Python: the first of two says that it is done, the other that it is not.
         (programs / "python3").write_text(
-            f"#!/bin/sh\nif mkdir {programs}/first 2>/dev/null\n"
+            f"#!/bin/sh\nread -r request\nif mkdir {programs}/first 2>/dev/null\n"
             """then echo 'adapter: {"done": "unloaded"}'\nelse echo 'adapter: {"error": "it is busy"}'\nfi\n"""
         )
         (programs / "python3").chmod(0o755)
