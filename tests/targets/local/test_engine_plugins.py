@@ -44,11 +44,11 @@ def test_the_switch_disables_every_local_shortcut(monkeypatch: pytest.MonkeyPatc
 
 
 EARLY_FORK = """
-import multiprocessing, os, sys, threading, types
+import gc, multiprocessing, os, sys, threading, types
 import engine_plugins
 
 def answer():
-    print(kept, os.environ.get("SET_LATER"), os.environ.get("GONE_LATER"), threading.active_count(), flush=True)
+    print(kept, os.environ.get("SET_LATER"), os.environ.get("GONE_LATER"), threading.active_count(), gc.get_threshold()[0], flush=True)
     sys.exit(3)
 
 kept = ["never imported again"]
@@ -81,7 +81,7 @@ def _fork_early(*words: str) -> str:
 
 
 def test_a_process_that_will_have_threads_forks_others_from_a_fork_of_it_without_them() -> None:
-    assert _fork_early("none").splitlines() == ["ForkServer", "['never imported again'] yes None 1", "3"]
+    assert _fork_early("none").splitlines() == ["ForkServer", "['never imported again'] yes None 1 50000", "3"]
 
 
 def test_a_process_that_has_threads_starts_others_as_the_engine_does() -> None:
@@ -106,18 +106,21 @@ def fake_engine(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("switch", "disabled", "threshold", "compiles"),
+    ("switch", "disabled", "name", "threshold", "compiles"),
     [
-        ("on", "1", 50_000, False),
-        ("early-fork", "1", 50_000, False),
-        ("on", "", 50_000, True),
-        ("off", "1", None, True),
+        ("on", "1", "vllm-router", 50_000, False),
+        ("early-fork", "1", "vllm-router", 50_000, False),
+        ("on", "", "vllm-router", 50_000, True),
+        ("on", "1", "vllm", 5_000_000, False),
+        ("off", "1", "vllm", None, True),
     ],
 )
 def test_imports_search_for_garbage_more_rarely_and_leave_the_compiler_out_where_nothing_compiles(
-    fake_engine: Path, switch: str, disabled: str, threshold: int | None, compiles: bool
+    fake_engine: Path, switch: str, disabled: str, name: str, threshold: int | None, compiles: bool
 ) -> None:
-    program = (
+    program = fake_engine / "bin" / name
+    program.parent.mkdir()
+    program.write_text(
         f"import gc, sys; first = gc.get_threshold()[0]; {engine_env._STARTUP_CODE.strip()}; import vllm; "
         "print(gc.get_threshold()[0], first, vllm.double(2), vllm.half(2), 'torch.compiler_of_torch' in sys.modules)"
     )
@@ -127,7 +130,7 @@ def test_imports_search_for_garbage_more_rarely_and_leave_the_compiler_out_where
         "TORCH_COMPILE_DISABLE": disabled,
     }
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, program, "serve"], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     chosen, first, *rest = ended.stdout.split()
     assert int(chosen) == (threshold or int(first)) and first != str(threshold)

@@ -132,6 +132,8 @@ def fork_processes() -> None:
     """
     if _get_shortcuts() == "off":
         return
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # which engine_startup puts off until here
     utils: Any = importlib.import_module("vllm.utils.system_utils")
     if _get_shortcuts() == "early-fork":
         if _start_fork_server(utils.set_process_title):
@@ -153,7 +155,6 @@ def _start_fork_server(set_title: Callable[[str], None]) -> bool:
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     if len(threads) - threads.count(HARMLESS_THREAD) > 1 or multiprocessing.parent_process():
         return False
-    gc.freeze()
     alive, held = os.pipe()  # the server ends when nobody holds the other end
     with socket.socket(socket.AF_UNIX) as listener:
         address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]

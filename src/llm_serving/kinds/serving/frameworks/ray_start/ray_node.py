@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -175,6 +176,7 @@ def is_listening(host: str, port: int) -> bool:
 
 def deploy(address: str, nodes: int, config: Any) -> None:
     """Start the applications once all workers are there, which have copied their weights; wait until they answer."""
+    gc.disable()  # what is imported stays
     ray, serve = importlib.import_module("ray"), importlib.import_module("ray.serve")
     ray.init(address=address, _node_ip_address=address.rpartition(":")[0], log_to_driver=False)
     while sum(node["Alive"] for node in ray.nodes()) <= nodes:

@@ -7,6 +7,7 @@ no second node join. Ray's environment runs this, so it imports nothing of this 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -78,9 +79,11 @@ def import_engine() -> None:
     A worker whose raylet ends meanwhile ends too: Ray would have it look for the raylet for minutes.
     """
     raylet = os.getppid()
+    gc.disable()  # what is imported stays
     for module in ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"):
         importlib.import_module(module)
     importlib.import_module("vllm.plugins").load_general_plugins()
+    gc.enable()
     if os.getppid() != raylet:
         os._exit(1)
 
