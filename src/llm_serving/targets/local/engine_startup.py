@@ -121,7 +121,7 @@ def main() -> None:
 
     Imports create millions of objects that stay, and Python searches them for garbage after each 700. With a higher
     threshold the engine's imports take 8.0 CPU-seconds, not 8.8 (medians of 6 in turn). A server of the engine does not
-    search before engine_plugins sets the threshold: 5.3 CPU-seconds until it answers, not 5.7 (4 pairs, 2026-11-29).
+    search before engine_plugins sets the threshold: 5.1 CPU-seconds until it answers, not 5.6 (9 pairs, 2026-11-29).
     """
     if os.environ.get("BLUEPRINT_LOCAL_SHORTCUTS") == "off" or contents in sys.meta_path:
         return  # off, or called again: Python reads the environment's .pth twice
