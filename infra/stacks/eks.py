@@ -115,10 +115,11 @@ def _add_certificate_rule(stack: FleetStack) -> None:
     Source: ACM user guide, "Amazon EventBridge support for ACM", 2026-11: such events come daily,
     with the days in a field of the metric's name.
     """
+    signal = signals.load()["certificate-days"]
     pattern = {
         "source": ["aws.acm"],
         "detail-type": ["ACM Certificate Approaching Expiration"],
-        "detail": {signals.load()["certificate-days"].name: [{"numeric": ["<=", CERTIFICATE_DAYS]}]},
+        "detail": {signal.name: [{"numeric": ["<=", CERTIFICATE_DAYS]}]},
     }
     description = f"A certificate of the account ends within {CERTIFICATE_DAYS} days"
     add_topic_rule(
@@ -126,8 +127,8 @@ def _add_certificate_rule(stack: FleetStack) -> None:
         "certificate-ends",
         description,
         pattern,
-        detail=f"<name>, in <days> days. To do: {signals.load()['certificate-days'].action}; <arn>",
-        fields={"name": "$.detail.CommonName", "days": "$.detail.DaysToExpiry", "arn": "$.resources[0]"},
+        detail=f"<name>, in <days> days. To do: {signal.action}; <arn>",
+        fields={"name": "$.detail.CommonName", "days": f"$.detail.{signal.name}", "arn": "$.resources[0]"},
     )
 
 

@@ -139,7 +139,7 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     if data.get("method", "POST") != "POST":
         raise RowError("invalid_method", "method: POST", custom_id)
     url = data.get("url")
-    if url not in ENDPOINTS:
+    if not isinstance(url, str) or url not in ENDPOINTS:
         raise RowError("invalid_url", f"url: {' or '.join(ENDPOINTS)}", custom_id)
     if endpoint and url != endpoint:
         raise RowError("mismatched_url", f"url: {endpoint}, as the batch has it", custom_id)

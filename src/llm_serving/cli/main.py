@@ -45,7 +45,7 @@ _GENERAL = (
     CommandEntry(FLEET, "shift-plan", "shift_plan:show_plan", "Plan a week of pools that real time and batch share."),
     CommandEntry(FLEET, "rehearse", "rehearse:rehearse", "Apply and destroy the stacks against an embedded AWS."),
     CommandEntry(FLEET, "images", "images:app", "Pin container images by digest."),
-    CommandEntry(FLEET, "platform", "platform:app", "Install and remove the platform charts of an EKS cluster."),
+    CommandEntry(FLEET, "platform", "platform:app", "Install, check and remove the platform charts of an EKS cluster."),
     CommandEntry(AWS, "preflight", "preflight:preflight", "Check whether the AWS account can hold the fleet."),
     CommandEntry(AWS, "state", "state:app", "Create and delete the bucket of Terraform's state."),
     CommandEntry(AWS, "install", "install:install", "Run the whole workflow: fleet, weights, deploy, validate."),

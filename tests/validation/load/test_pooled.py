@@ -172,7 +172,7 @@ def test_the_report_has_end_to_end_latency_alone_by_length_and_texts_a_second(
 
 
 def test_an_slo_of_texts_can_be_missed(build_report: Callable[..., Report]) -> None:
-    slo = {"e2e_ms": {"p50": 5}, "inputs_per_s": 17, "goodput": "90%"}
+    slo = {"e2e_ms": {"p50": 5}, "inputs_per_s": 21, "goodput": "90%"}
     built = build_report(_build_samples(), slo, traffic={"users": 4})
     assert [missed.metric for missed in built.missed] == ["e2e_ms.p50", "inputs_per_s", "goodput"]
 

@@ -21,7 +21,7 @@ from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.tables import preflight_table
 
-app = typer.Typer(help="Install, check and remove what an EKS cluster runs beside deployments.", no_args_is_help=True)
+app = typer.Typer(help="Install, check and remove the platform charts of an EKS cluster.", no_args_is_help=True)
 
 Port = Annotated[int, typer.Option("--port", min=1024, max=65535, help="Port of this machine to forward.")]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands without running them.")]
