@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
 from tests.operations.conftest import SMALL_FLEET, Recorder
 
+EXISTING = "eks: {cluster: platform}\nnetwork: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n"
 VOLUMES = (ClaimVolume("vol-1", 80, "serving/cache"),)
 NON_EMPTY = [NonEmptyStore("bucket", "small-models", "1 object with old versions, 2 B")]
 
@@ -93,6 +95,20 @@ def test_a_cluster_out_of_reach_is_not_destroyed_while_machines_of_karpenters_ru
     )
     destroy._delete_cluster_resources(build_plan(context))  # nothing of its own is there: Terraform can go on
     assert not [call for call in recorder.calls if call[0] == "helm"]
+
+
+def test_an_existing_cluster_is_left_alone(recorder: Recorder, context: FleetContext) -> None:
+    context.document.path.write_text(f"{SMALL_FLEET}{EXISTING}")
+    existing = replace(context, document=load(context.document.path, Fleet))
+    plan = replace(build_plan(existing), states={"eks": StackState({}, ("aws_iam_role.engines-role",))})
+    destroy.require_no_dependents(plan)
+    destroy._delete_cluster_resources(plan)
+    assert recorder.calls == []
+    output = Console(width=200, record=True)
+    output.print(fleet_plan_table.render_destroy_plan(plan))
+    assert "kept  cluster platform and the deployments in it" in output.export_text()
+    with pytest.raises(CheckFailed, match="this fleet made another cluster"):
+        destroy.require_no_dependents(build_plan(existing))
 
 
 def test_in_a_cluster_machines_go_then_load_balancers_then_charts(recorder: Recorder, context: FleetContext) -> None:

@@ -58,6 +58,11 @@ def test_the_network_of_what_runs_is_kept(tmp_path: Path, actions: tuple[str, ..
     check(tmp_path, VPC, *actions, used=False)
 
 
+def test_a_cluster_is_kept_where_the_file_names_an_existing_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match=r"aws_eks_cluster\.cluster, and all that runs on it would be gone"):
+        check(tmp_path, "aws_eks_cluster.cluster", *DELETED)
+
+
 def test_what_holds_data_is_deleted_by_itself_and_not_replaced(tmp_path: Path) -> None:
     for kind in lasting_resources._LOSSES:
         with pytest.raises(CheckFailed, match=f"{kind}.one, and .* would be gone"):

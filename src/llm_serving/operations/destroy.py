@@ -67,6 +67,12 @@ class DestroyPlan:
         return bool(self.stores) and not self.with_data
 
     @property
+    def has_own_cluster(self) -> bool:
+        """Whether the stack of EKS has a cluster of its own."""
+        state = self.states.get(EKS)
+        return state is not None and any(address.startswith("aws_eks_cluster.") for address in state.resources)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing would be deleted."""
         return not self.stacks and not (self.volumes and self.with_data)
@@ -134,11 +140,17 @@ def _list_services(context: FleetContext) -> list[str]:
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
-    """Require that nothing depends on the fleet: no blueprint on ECS, no stack that its file does not define.
+    """Require that nothing depends on the fleet: no blueprint on ECS, no stack or cluster that its file does not have.
 
     Raises:
         CheckFailed: something does; the message says how to remove it.
     """
+    existing = plan.context.fleet.eks.cluster
+    if existing and plan.has_own_cluster:
+        raise CheckFailed(
+            f"{plan.context.document.path}: eks: cluster: {existing}: this fleet made another cluster, which would not "
+            "be emptied before it goes. Fix: remove `cluster` from the file for this destroy."
+        )
     if plan.services:
         raise CheckFailed(
             f"{join_words(plan.services)} still running on the cluster "
@@ -161,7 +173,7 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
             "  the embedded EKS starts no nodes, so there is no Karpenter, load balancer or chart to remove"
         )
         return
-    if not any(address.startswith("aws_eks_cluster.") for address in plan.states[EKS].resources):
+    if not plan.has_own_cluster:
         return
     try:
         with console.step(f"Connect to the cluster {context.fleet.name}"):

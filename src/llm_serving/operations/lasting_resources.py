@@ -13,13 +13,13 @@ from llm_serving.operations.plans import NETWORK, StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform import synthesis
 
-_VPC, _RESERVATION = "aws_vpc", "aws_ec2_capacity_reservation"
+_VPC, _RESERVATION, _CLUSTER = "aws_vpc", "aws_ec2_capacity_reservation", "aws_eks_cluster"
 
 _LOSSES: Mapping[str, str] = {
     "aws_db_instance": "its keys, budgets and records",
     _RESERVATION: "capacity that EC2 may not have again",
     "aws_ecr_repository": "its images",
-    "aws_eks_cluster": "all that runs on it",
+    _CLUSTER: "all that runs on it",
     "aws_elasticache_replication_group": "what it keeps",
     "aws_kms_key": "whatever it encrypted",
     "aws_msk_cluster": "its events and answers",
@@ -30,7 +30,7 @@ _LOSSES: Mapping[str, str] = {
 
 
 def require_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that the plans replace nothing that lasts, and delete no VPC that other stacks are in.
+    """Require that the plans replace nothing that lasts, and delete no cluster, and no VPC that other stacks are in.
 
     Raises:
         CheckFailed: they do; names each, with what would be lost, and the fix.
@@ -50,6 +50,8 @@ def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
             continue
         if kind == _VPC:
             is_lost = "delete" in change.actions and _is_network_used(context)
+        elif kind == _CLUSTER:  # also where an existing one takes its place
+            is_lost = "delete" in change.actions
         elif kind == _RESERVATION:  # another `by` or `efa` names its group, and so itself, anew
             made = [other for other in plan.plan.select(kind).values() if "create" in other.actions]
             is_lost = "delete" in change.actions and bool(made)
