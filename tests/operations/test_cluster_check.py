@@ -85,7 +85,7 @@ def test_a_pool_without_a_node_fails_only_where_some_must_be_there(control_plane
             "gpus",
             lambda node: node["metadata"]["labels"].update({"node.kubernetes.io/instance-type": "g5.12xlarge"}),
             "the type is g5.12xlarge",
-            "set types in the pool, which has g6e.12xlarge",
+            "use another label, or add it to types of the pool, which has g6e.12xlarge",
         ),
         (
             "wide",
@@ -96,19 +96,19 @@ def test_a_pool_without_a_node_fails_only_where_some_must_be_there(control_plane
         (
             "gpus",
             lambda node: node["status"]["allocatable"].pop("nvidia.com/gpu"),
-            "0 nvidia.com/gpu, and pods of g6e.12xlarge take 4",
+            "0 nvidia.com/gpu, and g6e.12xlarge should have 4",
             "install its device plugin, one for each device",
         ),
         (
             "gpus",
             lambda node: node["status"]["allocatable"].update({"nvidia.com/gpu": "16"}),
-            "16 nvidia.com/gpu, and pods of g6e.12xlarge take 4",
+            "16 nvidia.com/gpu, and g6e.12xlarge should have 4",
             "install its device plugin, one for each device",
         ),
         (
             "wide",
             lambda node: node["status"]["allocatable"].update({"hugepages-2Mi": "1Gi"}),
-            "1Gi hugepages-2Mi, and pods of p5.48xlarge take 10256Mi",
+            "1Gi hugepages-2Mi, and p5.48xlarge should have 10256Mi",
             "reserve them at boot",
         ),
         (

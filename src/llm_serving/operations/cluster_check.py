@@ -68,7 +68,10 @@ def _list_faults(node: Manifest, pool_groups: Sequence[Group]) -> Iterator[tuple
     group = next((group for group in pool_groups if instance_type in group.types), None)
     if group is None:
         allowed = dict.fromkeys(name for group in pool_groups for name in group.types)
-        yield f"the type is {instance_type or 'not known'}", f"set types in the pool, which has {join_words(allowed)}"
+        yield (
+            f"the type is {instance_type or 'not known'}",
+            f"use another label, or add it to types of the pool, which has {join_words(allowed)}",
+        )
         return
     if not any(zone in other.zones for other in pool_groups):
         yield f"the zone is {zone or 'not known'}", "add it to zones in the fleet file"
@@ -91,7 +94,7 @@ def _list_lacking(node: Manifest, group: Group, instance_type: str) -> Iterator[
         is_less = parse_quantity(actual) < parse_quantity(expected)
         if is_less or (expected.isdecimal() and actual != expected):
             fix = "install its device plugin, one for each device" if expected.isdecimal() else "reserve them at boot"
-            yield f"{actual} {resource}, and pods of {instance_type} take {expected}", fix
+            yield f"{actual} {resource}, and {instance_type} should have {expected}", fix
 
 
 def _is_tolerated(taint: dict[str, str], group: Group) -> bool:
