@@ -22,6 +22,9 @@ pools:
   general: {types: g6e.2xlarge, size: 0..4}
 """
 
+EXISTING = "eks: {cluster: platform}\nnetwork: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n"
+"""More of it, by which it is on a cluster that exists."""
+
 UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
 """Of every chart that the table has no digest of."""
 

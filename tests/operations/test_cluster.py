@@ -16,7 +16,7 @@ from llm_serving.operations.kube_api import Kind, KubeApi
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from tests.control_plane.control_plane import ControlPlane
-from tests.operations.conftest import Recorder
+from tests.operations.conftest import EXISTING, Recorder
 
 REGION = "us-west-2"
 ARN = "arn:aws:eks:us-west-2:123456789012:cluster/small"
@@ -28,9 +28,6 @@ orchestrator: eks
 {more}pools:
   general: {{types: g6e.2xlarge, size: 0..4}}
 """
-
-
-EXISTING = "eks: {cluster: platform}\nnetwork: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n"
 
 
 def write_fleet(tmp_path: Path, extra_lines: str = "") -> Fleet:

@@ -21,9 +21,8 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.tables import fleet_plan_table
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
-from tests.operations.conftest import SMALL_FLEET, Recorder
+from tests.operations.conftest import EXISTING, SMALL_FLEET, Recorder
 
-EXISTING = "eks: {cluster: platform}\nnetwork: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n"
 VOLUMES = (ClaimVolume("vol-1", 80, "serving/cache"),)
 NON_EMPTY = [NonEmptyStore("bucket", "small-models", "1 object with old versions, 2 B")]
 

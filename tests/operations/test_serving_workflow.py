@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from llm_serving.targets.on_aws.images import MissingImage
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
 from llm_serving.workflows.aws import WorkflowRequest, WorkflowResult
-from tests.operations.conftest import SMALL_FLEET, UNKNOWN_DIGEST, Recorder
+from tests.operations.conftest import EXISTING, SMALL_FLEET, UNKNOWN_DIGEST, Recorder
 
 FLEET = f"{SMALL_FLEET}add_ons: {{operators: on}}\n"
 
@@ -87,10 +88,13 @@ def test_a_chart_whose_helm_was_killed_is_named_with_the_way_out(recorder: Recor
         install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), WorkflowResult([]))
 
 
+@pytest.mark.parametrize(("more", "name", "charts"), [("", "small", 10), (EXISTING, "platform", 0)])
 def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the_fleets_own_cluster(
-    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch, more: str, name: str, charts: int
 ) -> None:
     recorder.install("aws", "helm")
+    context.document.path.write_text(f"{FLEET}{more}")
+    context = replace(context, document=load(context.document.path, Fleet))
     calls: list[tuple[str, str, str | None, int]] = []
 
     def note(verb: str, target: str, aws: AwsSession) -> None:
@@ -103,7 +107,8 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     progress = Checkpoints(context.data / "journal.json", "account")
     install_aws._serve_blueprint(options, context, progress, WorkflowResult([]))
     kubeconfig = str(context.data / "kubeconfig")
-    assert calls == [("deploy", "eks", kubeconfig, 10), ("validate", "eks", kubeconfig, 10)]
+    assert calls == [("deploy", "eks", kubeconfig, charts), ("validate", "eks", kubeconfig, charts)]
+    assert ["aws", "eks", "update-kubeconfig", "--name", name, "--region", "us-west-2"] in recorder.calls
     assert os.environ.get("KUBECONFIG") == before
     last_step = progress.find_latest("blueprint")
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"

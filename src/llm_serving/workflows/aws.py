@@ -19,6 +19,7 @@ from llm_serving.aws.preflight import identity, report
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import own_image
 from llm_serving.console import Step
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, apply, checkpoints, cluster, context, destroy, plans
 from llm_serving.operations.checkpoints import Checkpoints, compute_digest
@@ -387,7 +388,7 @@ def _serve_blueprint(
 ) -> None:
     """Run the steps that need instances: charts, deploy, validate."""
     aws = load_aws_target(request.target).open_session(fleet_context.aws, fleet_context.data)
-    if load_aws_target(request.target).has_add_ons(fleet_context.fleet):
+    if load_aws_target(request.target).has_add_ons:
         _install_add_ons(fleet_context, checkpoint_file, result)
     folder = request.blueprint
     if not folder:
@@ -411,11 +412,14 @@ def _serve_blueprint(
 
 
 def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
-    """Install the charts in order, but for those that were installed with the same values before."""
+    """Install the charts in order, but for those that were installed with the same values before.
+
+    A cluster that exists has its own, and is only connected to.
+    """
     fleet = fleet_context.fleet
     fleet_file, folder = fleet_context.document.path, Path("rendered") / fleet.name / "platform"
-    commands = add_ons.build_install_commands(fleet, folder, fleet_file)
-    with console.step(f"Connect to the cluster {fleet.name}"):
+    commands = add_ons.build_install_commands(fleet, folder, fleet_file) if fleet.creates_eks else []
+    with console.step(f"Connect to the cluster {names.find_eks_cluster(fleet)}"):
         cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)
         cluster_identity = cluster_access.fetch_uid()
     keys = {
