@@ -27,6 +27,10 @@ MAX_FRUITLESS = 6
 MAX_LOST = 5
 """Rows of a chunk that may be lost so: with another it is given up."""
 
+ALONE, NEIGHBORS = 2, 16
+"""Workers that a row ends alone in flight until it is lost, where a row before it was; rows after such a one that run
+alone: what ends a worker is often in rows side by side, and each would be narrowed down anew."""
+
 _NARROWING = 4
 """Bits by which each worker that ended narrows the rows that may have ended it."""
 
@@ -199,7 +203,7 @@ class ChunkState:
                 part[kind] = self._get_part_key(number, kind)
                 self._store.write(part[kind], bytes(body))
         suspects = max(0, self.suspects - int(results.rows))  # no other rows are sent before their results are saved
-        fruitless = self.head["fruitless"] if suspects else 0
+        fruitless = min(self.head["fruitless"], MAX_FRUITLESS - ALONE) if suspects else 0
         self._write_head(Head(**{**self.head, "parts": [*self.head["parts"], part], "fruitless": fruitless}))
         self.suspects = suspects
 
@@ -280,7 +284,8 @@ class ChunkState:
         """Find which of the next rows may have ended the last worker; one that was alone several times did."""
         fruitless = self.head["fruitless"]
         if fruitless >= MAX_FRUITLESS and self.pending:
-            text = f"this row ended {fruitless} workers in a row, at last alone in flight"
+            self.suspects, self.window = min(len(self.pending), 1 + NEIGHBORS), 1
+            text = f"workers ended {fruitless} times in a row, at last with this row alone in flight"
             self._fail_next(layout.LOST_CODE, text)
             self.commit(self.collect())
         elif fruitless:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from batch import jobs as jobs_module
 from batch import layout, rows
-from batch.chunk import MAX_FRUITLESS, MAX_LOST, ChunkState, Outcome, take_chunk
+from batch.chunk import ALONE, MAX_FRUITLESS, MAX_LOST, ChunkState, Outcome, take_chunk
 from batch.errors import Permanent
 from batch.jobs import BadSubmission, Jobs
 from batch.open_chunks import OpenChunk
@@ -193,19 +193,22 @@ def test_only_the_rows_that_end_workers_are_lost(
     assert steps.merge(job["id"])["failed"] == len(deadly)
     _, errors = read_results(store, job["id"])
     assert {line["error"]["line"] for line in errors} == deadly
-    message = f"this row ended {MAX_FRUITLESS} workers in a row, at last alone in flight"
+    message = f"workers ended {MAX_FRUITLESS} times in a row, at last with this row alone in flight"
     assert {(line["error"]["code"], line["error"]["message"]) for line in errors} == {("worker_lost", message)}
     assert ended <= 2 * MAX_FRUITLESS * len(deadly)
 
 
-def test_a_chunk_of_many_such_rows_is_given_up(store: Store, batch_settings: Any, write_input: Any) -> None:
+@pytest.mark.parametrize("in_flight", [8, 256])
+def test_a_chunk_of_many_such_rows_is_given_up(
+    store: Store, batch_settings: Any, write_input: Any, in_flight: int
+) -> None:
     job = write_input(b"\n".join(build_rows(20)))
     prepare(Steps(store, batch_settings, now=lambda: 100.0), job)
     with pytest.raises(Permanent, match=f"chunk 0 ended {MAX_FRUITLESS} workers in a row"):
-        for _ in range(MAX_FRUITLESS * (MAX_LOST + 2)):
-            state, _ = take_chunk(store, KEYS, job["id"], 0, "w", 8)
+        for _ in range(MAX_FRUITLESS + ALONE * MAX_LOST + 1):
+            state, _ = take_chunk(store, KEYS, job["id"], 0, "w", in_flight)
             with pytest.raises(Ended):
-                run_rows(state, job, 8, set(range(1, 21)))
+                run_rows(state, job, in_flight, set(range(1, 21)))
     assert len(state.pending) + 1 == 20 - MAX_LOST
 
 
