@@ -497,21 +497,22 @@ async def _read_purpose(part: BodyPartReader) -> str:
 def _parse_seconds(seconds: str | None, window: Any, most_s: float) -> float:
     """Parse the deadline of a batch in seconds; 0 for the deployment's own."""
     if seconds:
+        field, given = "metadata.deadline", f"{seconds} seconds are"
         try:
             deadline_s = max(1.0, float(seconds))
         except ValueError:
-            raise BadSubmission("metadata.deadline", f"{seconds} is not a number of seconds") from None
-        if deadline_s > most_s:
-            text = f"{seconds} seconds are more than {most_s / 86400:g} days, after which nothing of a job is kept"
-            raise BadSubmission("metadata.deadline", text)
-        return deadline_s
-    if not window:
+            raise BadSubmission(field, f"{seconds} is not a number of seconds") from None
+    elif window:
+        field, given = "completion_window", f"{str(window)[:80]} is"
+        match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", str(window))
+        if match is None:
+            raise BadSubmission(field, f"{given} not a number of minutes, hours or days, such as 24h")
+        deadline_s = float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
+    else:
         return 0.0
-    match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", str(window))
-    if match is None:
-        text = f"{str(window)[:80]} is not a number of minutes, hours or days, such as 24h"
-        raise BadSubmission("completion_window", text)
-    return min(most_s, float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]])
+    if deadline_s > most_s:
+        raise BadSubmission(field, f"{given} more than {most_s / 86400:g} days, after which nothing of a job is kept")
+    return deadline_s
 
 
 def _format_window(seconds: float) -> str:

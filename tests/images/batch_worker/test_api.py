@@ -115,6 +115,7 @@ def test_a_batch_can_be_cancelled_and_is_listed(run: BatchRun, client: openai.Op
         ({"metadata": {"deadline": "inf"}}, "inf seconds are more than 365 days, after which nothing of a job is kept"),
         ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),
         ({"completion_window": "0h"}, "0h is not a number of minutes"),
+        ({"completion_window": "366d"}, "366d is more than 365 days, after which nothing of a job is kept"),
         ({"completion_window": "a day"}, "a day is not a number of minutes, hours or days, such as 24h"),
         ({"input_file_id": ""}, "it is missing: the id of an uploaded file"),
         ({"extra_body": {"input_uri": "s3://bucket"}}, "s3://bucket is not s3://BUCKET/KEY"),
