@@ -97,7 +97,7 @@ class RowRunner:
         request = _Request(row.url, f"{job['id']}.{pending.line}", job["deadline_at"], is_cancelled, count_tokens)
         failure = ""
         try:
-            answer = await self._ask(request, self._build_body(row.body, job), cuts=0)
+            answer = await self._ask(request, self._build_body(row, job), cuts=0)
             line = rows.format_output(row.custom_id, 200, answer.raw, **request.notes)
         except _RowFailed as error:
             failure, seen = error.code, error.answer
@@ -112,11 +112,15 @@ class RowRunner:
             line = rows.format_error(row.custom_id, failure, text, line=pending.line)
         return Outcome(line, failure, request.input_tokens, request.output_tokens)
 
-    def _build_body(self, body: dict[str, Any], job: Job) -> dict[str, Any]:
-        changes: dict[str, Any] = {"model": job["model"]} if job["model"] else {}
+    def _build_body(self, row: rows.Row, job: Job) -> dict[str, Any]:
+        # SGLang keeps each such answer and its messages in memory for ever, unless a request says no (main, 2026-11,
+        # serving_responses.py: msg_store, response_store); vLLM 0.32.0 does with VLLM_ENABLE_RESPONSES_API_STORE.
+        body = {"store": False, **row.body} if row.url == "/v1/responses" else dict(row.body)
+        if job["model"]:
+            body["model"] = job["model"]
         if self._settings.has_priority:  # the lowest goes first; the default, of people's requests, is 0
-            changes["priority"] = 1 + self._settings.priorities.index(job["priority"])
-        return {**body, **changes}
+            body["priority"] = 1 + self._settings.priorities.index(job["priority"])
+        return body
 
     async def _ask(self, request: _Request, body: dict[str, Any], cuts: int) -> Answer:
         """Send until there is an answer, and shorten inputs that exceed the context by the blueprint's rule.

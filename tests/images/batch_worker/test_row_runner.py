@@ -308,8 +308,9 @@ def test_a_row_may_ask_for_a_response_and_for_scores_and_labels(
 ) -> None:
     """As vLLM 0.32 answers: entrypoints/openai/responses/protocol.py and pooling/*/protocol.py."""
     tokens = {"input_tokens": 3, "output_tokens": 2} if url == "/v1/responses" else {"prompt_tokens": 3}
-    outcome, _, _ = run(lambda _: build_answer(200, {**body, "usage": tokens}), url=url)
+    outcome, endpoint, _ = run(lambda _: build_answer(200, {**body, "usage": tokens}), url=url)
     assert (outcome.failure, outcome.input_tokens, outcome.output_tokens) == ("", 3, output_tokens)
+    assert endpoint.bodies[0].get("store") is (False if url == "/v1/responses" else None), "no engine keeps it"
     assert rows.read_answer(json.loads(outcome.line)["response"]["body"]) == answer
 
 
