@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from llm_serving.catalog import engine_options, engines, models
 from llm_serving.catalog.engines import AnswerParsers
 from llm_serving.catalog.models import Model
-from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.settings.document import Conflict
 
 AUTO, OFF = "auto", "off"
@@ -29,12 +27,12 @@ class SelectedParsers(NamedTuple):
     """What the model's config.json is to say instead, JSON."""
 
 
-def select(settings: Blueprint, role: EngineRole, model: Model) -> SelectedParsers:
-    row, model_settings = find_row(settings.engine, model), settings.select_model_settings(role)
-    if settings.is_pooled:
+def select(placed: PlacedRole) -> SelectedParsers:
+    row, model_settings = find_row(placed.settings.engine, placed.model), placed.model_settings
+    if placed.settings.is_pooled:
         return SelectedParsers("", "", row.chat_template if row.model_config_json else "", row.model_config_json)
     # Random weights end no thought, and all that they write would be reasoning.
-    reasoning = row.reasoning if not model.random else ()
+    reasoning = row.reasoning if not placed.model.random else ()
     tools = _choose(model_settings.tools, row.tools)
     return SelectedParsers(tools, _choose(model_settings.reasoning, reasoning), row.chat_template if tools else "")
 
@@ -53,26 +51,19 @@ def _choose(written: str, defaults: tuple[str, ...]) -> str:
     return next(iter(defaults), "") if written == AUTO else written
 
 
-def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(placed: PlacedRole) -> Iterator[Conflict]:
     """Yield parsers that the engine does not have, or that read the answers of other models."""
-    for placed in placed_roles:
-        yield from _check_role(settings, placed)
-
-
-def _check_role(settings: Blueprint, placed: PlacedRole) -> Iterator[Conflict]:
-    recorded = engine_options.load(settings.engine)
-    model_settings, row = settings.select_model_settings(placed.role), find_row(settings.engine, placed.model)
-    for key, written, defaults in (
-        ("tools", model_settings.tools, row.tools),
-        ("reasoning", model_settings.reasoning, row.reasoning),
-    ):
-        path = settings.find_model_key_path(placed.key_path, placed.role, key)
-        names = recorded.parsers.get(key, ()) if recorded else ()  # type: ignore[call-overload]
+    engine = placed.settings.engine
+    recorded, row = engine_options.load(engine), find_row(engine, placed.model)
+    for key in ("tools", "reasoning"):
+        written, defaults = getattr(placed.model_settings, key), getattr(row, key)
+        path = placed.find_model_key_path(key)
+        names = recorded.parsers.get(key, ()) if recorded else ()
         if written in (AUTO, OFF):
             continue
         if written not in names:
             nearest = engine_options.find_nearest(written, names)
-            reason = f"{settings.engine} has no such parser"
+            reason = f"{engine} has no such parser"
             yield Conflict(path, reason, f"set {key}: {nearest or AUTO}, or {OFF}", written)
         elif (row.models or placed.model.name in models.load()) and written not in defaults:
             reason = f"it does not read the answers of {placed.model.name}"

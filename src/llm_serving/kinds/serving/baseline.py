@@ -12,8 +12,7 @@ import yaml
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import WORKER
-from llm_serving.kinds.serving.placement import format_bounds
-from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.kinds.serving.roles import EngineRole, format_bounds
 from llm_serving.settings import yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from llm_serving import paths
 from llm_serving.catalog import command_parts, engines, frameworks, records
@@ -194,14 +194,6 @@ class Blueprint(BaseBlueprint, ModelSettings):
     def merge_arguments(self, role: EngineRole) -> EngineArguments:
         """Return the engine's own options of a role: the blueprint's, and the role's over them."""
         return {**self.engine_arguments, **role.engine_arguments}
-
-    def list_arguments(
-        self, key_path: tuple[str, ...], role: EngineRole
-    ) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
-        """Yield the same with the key path of each, which ends with its name."""
-        for name, value in self.merge_arguments(role).items():
-            path = (*key_path, "engine_arguments") if name in role.engine_arguments else ("engine_arguments",)
-            yield (*path, name), value
 
     def merge_environment(self, role: EngineRole) -> Variables:
         """Return the environment variables of a role: the blueprint's, and the role's over them."""

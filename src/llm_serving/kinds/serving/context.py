@@ -1,21 +1,25 @@
-"""What the command lines of all roles are built from: the blueprint where it runs, and its ports."""
+"""A blueprint where it runs: what is checked, and what the command lines of all roles are built from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving.catalog import engines, frameworks, images, routers
 from llm_serving.catalog.engines import Engine
 from llm_serving.fleet import image_cache
+from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import auth
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.roles import RouterPolicy, compute_fixed_replicas
+from llm_serving.kinds.serving.roles import RouterPolicy, compute_fixed_replicas, get_shared
 from llm_serving.services import deployments
+from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import Door
 from llm_serving.services.environment import Conventions, Environment, format_peer_name
+from llm_serving.settings.document import Conflict, Document
 
 ENGINE_PORT, ROUTER_PORT = deployments.WORKER_PORT, deployments.ENTRY_PORT
 ROUTER_ADMIN_PORT, METRICS_PORT, DISCOVERY_PORT = 8081, 9090, 9091
@@ -30,19 +34,53 @@ PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 
 
 @dataclass(frozen=True)
 class Context:
-    """What the command lines of all roles are built from."""
+    """A blueprint whose roles have their nodes, in the environment of its target."""
 
-    blueprint: Blueprint
-    name: str
-    """The deployment's."""
-
+    document: Document[Blueprint]
+    fleet: Fleet
     environment: Environment
+    placed_roles: Sequence[PlacedRole]
     policy: RouterPolicy
-    transfer: str
-    """Which of the engine's transfers hands caches on; empty where none do."""
 
-    folder: Path
-    """The blueprint's."""
+    @property
+    def blueprint(self) -> Blueprint:
+        return self.document.value
+
+    @property
+    def name(self) -> str:
+        """The deployment's."""
+        return resolve_name(self.document)
+
+    @property
+    def folder(self) -> Path:
+        """The blueprint's."""
+        return self.document.path.parent
+
+    @property
+    def replicated(self) -> list[PlacedRole]:
+        """The roles that have replicas of their own."""
+        return [placed for placed in self.placed_roles if not get_shared(placed.role)]
+
+    @property
+    def transfer(self) -> str:
+        """Which of the engine's transfers hands caches on; empty where none do."""
+        if not self.blueprint.is_disaggregated:
+            return ""
+        if self.conventions.is_local:
+            return "loopback"
+        has_rdma = all(placed.rdma for placed in self.placed_roles) and "rdma" in self.engine.transfers
+        return "rdma" if has_rdma and self.blueprint.tuning.kv_transfer != "host" else "host"
+
+    @property
+    def copies_cache(self) -> bool:
+        """Whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
+        # On CPU the cache lies there itself: vLLM 0.32.0, kv_connector/v1/nixl/base_worker.py, use_host_buffer.
+        has_accelerators = any(placed.instance.accelerators for placed in self.placed_roles)
+        transfer = self.engine.transfers.get(self.transfer)
+        return has_accelerators and self.transfer == "host" and transfer is not None and transfer.copies_cache
+
+    def refuse_framework(self, reason: str, fix: str) -> Conflict:
+        return Conflict(("framework",), reason, fix, self.blueprint.framework)
 
     @property
     def conventions(self) -> Conventions:
@@ -87,8 +125,7 @@ class Context:
 
     def describe_node(self, placed: PlacedRole, rank: int = 0) -> Node:
         """Return node `rank` of the replicas of a role."""
-        platform = self.select_platform(placed)
-        return Node(self.blueprint, placed, platform, self.conventions, rank)
+        return Node(placed, self.select_platform(placed), self.conventions, rank)
 
     def streams(self, placed: PlacedRole) -> bool:
         """Return whether the engine streams its weights from S3."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from llm_serving.engines import memory
 from llm_serving.engines.memory import Split
-from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.placement import apply_quantization
 from llm_serving.prediction import step_time
@@ -18,50 +17,50 @@ UNKNOWN_BLOCK_BYTES = 64 * 1024
 """Of a model whose arithmetic is not known: a small one."""
 
 
-def describe(settings: Blueprint, placed: PlacedRole, shared_prefix: float) -> Iterator[str]:
+def describe(placed: PlacedRole, shared_prefix: float) -> Iterator[str]:
     """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay.
 
     Args:
         shared_prefix: share of a prompt that others share.
     """
-    sizes = settings.tuning.tier_bytes
+    sizes = placed.settings.tuning.tier_bytes
     if not sizes["ram"] or not placed.model.is_known:
         return
-    token_bytes = compute_token_bytes(settings, placed)
+    token_bytes = compute_token_bytes(placed)
     held = {name: size // token_bytes for name, size in sizes.items()}
-    own = placed.fit.cache_tokens * placed.parallelism.data if placed.fit else 0
+    own = placed.fit.cache_tokens * placed.role.data if placed.fit else 0
     parts = " and ".join(f"{name} of {format_bytes(sizes[name])} {tokens:,}" for name, tokens in held.items())
     yield f"Cached prompts of {placed.name}, in tokens: {parts}, beside {own:,} in the accelerators of a replica."
-    yield _describe_hits(settings.traffic, shared_prefix, own, max(held.values()))
-    rate = _estimate_prefill_rate(settings, placed)
+    yield _describe_hits(placed.settings.traffic, shared_prefix, own, max(held.values()))
+    rate = _estimate_prefill_rate(placed)
     if rate:
         yield (
             f"A replica computes at most {rate:,.0f} tokens/s of a prompt, {rate * token_bytes / 1e9:.1f} GB/s of its "
             "cache: a tier that is read more slowly takes longer than computing again."
         )
-        yield from _describe_shared(settings, placed, shared_prefix, rate)
+        yield from _describe_shared(placed, shared_prefix, rate)
 
 
-def compute_token_bytes(settings: Blueprint, placed: PlacedRole) -> int:
+def compute_token_bytes(placed: PlacedRole) -> int:
     """Return bytes of one token in the caches of all ranks together."""
-    tensor = placed.parallelism.tensor
-    return tensor * memory.compute_kv_bytes_per_token(placed.model, tensor, settings.tuning.kv_cache)
+    tensor = placed.role.tensor
+    return tensor * memory.compute_kv_bytes_per_token(placed.model, tensor, placed.settings.tuning.kv_cache)
 
 
-def count_pool_blocks(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> int:
+def count_pool_blocks(placed_roles: Sequence[PlacedRole]) -> int:
     """Return blocks of tokens that a pool in the memory of all replicas has names for."""
     return sum(
-        placed.role.replicas.max * settings.tuning.ram_bytes // _compute_block_bytes(settings, placed)
+        placed.role.replicas.max * placed.settings.tuning.ram_bytes // _compute_block_bytes(placed)
         for placed in placed_roles
     )
 
 
-def _compute_block_bytes(settings: Blueprint, placed: PlacedRole) -> int:
+def _compute_block_bytes(placed: PlacedRole) -> int:
     """Return bytes of the smallest block: of one rank, and of one kind of layers."""
     if not placed.model.is_known:
         return UNKNOWN_BLOCK_BYTES
     layers = [count for count in (placed.model.full_layers, placed.model.sliding_layers) if count]
-    rank_token_bytes = compute_token_bytes(settings, placed) // placed.parallelism.tensor
+    rank_token_bytes = compute_token_bytes(placed) // placed.role.tensor
     return placed.platform.kv_block * rank_token_bytes * min(layers) // sum(layers)
 
 
@@ -83,7 +82,7 @@ def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) 
     )
 
 
-def _describe_shared(settings: Blueprint, placed: PlacedRole, shared_prefix: float, rate: float) -> Iterator[str]:
+def _describe_shared(placed: PlacedRole, shared_prefix: float, rate: float) -> Iterator[str]:
     """Yield what a shared prefix costs from the tiers that replicas share, where the traffic has one.
 
     They are read by TCP, which one network card carries. The file system and S3 themselves may be slower.
@@ -91,26 +90,22 @@ def _describe_shared(settings: Blueprint, placed: PlacedRole, shared_prefix: flo
     Args:
         rate: tokens a second that a replica computes.
     """
-    tokens, cards = round(shared_prefix * settings.traffic.input_tokens.max), placed.instance.cards
-    shared = " and ".join(tier for tier in ("shared", "s3") if tier in settings.tuning.tier_bytes)
+    tokens, cards = round(shared_prefix * placed.settings.traffic.input_tokens.max), placed.instance.cards
+    shared = " and ".join(tier for tier in ("shared", "s3") if tier in placed.settings.tuning.tier_bytes)
     if not shared or not tokens or not cards:
         return
-    size, gbps, name = (
-        tokens * compute_token_bytes(settings, placed),
-        cards[0].baseline_gbps,
-        placed.instance.name,
-    )
+    size, gbps, name = tokens * compute_token_bytes(placed), cards[0].baseline_gbps, placed.instance.name
     yield (
         f"{tokens:,} shared tokens are {format_bytes(size)}: {tokens / rate:.2f} s to compute, and at least "
         f"{size * 8 / gbps / 1e9:.2f} s from {shared} at the {gbps:g} Gbit/s of a {name}, for all of its replicas."
     )
 
 
-def _estimate_prefill_rate(settings: Blueprint, placed: PlacedRole) -> float:
+def _estimate_prefill_rate(placed: PlacedRole) -> float:
     """Return most tokens a second that a replica reads of prompts; 0 where a fact of its accelerators lacks."""
-    device, parallelism = placed.instance.accelerators, placed.parallelism
+    device, role, tuning = placed.instance.accelerators, placed.role, placed.settings.tuning
     if device is None or not step_time.has_facts(device):
         return 0.0
-    model = apply_quantization(placed.model, settings.tuning)
-    step = StepTime(model, device, Split(parallelism.tensor, parallelism.pipeline), settings.tuning.kv_cache)
-    return parallelism.data * placed.batch.tokens / step.compute_base_s(placed.batch.tokens, 1)
+    model = apply_quantization(placed.model, tuning)
+    step = StepTime(model, device, Split(role.tensor, role.pipeline), tuning.kv_cache)
+    return role.data * placed.batch.tokens / step.compute_base_s(placed.batch.tokens, 1)

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import models
 from llm_serving.fleet import aws_limits
-from llm_serving.kinds.serving import drafts, engine_process, placed_role, router_policy
+from llm_serving.kinds.serving import drafts, engine_process, router_policy
 from llm_serving.kinds.serving.checks import pictures, turns
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placed_role import PlacedRole
@@ -18,18 +18,15 @@ from llm_serving.services.service import Service
 
 
 def list_notes(
-    context: Context,
-    placed_roles: Sequence[PlacedRole],
-    engine_services: Sequence[Service],
-    framework_config: Mapping[str, JsonValue],
+    context: Context, engine_services: Sequence[Service], framework_config: Mapping[str, JsonValue]
 ) -> Iterator[str]:
     """Yield what the user should know, in the order in which it is shown."""
     yield from _describe_choices(context)
-    yield from _describe_uncomputed_memory(context, placed_roles)
-    yield from _describe_code_arguments(context, placed_roles)
-    for placed in placed_roles:
+    yield from _describe_uncomputed_memory(context)
+    yield from _describe_code_arguments(context)
+    for placed in context.placed_roles:
         if placed.model.vision:
-            yield from pictures.describe(context.blueprint, placed)
+            yield from pictures.describe(placed)
         if get_shared(placed.role):
             continue
         if context.conventions.is_local:
@@ -38,24 +35,24 @@ def list_notes(
             yield from _describe_upgrade(context, placed)
     yield from router_policy.describe(context)
     if context.transfer == "host":
-        yield from _describe_host_transfer(context, placed_roles)
-    yield from turns.describe(context.blueprint, context.environment, placed_roles)
+        yield from _describe_host_transfer(context)
+    yield from turns.describe(context)
     if context.conventions.runs_tasks:
         yield from _describe_long_starts(context, engine_services)
     images = (*(service.image for service in engine_services), *_find_images(framework_config))
     yield from _describe_moving_tags(context, images)
 
 
-def list_emulated(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+def list_emulated(context: Context) -> Iterator[str]:
     """Yield the parts of the deployment that are emulated."""
     devices = dict.fromkeys(
         (placed.instance.accelerators.name, placed.instance.name)
-        for placed in placed_roles
+        for placed in context.placed_roles
         if placed.instance.accelerators and context.conventions.is_local
     )
     for device, name in devices:
         yield f"The engine runs on this machine's CPU in place of {device} on {name}, at the CPU's speed."
-    if any(placed.model.random for placed in placed_roles):
+    if any(placed.model.random for placed in context.placed_roles):
         yield models.RANDOM_NOTICE
 
 
@@ -75,10 +72,10 @@ def _describe_choices(context: Context) -> Iterator[str]:
         yield context.pair.local.note
 
 
-def _describe_uncomputed_memory(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+def _describe_uncomputed_memory(context: Context) -> Iterator[str]:
     """Yield models of which the memory, or a part of it, is not known."""
     tuning = context.blueprint.tuning
-    models_placed = {placed.model.name: placed.model for placed in placed_roles}.values()
+    models_placed = {placed.model.name: placed.model for placed in context.placed_roles}.values()
     for model in models_placed:
         if not model.is_known:
             yield (
@@ -99,11 +96,9 @@ def _describe_uncomputed_memory(context: Context, placed_roles: Sequence[PlacedR
             )
 
 
-def _describe_code_arguments(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+def _describe_code_arguments(context: Context) -> Iterator[str]:
     """Yield options by which the engine runs code that is not its own."""
-    arguments = {
-        name: value for placed in placed_roles for name, value in context.blueprint.merge_arguments(placed.role).items()
-    }
+    arguments = {path[-1]: value for placed in context.placed_roles for path, value in placed.list_arguments()}
     for name in context.engine.code_arguments:
         if arguments.get(name):
             yield (
@@ -149,17 +144,17 @@ def _describe_upgrade(context: Context, placed: PlacedRole) -> Iterator[str]:
         )
 
 
-def _describe_host_transfer(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+def _describe_host_transfer(context: Context) -> Iterator[str]:
     """Yield why KV caches go through the nodes' memory, and what room the copies leave there."""
-    has_rdma = all(placed.rdma for placed in placed_roles)
+    has_rdma = all(placed.rdma for placed in context.placed_roles)
     reason = "as the blueprint asks" if has_rdma else "for the pools have no EFA with GPUDirect RDMA"
-    if not placed_role.transfers_by_rdma(context.blueprint):
+    if "rdma" not in context.engine.transfers:
         reason = f"the one way of {context.blueprint.engine} here"
     yield (
         f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
         "`blueprint baseline` before you pay for it."
     )
-    for placed in placed_roles:
+    for placed in context.placed_roles:
         if placed.cache_limit is not None and placed.fit:
             yield (
                 f"The KV cache of {placed.name} is {placed.cache_limit / 2**30:.1f} GiB an accelerator, "

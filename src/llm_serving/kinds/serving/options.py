@@ -32,13 +32,16 @@ TIER_FOLDERS = {"disk": "/kv-disk", "shared": "/kv-shared"}
 class Node:
     """One node of a replica, which decides its options."""
 
-    settings: Blueprint
     placed: PlacedRole
     platform: Platform
     """The engine on the processors that it runs on."""
 
     conventions: Conventions
     rank: int = 0
+
+    @property
+    def settings(self) -> Blueprint:
+        return self.placed.settings
 
     @property
     def role(self) -> EngineRole:
@@ -55,7 +58,7 @@ class Node:
     @property
     def parsers(self) -> SelectedParsers:
         """What the answers are read with, in the names of what reads them: the engine, or its framework."""
-        selected = answer_parsers.select(self.settings, self.role, self.placed.model)
+        selected = answer_parsers.select(self.placed)
         pair = self.settings.framework_row.engines.get(self.settings.engine)
         if not pair:
             return selected
@@ -83,14 +86,10 @@ class Node:
         data_ranks = self.role.data if self.placed.model.experts else 1
         return self.role.tensor * self.role.pipeline * data_ranks > 1
 
-    def find_model_key_path(self, key: str) -> tuple[str, ...]:
-        """Return the key path of a setting of the role's model."""
-        return self.settings.find_model_key_path(self.placed.key_path, self.role, key)
-
     @property
     def written_template(self) -> str | None:
         """The file of the blueprint's own chat template."""
-        return self.settings.select_model_settings(self.role).chat_template
+        return self.placed.model_settings.chat_template
 
     @property
     def catalog_template(self) -> str:

@@ -1,10 +1,12 @@
-"""A role on the fleet: where its replicas run, and how KV caches go from one role to another there."""
+"""A role on the fleet: where its replicas run, and what they give it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from pydantic import JsonValue
 
 from llm_serving.catalog.engines import Platform, WideExperts
 from llm_serving.catalog.instances import Instance
@@ -12,8 +14,7 @@ from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
 from llm_serving.fleet.model import Pool
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import Parallelism
-from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.kinds.serving.roles import EngineRole, ModelRole, refuse_setting
 from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict
 
@@ -22,6 +23,7 @@ from llm_serving.settings.document import Conflict
 class PlacedRole:
     """A role that runs the engine, and where its replicas run."""
 
+    settings: Blueprint
     key_path: tuple[str, ...]
     """Of the role in the blueprint."""
 
@@ -35,7 +37,6 @@ class PlacedRole:
     nodes: int
     """Of one replica."""
 
-    parallelism: Parallelism
     resources: Resources
     platform: Platform
     """The engine on its accelerators."""
@@ -80,13 +81,27 @@ class PlacedRole:
 
         Half of the replica's share, its shared memory among it: the engine itself and the system's cache need the rest.
         """
-        parallelism = self.parallelism
-        ranks = max(1, parallelism.tensor * parallelism.pipeline * parallelism.data // self.nodes)
+        ranks = max(1, self.role.split.ranks // self.nodes)
         return (self.resources.memory_bytes // 2 - self.resources.shared_memory_bytes) // ranks
 
-    def refuse(self, key: str, reason: str, fix: str, value: object) -> Conflict:
+    @property
+    def model_settings(self) -> Blueprint | ModelRole:
+        """What holds the role's model, weights and context."""
+        return self.settings.select_model_settings(self.role)
+
+    def find_model_key_path(self, key: str) -> tuple[str, ...]:
+        """Return the key path of a setting of the role's model."""
+        return self.settings.find_model_key_path(self.key_path, self.role, key)
+
+    def list_arguments(self) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+        """Yield the engine's own options of the role, each with its key path, which ends with its name."""
+        for name, value in self.settings.merge_arguments(self.role).items():
+            path = (*self.key_path, "engine_arguments") if name in self.role.engine_arguments else ("engine_arguments",)
+            yield (*path, name), value
+
+    def refuse(self, key: str, reason: str, fix: str) -> Conflict:
         """Return the conflict of a setting of the role."""
-        return Conflict((*self.key_path, key), reason, fix, value)
+        return refuse_setting(self.key_path, self.role, key, reason, fix)
 
     def limit_cache(self) -> PlacedRole:
         """Return the placement with no more KV cache than the node's memory has room for a copy of."""
@@ -96,27 +111,3 @@ class PlacedRole:
         tokens = fit.cache_tokens * limit // fit.cache_bytes
         limited_fit = fit.model_copy(update={"cache_bytes": limit, "cache_tokens": tokens})
         return dataclasses.replace(self, cache_limit=limit, fit=limited_fit)
-
-
-def goes_through_host(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> bool:
-    """Return whether KV caches go from prefill to decode through the nodes' memory, where no machine is shared."""
-    has_rdma = all(placed.rdma for placed in placed_roles) and transfers_by_rdma(settings)
-    return settings.is_disaggregated and not (has_rdma and settings.tuning.kv_transfer != "host")
-
-
-def transfers_by_rdma(settings: Blueprint) -> bool:
-    """Return whether the engine has a transfer of KV caches by EFA."""
-    return "rdma" in settings.engine_row.transfers
-
-
-def copies_cache(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> bool:
-    """Return whether the transfer of KV caches keeps a copy of them in the nodes' memory."""
-    transfer = settings.engine_row.transfers.get("host")
-    # On CPU the cache lies there itself: vLLM 0.32.0, kv_connector/v1/nixl/base_worker.py, use_host_buffer.
-    has_accelerators = any(placed.instance.accelerators for placed in placed_roles)
-    return (
-        has_accelerators
-        and transfer is not None
-        and transfer.copies_cache
-        and goes_through_host(settings, placed_roles)
-    )

@@ -23,15 +23,13 @@ from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.deployment import Parallelism
 from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.roles import EngineRole
+from llm_serving.kinds.serving.roles import EngineRole, refuse_setting
 from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
-from llm_serving.settings.units import Bounds
 
 SHARED_MEMORY_BYTES = 4 * 2**30
 """Of /dev/shm for each accelerator: NCCL's and the engine's message queues stay below it."""
@@ -77,12 +75,13 @@ def require_pool(fleet: Fleet, key_path: tuple[str, ...], role: EngineRole) -> t
     """
     pool = fleet.pools.get(role.pool)
     if pool is None:
+        reason = f"the fleet {fleet.name} has no such pool"
         fix = f"use one of its pools, {', '.join(fleet.pools)}, or add {role.pool} to them"
-        raise PlacementError(Conflict((*key_path, "pool"), f"the fleet {fleet.name} has no such pool", fix, role.pool))
+        raise PlacementError(refuse_setting(key_path, role, "pool", reason, fix))
     known_types = instances.select_known(pool.types)
     if not known_types:
         reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
-        raise PlacementError(Conflict((*key_path, "pool"), reason, "use a pool of types that it has", role.pool))
+        raise PlacementError(refuse_setting(key_path, role, "pool", reason, "use a pool of types that it has"))
     return pool, known_types
 
 
@@ -128,6 +127,7 @@ class PlacementSearch:
         if (sequences := self._limit_sequences(batch, fit)) != batch.sequences:
             return dataclasses.replace(self, sequences=sequences).find_placement()
         return PlacedRole(
+            settings=self.settings,
             key_path=self.key_path,
             role=role,
             model=self.model,
@@ -135,7 +135,6 @@ class PlacementSearch:
             instances=tuple(available_types),
             zones=self._select_zones(pool, available_types),
             nodes=nodes,
-            parallelism=Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert),
             resources=self._compute_resources(pool, available_types, nodes),
             platform=self._select_platform(device),
             batch=batch,
@@ -146,9 +145,8 @@ class PlacementSearch:
             awake_share=self._utilization if self._others else None,
         )
 
-    def _build_error(self, key: str | None, value: object, reason: str, fix: str) -> PlacementError:
-        key_path = (*self.key_path, key) if key else self.key_path
-        return PlacementError(Conflict(key_path, reason, fix, value))
+    def _build_error(self, key: str, reason: str, fix: str) -> PlacementError:
+        return PlacementError(refuse_setting(self.key_path, self.role, key, reason, fix))
 
     @property
     def _memory_model(self) -> MemoryModel:
@@ -260,20 +258,20 @@ class PlacementSearch:
             return large_types
         if self._takes_cpus:
             reason = f"the pool {self.role.pool} has no accelerators, and on CPU a replica has one node"
-            raise self._build_error("accelerators", accelerators, reason, "set accelerators: 1")
+            raise self._build_error("accelerators", reason, "set accelerators: 1")
         max_accelerators = max(map(self._count_units, known_types))
         counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
         pattern = self.settings.pattern_row
         if not max_accelerators:
             reason = f"the pool {self.role.pool} has no accelerators: {counts}"
-            raise self._build_error("accelerators", accelerators, reason, "use a pool of types with accelerators")
+            raise self._build_error("accelerators", reason, "use a pool of types with accelerators")
         if not pattern.spans_nodes:
             reason = f"a replica runs on one node, and in the pool {self.role.pool} {counts}"
             fix = f"set accelerators: {max_accelerators} or less, or use a pool of larger types"
             larger_pattern = patterns.find_multi_node(pattern.roles)
             if larger_pattern:
                 fix += f", or pattern: {larger_pattern}"
-            raise self._build_error("accelerators", accelerators, reason, fix)
+            raise self._build_error("accelerators", reason, fix)
         return self._select_multi_node(
             pool,
             [instance for instance in known_types if self._count_units(instance) == max_accelerators],
@@ -285,16 +283,14 @@ class PlacementSearch:
         accelerators = self.role.accelerators
         if accelerators % per_node:
             reason = f"a replica over several nodes takes whole ones, and {types[0].name} has {per_node}"
-            raise self._build_error("accelerators", accelerators, reason, f"use a multiple of {per_node}")
+            raise self._build_error("accelerators", reason, f"use a multiple of {per_node}")
         if self.role.tensor > per_node:
             reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one node"
             fix = f"set pipeline: {accelerators // per_node}, so that a layer stays on one node"
-            raise self._build_error("pipeline", self.role.pipeline, reason, fix)
+            raise self._build_error("pipeline", reason, fix)
         if not pool.efa:
             reason = f"the nodes of a replica would communicate over TCP: the pool {self.role.pool} has no EFA"
-            raise self._build_error(
-                "pool", self.role.pool, reason, f"set efa: on in the pool, or accelerators: {per_node}"
-            )
+            raise self._build_error("pool", reason, f"set efa: on in the pool, or accelerators: {per_node}")
         return types[:1]  # one type: the slowest node sets the pace of all
 
     def _check_divisible(self, instance: Instance) -> None:
@@ -303,17 +299,17 @@ class PlacementSearch:
         role = self.role
         if role.expert and not self.model.experts:
             reason = f"{self.model.name} has no experts to spread"
-            raise self._build_error("expert", role.expert, reason, "set expert: off")
+            raise self._build_error("expert", reason, "set expert: off")
         if role.pipeline > self.model.layers:
             reason = f"the model has {self.model.layers} layers"
-            raise self._build_error("pipeline", role.pipeline, reason, f"set pipeline: {self.model.layers} or less")
+            raise self._build_error("pipeline", reason, f"set pipeline: {self.model.layers} or less")
         if role.pipeline > 1 and self.model.encoder:
-            raise self._build_error("pipeline", role.pipeline, "no engine runs an encoder in stages", "set pipeline: 1")
+            raise self._build_error("pipeline", "no engine runs an encoder in stages", "set pipeline: 1")
         misfit = self._describe_indivisible(role.split)
         if misfit and not self._describe_indivisible(dataclasses.replace(role.split, pipeline=1)):
-            raise self._build_error("pipeline", role.pipeline, misfit, "set pipeline: 1")
+            raise self._build_error("pipeline", misfit, "set pipeline: 1")
         if misfit:
-            raise self._build_error("accelerators", role.accelerators, misfit, self._suggest_split(instance))
+            raise self._build_error("accelerators", misfit, self._suggest_split(instance))
 
     def _describe_indivisible(self, split: Split) -> str:
         return self._memory_model.describe_indivisible(self.model, split)
@@ -484,7 +480,7 @@ class PlacementSearch:
         nodes = count_nodes(largest, self.role.accelerators, replicas)
         reason = f"the pool {self.role.pool} grows to {pool.size.max} nodes, which fit {max_replicas}"
         fix = f"set replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
-        raise self._build_error("replicas", format_bounds(self.role.replicas), reason, fix)
+        raise self._build_error("replicas", reason, fix)
 
     def _count_max_replicas(self, pool: Pool, instance: Instance) -> int:
         if count_units(instance) >= self.role.accelerators:
@@ -571,11 +567,6 @@ class PlacementSearch:
             return ()
         taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
         return tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints)
-
-
-def format_bounds(bounds: Bounds) -> int | str:
-    """Return bounds as a person writes them: one number where both are the same."""
-    return bounds.min if bounds.min == bounds.max else str(bounds)
 
 
 def count_accelerators(instance: Instance) -> int:

@@ -8,8 +8,9 @@ models -> placement of each role on its pool -> KV transfer -> command lines -> 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet
@@ -20,7 +21,6 @@ from llm_serving.kinds.serving import (
     kv_tiers,
     measured_capacity,
     notes,
-    placed_role,
     placement,
     router_policy,
     router_process,
@@ -28,10 +28,16 @@ from llm_serving.kinds.serving import (
     sharing,
 )
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, pools, targets, turns
+from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, scaling, targets, turns
 from llm_serving.kinds.serving.checks import models as checked_models
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.deployment import PoolMaster, ResolvedLoadBalancer, Role, ServingDeployment
+from llm_serving.kinds.serving.deployment import (
+    Parallelism,
+    PoolMaster,
+    ResolvedLoadBalancer,
+    Role,
+    ServingDeployment,
+)
 from llm_serving.kinds.serving.frameworks import base as frameworks
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.placement import PlacementError, PlacementSearch
@@ -43,7 +49,6 @@ from llm_serving.kinds.serving.roles import (
 )
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.services import load_balancer
-from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel, Weights, build_bucket_prefix, resolve_served_name
 from llm_serving.services.service import Resources, Service
@@ -60,29 +65,18 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     Raises:
         InputError: it cannot work; with every reason at its line of the blueprint.
     """
-    settings = blueprint.value
-    placed_roles = _place_checked_roles(blueprint, fleet, environment)
-    transfer = resolve_transfer(settings, placed_roles, environment)
-    if transfer == "host" and placed_role.copies_cache(settings, placed_roles):
-        placed_roles = [placed.limit_cache() for placed in placed_roles]
-    context = Context(
-        settings,
-        resolve_name(blueprint),
-        environment,
-        router_policy.resolve_policy(settings, environment),
-        transfer,
-        blueprint.path.parent,
-    )
+    settings, context = blueprint.value, _place_checked_roles(blueprint, fleet, environment)
+    if context.copies_cache:
+        limited = [placed.limit_cache() for placed in context.placed_roles]
+        context = dataclasses.replace(context, placed_roles=limited)
     # What all roles have is reported once.
-    written = dict.fromkeys(engine_arguments.check_written(context, placed_roles))
-    conflicts = [*written, *frameworks.check(context, placed_roles)]
-    raise_mistakes(blueprint.locate(conflicts))
-    built_roles = {placed.name: _build_role(context, blueprint, placed) for placed in placed_roles}
-    engine_roles, engine_services = _fold(context, placed_roles, built_roles)
+    written = dict.fromkeys(engine_arguments.check_written(context))
+    raise_mistakes(blueprint.locate([*written, *frameworks.check(context)]))
+    engine_roles, engine_services = _fold(context)
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)
-    adapted = frameworks.adapt(context, placed_roles, (*engine_services, router_service))
-    framework = settings.framework_row
+    adapted = frameworks.adapt(context, (*engine_services, router_service))
+    framework, shared_prefix = settings.framework_row, router_policy.resolve_shared_prefix(settings, environment)
     deployment = ServingDeployment(
         name=context.name,
         pattern=settings.pattern,
@@ -103,7 +97,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         ),
         door=context.door,
         request_timeout_s=router_process.compute_request_timeout_s(settings),
-        pool_master=_build_pool_master(context, placed_roles, engine_roles),
+        pool_master=_build_pool_master(context, engine_roles),
         is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
         balancer_ranges=_list_balancer_ranges(context, fleet.value),
@@ -113,12 +107,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         admitted=settings.roles.admitted,
         unused_keys=settings.unused_keys,
         environment=environment,
-        notes=tuple(notes.list_notes(context, placed_roles, engine_services, adapted.config)),
-        emulated=(*notes.list_emulated(context, placed_roles), *environment.emulated),
+        notes=tuple(notes.list_notes(context, engine_services, adapted.config)),
+        emulated=(*notes.list_emulated(context), *environment.emulated),
         cached_prompts=tuple(
-            line
-            for placed in placed_roles
-            for line in kv_tiers.describe(settings, placed, router_policy.resolve_shared_prefix(settings, environment))
+            line for placed in context.placed_roles for line in kv_tiers.describe(placed, shared_prefix)
         ),
     )
     update = {
@@ -128,14 +120,13 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     return deployment.model_copy(update=update)
 
 
-def _fold(
-    context: Context, placed_roles: Sequence[PlacedRole], built_roles: Mapping[str, Role]
-) -> tuple[list[Role], list[Service]]:
+def _fold(context: Context) -> tuple[list[Role], list[Service]]:
     """Return the roles that have replicas, and their services: those of models that share them are folded into them."""
     sharers = context.blueprint.roles.sharers
-    by_name = {placed.name: placed for placed in placed_roles}
+    by_name = {placed.name: placed for placed in context.placed_roles}
+    built_roles = {name: _build_role(context, placed) for name, placed in by_name.items()}
     engine_roles, engine_services = [], []
-    for placed in sharing.list_replicated(placed_roles):
+    for placed in context.replicated:
         name = placed.name
         others = [built_roles[other] for other in sharers.get(name, ())]
         head = built_roles[name]
@@ -174,10 +165,8 @@ def _build_stack(
     )
 
 
-def _place_checked_roles(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
-) -> list[PlacedRole]:
-    """Return each engine role with its nodes.
+def _place_checked_roles(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> Context:
+    """Return the blueprint with the nodes of each engine role.
 
     Raises:
         InputError: the blueprint cannot work; with every reason.
@@ -195,26 +184,18 @@ def _place_checked_roles(
     placed_roles, conflicts = _place_roles(settings, fleet.value, environment)
     conflicts += adapters.check(settings, blueprint.path.resolve().parent, environment.target, conventions)
     raise_mistakes(blueprint.locate(conflicts))
+    policy = router_policy.resolve_policy(settings, environment)
+    context = Context(blueprint, fleet.value, environment, placed_roles, policy)
     conflicts = [
         *sharing.check(placed_roles),
-        *pools.check_sizes(fleet.value, sharing.list_replicated(placed_roles)),
-        *targets.check(settings, fleet.value, environment, placed_roles),
-        *pictures.check(settings, placed_roles),
-        *answer_parsers.check(settings, placed_roles),
-        *turns.check(settings, environment, placed_roles),
+        *scaling.check_sizes(context),
+        *targets.check(context),
+        *pictures.check(context),
+        *(conflict for placed in placed_roles for conflict in answer_parsers.check(placed)),
+        *turns.check(context),
     ]
-    fleet_conflicts = engine_limits.check_drivers(settings, fleet.value, environment, placed_roles)
-    raise_mistakes([*blueprint.locate(conflicts), *fleet.locate(fleet_conflicts)])
-    return placed_roles
-
-
-def resolve_transfer(blueprint: Blueprint, placed_roles: Sequence[PlacedRole], environment: Environment) -> str:
-    """Return the engine's transfer of KV caches from prefill to decode; empty where there is none."""
-    if not blueprint.is_disaggregated:
-        return ""
-    if environment.conventions.is_local:
-        return "loopback"
-    return "host" if placed_role.goes_through_host(blueprint, placed_roles) else "rdma"
+    raise_mistakes([*blueprint.locate(conflicts), *fleet.locate(engine_limits.check_drivers(context))])
+    return context
 
 
 def _place_roles(
@@ -244,7 +225,7 @@ def _place_roles(
     return placed_roles, list(dict.fromkeys(conflicts))  # roles may share a model
 
 
-def _build_role(context: Context, blueprint: Document[Blueprint], placed: PlacedRole) -> Role:
+def _build_role(context: Context, placed: PlacedRole) -> Role:
     role = placed.role
     conventions, resources = context.conventions, placed.resources
     # EFA joins a replica's nodes and carries KV caches; nothing else uses it.
@@ -253,13 +234,13 @@ def _build_role(context: Context, blueprint: Document[Blueprint], placed: Placed
         name=placed.name,
         kind="engine",
         image=_select_image(context, placed, uses_efa) if not conventions.is_local else "",
-        served_model=_build_served_model(context, blueprint, placed),
+        served_model=_build_served_model(context, placed),
         pool=role.pool,
         instance_types=tuple(instance.name for instance in placed.instances),
         gives_way=role.gives_way,
         accelerators=role.accelerators,
         nodes=placed.nodes,
-        parallelism=placed.parallelism,
+        parallelism=Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert),
         resources=resources if uses_efa else _leave_out_efa(resources),
         replicas=role.replicas if not conventions.is_local else compute_fixed_replicas(role),
         weight=context.blueprint.roles.get_weight(placed.name),
@@ -285,13 +266,12 @@ def _select_image(context: Context, placed: PlacedRole, uses_efa: bool) -> str:
     return context.pin_image(context.blueprint.image or placed.platform.image or engine_image)
 
 
-def _build_served_model(context: Context, blueprint: Document[Blueprint], placed: PlacedRole) -> ServedModel:
-    settings, model = context.blueprint, placed.model
-    model_settings = settings.select_model_settings(placed.role)
+def _build_served_model(context: Context, placed: PlacedRole) -> ServedModel:
+    settings, model, model_settings = context.blueprint, placed.model, placed.model_settings
     model_name = model_settings.model or ""
     _, location = settings.locate_weights(placed.role)
     uri = _build_bucket_uri(context, model_name) if location == "s3" else location
-    folder = blueprint.path.resolve().parent
+    folder = context.document.path.resolve().parent
     # With many models each has its role's name or its own: the same model may be served twice, with other settings.
     served_name = (
         resolve_served_name(model_name)
@@ -361,14 +341,12 @@ def _build_router(context: Context) -> Role:
     )
 
 
-def _build_pool_master(
-    context: Context, placed_roles: Sequence[PlacedRole], engine_roles: Sequence[Role]
-) -> PoolMaster | None:
+def _build_pool_master(context: Context, engine_roles: Sequence[Role]) -> PoolMaster | None:
     """Build what knows where a pool has prompts; it is in the engine's image."""
     keeper = context.blueprint.tuning.keeper
     if keeper is None or not keeper.master:
         return None
-    blocks = kv_tiers.count_pool_blocks(context.blueprint, placed_roles)
+    blocks = kv_tiers.count_pool_blocks(context.placed_roles)
     return PoolMaster(
         name=keeper.master,
         image=engine_roles[0].image,
@@ -383,11 +361,7 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
         return None
     drain_s = min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain))
     stack = load_balancer.resolve(row, drain_s, () if row.public else load_balancer.list_ranges(fleet))
-    return ResolvedLoadBalancer(
-        **dict(stack),
-        public=row.public,
-        gateway=row.gateway or "",
-    )
+    return ResolvedLoadBalancer(**dict(stack), public=row.public, gateway=row.gateway or "")
 
 
 def _list_balancer_ranges(context: Context, fleet: Fleet) -> tuple[str, ...]:

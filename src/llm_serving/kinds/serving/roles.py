@@ -463,6 +463,19 @@ DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 """A decode replica's queue is short while its cache fills up. Source: the engines' production guides, 2026-11."""
 
 
+def format_bounds(bounds: Bounds) -> int | str:
+    """Return bounds as a person writes them: one number where both are the same."""
+    return bounds.min if bounds.min == bounds.max else str(bounds)
+
+
+def refuse_setting(key_path: tuple[str, ...], role: EngineRole, key: str, reason: str, fix: str) -> Conflict:
+    """Return the conflict of a setting of the role at `key_path`, with its value as a person writes it."""
+    value = getattr(role, key, None)
+    if isinstance(value, Bounds):
+        value = format_bounds(value)
+    return Conflict((*key_path, key), reason, fix, ", ".join(value) if isinstance(value, dict) else value)
+
+
 def get_shared(role: EngineRole) -> str:
     """Return the role whose replicas serve this one's model too; empty where it has its own."""
     return (role.shares if isinstance(role, ModelRole) else None) or ""

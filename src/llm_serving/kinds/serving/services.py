@@ -269,7 +269,7 @@ def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
         "side": bool(context.transfer) and placed.name in context.engine.transfers[context.transfer].listeners,
         **dict.fromkeys(list_event_ports(context.engine, context.policy), True),
         "master": placed.nodes > 1,
-        "data": placed.nodes > 1 and placed.parallelism.data > 1,
+        "data": placed.nodes > 1 and placed.role.data > 1,
     }
     return {name: PORTS[name] for name, is_used in port_uses.items() if is_used}
 

@@ -23,11 +23,6 @@ MAX_BODIES_BYTES = 512 * 2**20
 """Memory of the bodies of requests that wait at a replica: eight of the largest, thousands without pictures."""
 
 
-def list_replicated(placed_roles: Sequence[PlacedRole]) -> list[PlacedRole]:
-    """Return the roles that have replicas of their own."""
-    return [placed for placed in placed_roles if not get_shared(placed.role)]
-
-
 def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield models that do not fit into all types that the replicas which they share may run on."""
     placements = {placed.name: placed for placed in placed_roles}
@@ -37,7 +32,7 @@ def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
         if head and types:
             reason = f"its replicas may run on {' and '.join(types)}, into which {placed.model.name} does not fit"
             fix = "use a pool of types that hold each of the models, or another model"
-            yield placed.refuse("shares", reason, fix, head.name)
+            yield placed.refuse("shares", reason, fix)
 
 
 def fold_role(head: Role, sharers: Sequence[Role], switch: ModelSwitch) -> Role:

@@ -1,4 +1,4 @@
-"""Roles that follow their limits of the SLO."""
+"""Replicas: what all roles need of a pool at once and while an upgrade runs, and roles that follow the SLO."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.kinds.serving.texts import format_disaggregated, get_error, resolve_blueprint
+from llm_serving.settings.errors import InputError
+from tests.kinds.serving import resolving
+from tests.kinds.serving.texts import (
+    AGGREGATED,
+    B300,
+    FLEET,
+    LARGE,
+    SMALL,
+    SURGE,
+    TRAFFIC_AND_SLO,
+    format_disaggregated,
+    format_distributed,
+    get_error,
+    resolve_blueprint,
+)
 
 
 def _format_by_slo(pool: str, slo: str = "{ttft_ms: {p95: 500}, itl_ms: {p95: 50}}", extra: str = "") -> str:
@@ -40,3 +54,33 @@ def test_following_the_slo_is_refused_where_nothing_measures_it(
     tmp_path: Path, text: str, target: str, role: str, reason: str
 ) -> None:
     assert f"roles.{role}.scale.slo: true: {reason}. Fix: remove slo." in get_error(tmp_path, text, target)
+
+
+def test_roles_that_need_more_nodes_than_their_pool_grows_to_are_refused(tmp_path: Path) -> None:
+    text = format_disaggregated({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE)
+    assert get_error(tmp_path, text) == (
+        "blueprint.yaml:5:3: roles.decode.replicas: 1: the roles need prefill 2 and decode 1 nodes of the pool "
+        "b300, which grows to 2. Fix: use fewer replicas, or set size: 2..3 in the pool."
+    )
+
+
+def test_an_upgrade_can_start_the_new_replica_first_where_the_pool_holds_both(tmp_path: Path) -> None:
+    text = AGGREGATED.replace("MODEL", SMALL).replace(
+        "{WORKER}", "{pool: general, replicas: REPLICAS, accelerators: 4}"
+    )
+    deployment = resolve_blueprint(tmp_path, text.replace("REPLICAS", "3") + SURGE + TRAFFIC_AND_SLO)
+    assert [service.replicas.surge for service in deployment.services if not service.is_entry] == [1]
+    with pytest.raises(InputError) as error:
+        resolve_blueprint(tmp_path, text.replace("REPLICAS", "4") + SURGE + TRAFFIC_AND_SLO)
+    assert str(error.value).endswith(
+        'disruption.surge: "on": an upgrade starts one replica more of each role first: 5 nodes of the pool general, which '
+        "grows to 4. Fix: set surge: off, or size: 0..5 in the pool."
+    )
+
+
+def test_on_ecs_a_replica_over_several_instances_has_no_second_beside_it(tmp_path: Path) -> None:
+    text = format_distributed(model=LARGE, pool="p5en", accelerators=16, pipeline=2, expert="on", extra=SURGE)
+    on_ecs = FLEET.replace("size: 4, efa: on}", "size: 4, efa: on, orchestrator: ecs}")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError, match="on ECS each node of a replica is a service, and two of one rank would share"):
+        resolving.resolve_files(tmp_path / "mine", text, on_ecs, "ecs")

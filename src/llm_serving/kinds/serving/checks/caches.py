@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from llm_serving.catalog import cache_keepers
-from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placed_role import PlacedRole, copies_cache, transfers_by_rdma
-from llm_serving.services.environment import Conventions, Environment
+from llm_serving.kinds.serving.context import Context
+from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.settings.document import Conflict
 
 
-def check(
-    settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield what forbids to keep KV caches where the blueprint says, or to hand them from prefill to decode."""
-    yield from _check_offload(settings)
-    yield from _check_keeper(settings, environment, placed_roles)
-    yield from _check_tier_bucket(settings, fleet, environment.conventions)
-    if not environment.conventions.is_local:
-        yield from _check_one_accelerator(settings, placed_roles)
-        yield from _check_host_memory(settings, placed_roles)
-        yield from _check_transfer_kernels(settings, placed_roles)
-    yield from _check_transfer(settings, placed_roles)
-    yield from _check_transfer_split(settings, placed_roles)
-    yield from _check_kv_events(settings, environment.conventions, placed_roles)
+    yield from _check_offload(context.blueprint)
+    yield from _check_keeper(context)
+    yield from _check_tier_bucket(context)
+    if not context.conventions.is_local:
+        yield from _check_one_accelerator(context)
+        yield from _check_host_memory(context)
+    if context.blueprint.is_disaggregated:
+        if not context.conventions.is_local:
+            yield from _check_transfer_kernels(context)
+        yield from _check_transfer(context)
+        yield from _check_transfer_split(context)
+    yield from _check_kv_events(context)
 
 
 def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
@@ -41,11 +40,10 @@ def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
         yield Conflict(("tuning", key), reason, fix, value)
 
 
-def _check_keeper(
-    settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
+def _check_keeper(context: Context) -> Iterator[Conflict]:
     """Yield where what keeps cached prompts is not rendered, or would give what was computed for another."""
-    tiers, keeper, conventions = settings.tuning.kv_tiers, settings.tuning.keeper, environment.conventions
+    tuning, environment, conventions = context.blueprint.tuning, context.environment, context.conventions
+    tiers, keeper = tuning.kv_tiers, tuning.keeper
     if tiers is None or keeper is None:
         return
     key_path = ("tuning", "kv_tiers", "by")
@@ -54,10 +52,10 @@ def _check_keeper(
         others = cache_keepers.suggest_cache_keepers(lambda row: row.runs_on(environment.target))
         yield Conflict(key_path, reason, ", or ".join(filter(None, ("remove by", others))), tiers.by)
         return
-    for placed in placed_roles:
+    for placed in context.placed_roles:
         if placed.role.adapters:
-            names, fix = ", ".join(placed.role.adapters), "remove adapters, or by of tuning.kv_tiers"
-            yield placed.refuse("adapters", keeper.reasons["adapters"], fix, names)
+            fix = "remove adapters, or by of tuning.kv_tiers"
+            yield placed.refuse("adapters", keeper.reasons["adapters"], fix)
         if placed.name == keeper.master:
             reason = f"{keeper.title}'s master has this name among the deployment's objects"
             yield Conflict(placed.key_path, reason, "give the role another name", keeper.master)
@@ -71,37 +69,37 @@ def _check_keeper(
             yield Conflict(key_path, reason, "remove kv_tiers", tiers.by)
 
 
-def _check_tier_bucket(settings: Blueprint, fleet: Fleet, conventions: Conventions) -> Iterator[Conflict]:
+def _check_tier_bucket(context: Context) -> Iterator[Conflict]:
     """Yield a bucket of cached prompts that engines may not write to, or whose objects they would confuse."""
-    tiers = settings.tuning.kv_tiers
+    tiers = context.blueprint.tuning.kv_tiers
     if tiers is None or tiers.s3 is None or tiers.keeper is None:
         return
-    key_path, bucket = ("tuning", "kv_tiers", "s3"), tiers.s3.bucket
-    if conventions.is_local:
+    key_path, bucket = ("tuning", "kv_tiers", "s3", "bucket"), tiers.s3.bucket
+    if context.conventions.is_local:
         reason = f"the S3 of this machine has no address of its own for each bucket, which {tiers.keeper.title} needs"
-        yield Conflict((*key_path, "bucket"), reason, "remove s3 in a copy to try here", bucket)
-    elif bucket not in {row.bucket for row in fleet.storage.tier_buckets}:
+        yield Conflict(key_path, reason, "remove s3 in a copy to try here", bucket)
+    elif bucket not in {row.bucket for row in context.fleet.storage.tier_buckets}:
         reason = f"the fleet lets its engines write to no bucket {bucket}"
         fix = f"set storage: {{tier_buckets: {{bucket: {bucket}}}}} in the fleet, and apply the fleet"
-        yield Conflict((*key_path, "bucket"), reason, fix, bucket)
-    if not settings.tuning.stream_weights:
+        yield Conflict(key_path, reason, fix, bucket)
+    if not context.blueprint.tuning.stream_weights:
         reason = (
             f"{tiers.keeper.title} names objects after the folder of the weights, which is the same for all that are "
             "copied first"
         )
-        yield Conflict((*key_path, "bucket"), reason, "set stream_weights: on, or remove s3", bucket)
+        yield Conflict(key_path, reason, "set stream_weights: on, or remove s3", bucket)
 
 
-def _check_one_accelerator(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_one_accelerator(context: Context) -> Iterator[Conflict]:
     """Yield roles whose replicas share cached prompts and may get other accelerators than one another.
 
     Names of prompts do not say in which order a kernel's numbers lie: vLLM 0.32.0 has another on B200 than on H200
     (v1/attention/backends/flashinfer.py, supported_kv_cache_layouts), and reads either.
     """
-    keeper = settings.tuning.keeper
-    if not ({"shared", "s3"} & {*settings.tuning.tier_bytes} or (keeper and keeper.master)):
+    tuning = context.blueprint.tuning
+    if not ({"shared", "s3"} & {*tuning.tier_bytes} or (tuning.keeper and tuning.keeper.master)):
         return
-    for placed in placed_roles:
+    for placed in context.placed_roles:
         names = list(dict.fromkeys(row.accelerators.name for row in placed.instances if row.accelerators))
         if len(names) > 1:
             reason = (
@@ -109,14 +107,12 @@ def _check_one_accelerator(settings: Blueprint, placed_roles: Sequence[PlacedRol
                 "those of another wrote as other numbers, without an error"
             )
             fix = "use a pool of types with one kind of accelerator, or keep prompts in ram and disk only"
-            yield placed.refuse("pool", reason, fix, placed.role.pool)
+            yield placed.refuse("pool", reason, fix)
 
 
-def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_host_memory(context: Context) -> Iterator[Conflict]:
     """Yield roles whose node has no room for a copy of the cache of one request, which a transfer through it keeps."""
-    if not copies_cache(settings, placed_roles):
-        return
-    for placed in placed_roles:
+    for placed in context.placed_roles if context.copies_cache else ():
         fit = placed.limit_cache().fit
         if fit and fit.computed and fit.cache_tokens < fit.context:
             reason = (
@@ -125,25 +121,23 @@ def _check_host_memory(settings: Blueprint, placed_roles: Sequence[PlacedRole]) 
                 f"half hold {max(0, fit.cache_tokens):,} tokens, and a request takes {fit.context:,}"
             )
             fix = "use a pool of types with more memory, or a shorter context"
-            yield placed.refuse("pool", reason, fix, placed.role.pool)
+            yield placed.refuse("pool", reason, fix)
 
 
-def _check_transfer(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_transfer(context: Context) -> Iterator[Conflict]:
     """Yield RDMA where the blueprint asks for it, or where the hardware has it."""
-    if not settings.is_disaggregated:
-        return
-    key_path = ("tuning", "kv_transfer")
-    without_rdma = [placed for placed in placed_roles if not placed.rdma]
-    if not transfers_by_rdma(settings):
-        if settings.tuning.kv_transfer == "rdma":
-            reason = f"the engine {settings.engine} has no transfer by EFA in the catalog"
+    key_path, wanted = ("tuning", "kv_transfer"), context.blueprint.tuning.kv_transfer
+    without_rdma = [placed for placed in context.placed_roles if not placed.rdma]
+    if "rdma" not in context.engine.transfers:
+        if wanted == "rdma":
+            reason = f"the engine {context.blueprint.engine} has no transfer by EFA in the catalog"
             yield Conflict(key_path, reason, "set kv_transfer: host", "rdma")
         return
-    if settings.tuning.kv_transfer == "rdma":
+    if wanted == "rdma":
         for placed in without_rdma:
             yield Conflict(key_path, *_describe_missing_rdma(placed), "rdma")
-    if not without_rdma and settings.tuning.kv_transfer != "host":
-        yield from _check_one_zone(placed_roles)
+    if not without_rdma and wanted != "host":
+        yield from _check_one_zone(context)
 
 
 def _describe_missing_rdma(placed: PlacedRole) -> tuple[str, str]:
@@ -161,26 +155,24 @@ def _describe_missing_rdma(placed: PlacedRole) -> tuple[str, str]:
     )
 
 
-def _check_one_zone(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
-    first, last = placed_roles[0], placed_roles[-1]
+def _check_one_zone(context: Context) -> Iterator[Conflict]:
+    first, last = context.placed_roles
     if first.zones != last.zones:
         reason = (
             f"EFA traffic does not cross an Availability Zone: {first.name} runs in {', '.join(first.zones)} "
             f"and {last.name} in {', '.join(last.zones)}"
         )
         fix = f"use a pool in {first.zones[0]}, or kv_transfer: host"
-        yield last.refuse("pool", reason, fix, last.role.pool)
+        yield last.refuse("pool", reason, fix)
 
 
-def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_transfer_split(context: Context) -> Iterator[Conflict]:
     """Yield tensor-parallel sizes of prefill and decode that the KV transfer does not support.
 
     Source: vLLM 0.32.0, kv_connector/utils.py, `tp_ratio` and `is_kv_replicated`, and kv_connector/v1/nixl/
     base_worker.py, `_validate_remote_agent_handshake`.
     """
-    if not settings.is_disaggregated:
-        return
-    first, last = placed_roles[0], placed_roles[-1]
+    first, last = context.placed_roles
     prefill, decode = first.role, last.role
     model, subject = first.model, f"prefill splits a layer {prefill.tensor} ways and decode {decode.tensor}"
     few, many = sorted((prefill.tensor, decode.tensor))
@@ -194,49 +186,48 @@ def _check_transfer_split(settings: Blueprint, placed_roles: Sequence[PlacedRole
             "the KV transfer then reads them into as many ways or more"
         )
         fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
-    elif model.state and few < many and many > model.kv_heads and not settings.engine_row.transfers_unlike_blocks:
+    elif model.state and few < many and many > model.kv_heads and not context.engine.transfers_unlike_blocks:
         # Blocks that hold a layer's state too have as many tokens as it has room for: fewer, the more ways it is split,
         # once each accelerator has the least of the heads.
         reason = (
             f"{subject}: with the {model.kv_heads} key and value heads on several accelerators each, decode's blocks "
-            f"of the cache have fewer tokens than prefill's, and the engine {settings.engine} hands none over between "
-            "them: every request would fail"
+            f"of the cache have fewer tokens than prefill's, and the engine {context.blueprint.engine} hands none over "
+            "between them: every request would fail"
         )
         fix = f"set accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for both"
     if reason:
-        yield last.refuse("accelerators", reason, fix, decode.accelerators)
+        yield last.refuse("accelerators", reason, fix)
 
 
-def _check_transfer_kernels(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_transfer_kernels(context: Context) -> Iterator[Conflict]:
     """Yield prefill and decode for which the engine chooses unlike kernels of attention."""
-    kernels = settings.engine_row.transfer_kernels
-    if not settings.is_disaggregated or kernels is None:
+    kernels = context.engine.transfer_kernels
+    if kernels is None:
         return
     chosen = {
         f"{placed.name} on {row.accelerators.name}": kernels.select(
-            row.accelerators.name, settings.merge_arguments(placed.role)
+            row.accelerators.name, context.blueprint.merge_arguments(placed.role)
         )
-        for placed in placed_roles
+        for placed in context.placed_roles
         for row in placed.instances
         if row.accelerators
     }
     if len({*chosen.values()}) > 1:
-        last = placed_roles[-1]
+        last = context.placed_roles[-1]
         reason = (
-            f"{' and '.join(chosen)} have unlike kernels of attention, between which the engine {settings.engine} "
-            "hands no cache over: every request would fail"
+            f"{' and '.join(chosen)} have unlike kernels of attention, between which the engine "
+            f"{context.blueprint.engine} hands no cache over: every request would fail"
         )
         fix = (
             f"use pools of one generation of GPUs, or set the same {kernels.argument}, which all of them have, in "
             "engine_arguments"
         )
-        yield last.refuse("pool", reason, fix, last.role.pool)
+        yield last.refuse("pool", reason, fix)
 
 
-def _check_kv_events(
-    settings: Blueprint, conventions: Conventions, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
+def _check_kv_events(context: Context) -> Iterator[Conflict]:
     """Yield routing by KV cache events, where the router does not get them."""
+    settings = context.blueprint
     if settings.roles.router.policy != "kv-aware" or settings.framework_row.router:
         return  # a framework's own router has its own ways
     reason, fix = "", "set policy: cache-aware"
@@ -247,12 +238,12 @@ def _check_kv_events(
             "the router reads the cache events of prefill engines whose addresses it is given when it starts, and of "
             "no others"
         )
-        fix += "" if conventions.runs_tasks else ", or framework: dynamo"
+        fix += "" if context.conventions.runs_tasks else ", or framework: dynamo"
     if settings.roles.models:
         reason = "the router reads the cache events of one model"
     if any(settings.roles.get_weight(name) > 1 for name in settings.roles.engine_roles):
         reason = "an engine of weight 2 or more is several entries of the router, and its cache's events are of one"
-    if any(placed.role.data > 1 for placed in placed_roles):
+    if any(placed.role.data > 1 for placed in context.placed_roles):
         # vllm/distributed/kv_events.py of 0.32.0 adds the rank to the port of events, and to that of earlier ones.
         reason = (
             "each data-parallel rank publishes its cache's events on a port of its own; cache-aware chooses between "

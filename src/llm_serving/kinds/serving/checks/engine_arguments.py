@@ -13,7 +13,6 @@ from llm_serving.catalog.engines import Engine
 from llm_serving.kinds.serving import engine_process
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.settings.document import Conflict
 
@@ -127,14 +126,14 @@ def _has_prefix(recorded: EngineOptions, name: str) -> bool:
     return name.partition("_")[0] == max(set(prefixes), key=prefixes.count)
 
 
-def check_written(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check_written(context: Context) -> Iterator[Conflict]:
     """Yield options and variables that this deployment writes by itself where a role runs."""
     reason = f"the deployment writes it by itself on {context.conventions.title}"
-    for placed in placed_roles:
+    for placed in context.placed_roles:
         role = placed.role
         parts = engine_process.list_command_parts(context, context.describe_node(placed))
         words = [word for part in parts for word in part.arguments]
-        for path, value in context.blueprint.list_arguments(placed.key_path, role):
+        for path, value in placed.list_arguments():
             option = path[-1]
             if not _is_rewritten(context, option, value, words):
                 continue

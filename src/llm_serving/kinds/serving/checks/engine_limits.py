@@ -17,8 +17,8 @@ from llm_serving.fleet import machine_images
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.options import Node
-from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.placement import count_accelerators, splits_prompts
 from llm_serving.kinds.serving.roles import EngineRole, get_shared, resolve_scale
 from llm_serving.services.environment import Environment
@@ -77,14 +77,12 @@ def _describe_processors(platforms: Mapping[str, Platform]) -> str:
     return f"types with {' or '.join(kinds)}" if kinds else "types without accelerators, such as m8g or c8i"
 
 
-def check_drivers(
-    settings: Blueprint, fleet: Fleet, environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
+def check_drivers(context: Context) -> Iterator[Conflict]:
     """Yield AMIs of the fleet whose driver is too old for the engine's image; nothing is known of the user's own."""
-    if settings.image or environment.conventions.is_local:
+    if context.blueprint.image or context.conventions.is_local:
         return
-    conflicts = []
-    for placed in placed_roles:
+    conflicts, fleet = [], context.fleet
+    for placed in context.placed_roles:
         pool, platform = placed.pool, placed.platform
         if pool.ami:
             continue
@@ -95,7 +93,7 @@ def check_drivers(
         ]
         for maker, oldest, name in makers:
             if drivers.find_driver(maker, release.ami, release.name) < oldest:
-                engine = settings.engine
+                engine = context.blueprint.engine
                 reason = f"its {maker} driver is older than {name}, which the image of {engine} needs"
                 first_release = drivers.find_first_release(maker, release.ami, oldest)
                 fix = f"set {release.key_path[-1]}: {first_release} or later"
@@ -103,19 +101,16 @@ def check_drivers(
     yield from dict.fromkeys(conflicts)
 
 
-def check_settings(
-    settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]
-) -> Iterator[Conflict]:
+def check_settings(context: Context) -> Iterator[Conflict]:
     """Yield settings and models that the engine does not support where a role runs."""
     conflicts: list[Conflict] = []
-    for placed in placed_roles:
-        is_real = not environment.conventions.is_local
-        platform = placed.platform if is_real else settings.engine_row.platforms["cpu"]
-        node = Node(settings, placed, platform, environment.conventions)
+    for placed in context.placed_roles:
+        node = context.describe_node(placed)
+        platform = node.platform
         conflicts += options.check(node)
-        if settings.engine_row.holds_whole_prompts:
+        if context.engine.holds_whole_prompts:
             conflicts += _check_step(node)
-        if is_real and platform.weights:
+        if not context.conventions.is_local and platform.weights:
             conflicts += _check_weights(node, platform.weights)
         if platform.version:
             conflicts += _check_version(node)
@@ -130,7 +125,7 @@ def check_settings(
 
 def _check_step(node: Node) -> Iterator[Conflict]:
     """Yield a largest step without room for a prompt that is not split, or for a token of each of its requests."""
-    batch, context = node.placed.batch, node.settings.select_model_settings(node.role).context
+    batch, context = node.placed.batch, node.placed.model_settings.context
     tokens_path, sequences_path = (_find_number(node, setting) for setting in ("batch_tokens", "sequences"))
     if tokens_path and batch.tokens < context and not splits_prompts(node.settings, node.placed.model):
         reason = f"prompts are not split, and a step has no room for one of the context, {context}: the engine ends"
@@ -177,9 +172,8 @@ def _find_number(node: Node, setting: str) -> KeyPath | None:
     """Return where the blueprint says a number of `tuning`, by its key or the engine's own option."""
     if getattr(node.tuning, setting) is not None:
         return ("tuning", setting)
-    named = node.settings.list_arguments(node.placed.key_path, node.role)
     meanings = node.settings.engine_row.reckoned_arguments
-    return next((path for path, _ in named if meanings.get(path[-1]) == setting), None)
+    return next((path for path, _ in node.placed.list_arguments() if meanings.get(path[-1]) == setting), None)
 
 
 def _check_version(node: Node) -> Iterator[Conflict]:
@@ -188,7 +182,7 @@ def _check_version(node: Node) -> Iterator[Conflict]:
     name = device.accelerators.name if device.accelerators else device.name
     reason = f"on {name} the engine is {node.settings.engine} {platform.version}, which has no such option"
     known = engine_options.load_arguments(platform.version_arguments).arguments
-    for key_path, value in node.settings.list_arguments(node.placed.key_path, node.role):
+    for key_path, value in node.placed.list_arguments():
         if key_path[-1] not in known:
             yield Conflict(key_path, reason, f"remove {key_path[-1]}", str(value))
 
@@ -223,7 +217,7 @@ def _check_weights(node: Node, weights: Sequence[str]) -> Iterator[Conflict]:
             f"{node.settings.engine} takes those of 16 bits"
         )
         fix = "use the checkpoint that is not quantized, or a pool of types with accelerators"
-        yield Conflict(node.find_model_key_path("model"), reason, fix, model.name)
+        yield Conflict(node.placed.find_model_key_path("model"), reason, fix, model.name)
 
 
 def _check_model(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
@@ -245,16 +239,16 @@ def _check_model(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
         )
         fix = "use another model"
     if reason:
-        yield Conflict(node.find_model_key_path("model"), reason, fix, model.name)
+        yield Conflict(node.placed.find_model_key_path("model"), reason, fix, model.name)
 
 
 def _check_segments(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
-    context, tokens = node.settings.select_model_settings(node.role).context, node.tuning.batch_tokens
+    context, tokens = node.placed.model_settings.context, node.tuning.batch_tokens
     sizes = [size for size in limits.segments if size < context]
     if not sizes:
         reason = f"the engine computes prompts in segments here, the least of {limits.segments[0]}, below the context"
         fix = f"set context: {2 * limits.segments[0]} or more"
-        yield Conflict(node.find_model_key_path("context"), reason, fix, context)
+        yield Conflict(node.placed.find_model_key_path("context"), reason, fix, context)
     elif tokens is not None and tokens not in sizes:
         reason = "a step is one segment of a prompt here, compiled for its size and below the context"
         yield Conflict(("tuning", "batch_tokens"), reason, f"use one of {', '.join(map(str, sizes))}", tokens)
@@ -266,7 +260,7 @@ def _check_whole_node(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
     if accelerators < max_accelerators:
         reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
         fix = _describe_whole_node(base.get_memory_model(node.settings.engine), node.placed.model, largest)
-        yield node.placed.refuse("accelerators", reason, fix, accelerators)
+        yield node.placed.refuse("accelerators", reason, fix)
 
 
 def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:

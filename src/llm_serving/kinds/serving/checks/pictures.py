@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from llm_serving.catalog import models
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import Model
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.traffic import Images
 from llm_serving.settings.document import Conflict
@@ -19,14 +20,14 @@ MARK_TOKENS = 4
 _KEY_PATH = ("traffic", "images")
 
 
-def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield pictures that a model cannot take; of a model whose memory is unchecked nothing is known."""
-    images = settings.traffic.images
+    settings, images = context.blueprint, context.blueprint.traffic.images
     limits_name = settings.engine_row.media_limits
     # Several roles serve one model, and each mistake is one.
-    by_model = {placed.model.name: placed for placed in placed_roles if placed.model.is_known}
+    by_model = {placed.model.name: placed for placed in context.placed_roles if placed.model.is_known}
     for name, placed in by_model.items():
-        for path, limits in settings.list_arguments(placed.key_path, placed.role):
+        for path, limits in placed.list_arguments():
             is_text = placed.model.vision is None and not settings.reads_text_only(placed.role)
             if path[-1] == limits_name and is_text and limits is not None:
                 reason = f"{name} reads text only"
@@ -41,7 +42,7 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
                 fix = f"remove images, or {settings.engine_row.text_only}"
             yield Conflict(_KEY_PATH, reason, fix, shown)
             continue
-        yield from _check_context(settings, placed, images)
+        yield from _check_context(placed, images)
         limit, count = settings.find_media_limit(placed.role, "image"), settings.traffic.max_images
         if limit is not None and count > limit:
             reason = f"a request of this traffic has up to {count} pictures, and {limits_name} allows {limit}"
@@ -49,8 +50,8 @@ def check(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> Iterator[C
             yield Conflict((*_KEY_PATH, "count"), reason, fix, str(images.count))
 
 
-def _check_context(settings: Blueprint, placed: PlacedRole, images: Images) -> Iterator[Conflict]:
-    traffic, context = settings.traffic, settings.select_model_settings(placed.role).context
+def _check_context(placed: PlacedRole, images: Images) -> Iterator[Conflict]:
+    traffic, context = placed.settings.traffic, placed.model_settings.context
     picture_tokens = count_tokens(placed.model, images)
     needed = traffic.max_request_tokens + traffic.max_images * picture_tokens
     if needed > context:
@@ -81,10 +82,10 @@ def reads_pictures(settings: Blueprint) -> bool:
     return False
 
 
-def describe(settings: Blueprint, placed: PlacedRole) -> Iterator[str]:
+def describe(placed: PlacedRole) -> Iterator[str]:
     """Yield how much of the context a picture takes, and of the memory a video, in sentences."""
-    model, images, option = placed.model, settings.traffic.images, settings.engine_row.media_limits
-    context = settings.select_model_settings(placed.role).context
+    model, images, option = placed.model, placed.settings.traffic.images, placed.settings.engine_row.media_limits
+    context = placed.model_settings.context
     assert model.vision
     if images:
         size = f"{images.width} x {images.height}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.sharing import MAX_BODIES_BYTES
@@ -19,23 +20,23 @@ _KEEPING_OPTION, _KEEPING_MODE = "mm_encoder_tp_mode", "data"
 """The engine's option with which it keeps more of an accelerator while it sleeps, and its value."""
 
 
-def check(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield settings of models that take turns, and replicas without room for them."""
-    if settings.roles.sharers:
-        yield from _check_settings(settings)
-    for head, members in _group_placed(settings, placed_roles).items():
+    if context.blueprint.roles.sharers:
+        yield from _check_settings(context.blueprint)
+    for head, members in _group_placed(context).items():
         for member in members:
-            yield from _check_arguments(settings, member)
-        if members and members[0].name == head and not environment.conventions.is_local:
-            yield from _check_place(settings, members)
+            yield from _check_arguments(member)
+        if members and members[0].name == head and not context.conventions.is_local:
+            yield from _check_place(context, members)
 
 
-def _group_placed(settings: Blueprint, placed_roles: Sequence[PlacedRole]) -> dict[str, list[PlacedRole]]:
+def _group_placed(context: Context) -> dict[str, list[PlacedRole]]:
     """Return the roles that are placed of each group of models, the shared one first, by its name."""
-    by_name = {placed.name: placed for placed in placed_roles}
+    by_name = {placed.name: placed for placed in context.placed_roles}
     return {
         head: [by_name[name] for name in (head, *names) if name in by_name]
-        for head, names in settings.roles.sharers.items()
+        for head, names in context.blueprint.roles.sharers.items()
     }
 
 
@@ -66,25 +67,25 @@ def _check_settings(settings: Blueprint) -> Iterator[Conflict]:
         yield Conflict(("roles", "router", "policy"), reason, "set policy: load-aware, or remove shares", "kv-aware")
 
 
-def _check_arguments(settings: Blueprint, member: PlacedRole) -> Iterator[Conflict]:
-    for path, value in settings.list_arguments(member.key_path, member.role):
+def _check_arguments(member: PlacedRole) -> Iterator[Conflict]:
+    for path, value in member.list_arguments():
         if path[-1] == _KEEPING_OPTION and value == _KEEPING_MODE:
             reason = "the model takes turns with others, and the engine then keeps more of the accelerators asleep"
             yield Conflict(path, reason, f"remove {_KEEPING_OPTION}, or shares", _KEEPING_MODE)
 
 
-def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_place(context: Context, members: Sequence[PlacedRole]) -> Iterator[Conflict]:
     """Yield replicas in which the models of `members` do not sleep, or whose memory they exceed.
 
     Replicas of the pattern have one node.
     """
     placed = members[0]
-    if not any(platform.sleeping for platform in settings.engine_row.platforms.values()):
+    if not any(platform.sleeping for platform in context.engine.platforms.values()):
         return  # `shares` is refused for the engine, with its own reason
     if placed.instance.accelerators is None:
         reason = "an engine that sleeps on CPU frees no memory"
         fix = "use a pool of types with GPUs, or remove shares"
-        yield placed.refuse("pool", reason, fix, placed.role.pool)
+        yield placed.refuse("pool", reason, fix)
         return
     sleeping = placed.platform.sleeping
     if sleeping is None:
@@ -100,7 +101,7 @@ def _check_place(settings: Blueprint, members: Sequence[PlacedRole]) -> Iterator
             f"share of {placed.instance.name} has {format_bytes(room)} for it"
         )
         fix = "use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for one"
-        yield placed.refuse("pool", reason, fix, placed.role.pool)
+        yield placed.refuse("pool", reason, fix)
 
 
 def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterator[Conflict]:
@@ -116,28 +117,29 @@ def _check_loading(members: Sequence[PlacedRole], sleeping: Sleeping) -> Iterato
                 f"{format_bytes(fit.budget_bytes)} of one accelerator"
             )
             fix = "set pool in place of shares for it, or use accelerators with more memory"
-            yield placed.refuse("model", reason, fix, placed.model.name)
+            yield Conflict((*placed.key_path, "model"), reason, fix, placed.model.name)
 
 
-def describe(settings: Blueprint, environment: Environment, placed_roles: Sequence[PlacedRole]) -> Iterator[str]:
+def describe(context: Context) -> Iterator[str]:
     """Yield of each group of models what it saves to let them take turns, and what it costs."""
-    for head, members in _group_placed(settings, placed_roles).items():
-        names = settings.roles.sharers[head]
+    roles = context.blueprint.roles
+    for head, members in _group_placed(context).items():
+        names = roles.sharers[head]
         models = f"{', '.join((head, *names[:-1]))} and {names[-1]}"
         placed = members[0]
         sleeping = placed.platform.sleeping
-        if environment.conventions.is_local or sleeping is None:
+        if context.conventions.is_local or sleeping is None:
             continue
         fits = [member.fit for member in members if member.fit]
         host_bytes = _sum_host_bytes(members, sleeping)
         copied_bytes = sum(sorted(fit.weight_bytes for fit in fits)[-2:])
         kept_bytes = sleeping.get_kept_bytes(placed.role.accelerators)
-        switch = settings.roles.get_switch(head)
+        switch = roles.get_switch(head)
         switch_s = math.ceil(copied_bytes / sleeping.copy_bytes_s)
         turn_s = switch.least_awake + switch.finish + switch_s
         place = f"the {placed.role.accelerators} accelerators" if placed.role.accelerators > 1 else "the accelerator"
-        price = _describe_price(environment, placed, len(fits))
-        uncounted = _describe_unknown_draft(settings)
+        price = _describe_price(context.environment, placed, len(fits))
+        uncounted = _describe_unknown_draft(context.blueprint)
         yield (
             f"{models} take turns on {place} of a replica{price}. They take up to {format_bytes(host_bytes)} of its "
             f"memory{uncounted}, and each that sleeps {format_bytes(kept_bytes)} of an accelerator. A request for one "

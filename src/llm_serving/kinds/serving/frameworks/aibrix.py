@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import JsonValue
 
 from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_never_empty
+from llm_serving.kinds.serving.frameworks.base import SINGLE_MODEL_FIX, Adapted, check_never_empty
 from llm_serving.kinds.serving.frameworks.llm_d import PROXY_IMAGE
-from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -29,23 +28,19 @@ PATHS = ("chat/completions", "completions")
 pkg/plugins/gateway/types.go."""
 
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield another engine, several models, and roles without replicas."""
     blueprint = context.blueprint
     if blueprint.engine != ENGINE:
         reason = f"its gateway was compared with {ENGINE}, and not with {blueprint.engine}"
-        yield Conflict(("framework",), reason, f"set engine: {ENGINE}, or another framework", blueprint.framework)
+        yield context.refuse_framework(reason, f"set engine: {ENGINE}, or another framework")
     if blueprint.roles.models:
-        reason, fix = (
-            "one model is rendered for it, and not several",
-            "use another framework, or a blueprint for each model",
-        )
-        yield Conflict(("framework",), reason, fix, blueprint.framework)
+        yield context.refuse_framework("one model is rendered for it, and not several", SINGLE_MODEL_FIX)
     reason = "AIBrix's gateway knows no model without pods, and answers that it does not exist"
-    yield from check_never_empty(placed_roles, reason)
+    yield from check_never_empty(context, reason)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
+def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     config: dict[str, JsonValue] = {
         "engine": context.blueprint.engine,
         "strategy": context.router.policies[context.policy],

@@ -8,12 +8,11 @@ from typing import NamedTuple, Protocol, cast
 
 from pydantic import JsonValue
 
-from llm_serving.catalog import engine_options, frameworks
+from llm_serving.catalog import engine_options
 from llm_serving.catalog.frameworks import FrameworkEngine
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.placement import format_bounds
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -21,6 +20,10 @@ SERVER_OPTIONS = frozenset(
     {"host", "port", "served_model_name", "disable_access_log_for_endpoints", "shutdown_timeout"}
 )
 """Options of vLLM's own server, in whose place a framework listens, names the model and ends."""
+
+
+SINGLE_MODEL_FIX = "use another framework, or a blueprint for each model"
+"""For what a framework runs one of."""
 
 
 class Adapted(NamedTuple):
@@ -34,24 +37,24 @@ class Adapted(NamedTuple):
 class FrameworkModule(Protocol):
     """The module of one framework."""
 
-    def check(self, context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+    def check(self, context: Context) -> Iterator[Conflict]:
         """Yield what the framework cannot run, beyond what its row says."""
 
-    def adapt(self, context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+    def adapt(self, context: Context, services: Sequence[Service]) -> Adapted:
         """Turn services, the router's last, into those that the framework runs, and its own configuration."""
 
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield what the blueprint's framework cannot run, beyond what its row says."""
     module = _load_module(context)
     if module:
-        yield from module.check(context, placed_roles)
+        yield from module.check(context)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     """Return what the target runs under the blueprint's framework."""
     module = _load_module(context)
-    return module.adapt(context, placed_roles, services) if module else Adapted(services, {})
+    return module.adapt(context, services) if module else Adapted(services, {})
 
 
 def _load_module(context: Context) -> FrameworkModule | None:
@@ -65,9 +68,7 @@ def split_command(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return service.command[:start], service.command[start:]
 
 
-def check_engine(
-    context: Context, placed_roles: Sequence[PlacedRole], *, asked_parsers_only: bool = False
-) -> Iterator[Conflict]:
+def check_engine(context: Context, *, asked_parsers_only: bool = False) -> Iterator[Conflict]:
     """Yield options of the engine and parsers of answers that a framework with its own version of it does not have.
 
     Args:
@@ -75,47 +76,44 @@ def check_engine(
             catalog's, and itself refuses requests for what it would read.
     """
     name, engine = context.blueprint.framework, context.blueprint.engine
-    framework = frameworks.load_frameworks()[name]
-    pair = framework.engines[engine]
+    framework, pair = context.blueprint.framework_row, context.pair
+    assert pair, "a framework with a version of the engine has a row of it"
     known = engine_options.load_arguments(pair.arguments).arguments
     # A program of the framework's own may take fewer options than the engine's.
     lack = f"{'where there is' if pair.command else 'which has'} no such option"
     reason = f"{name} {framework.version} runs {engine} {pair.version}, {lack}"
-    for placed in placed_roles:
-        for path, value in context.blueprint.list_arguments(placed.key_path, placed.role):
+    for placed in context.placed_roles:
+        for path, value in placed.list_arguments():
             if path[-1] not in known:
                 shown = value if isinstance(value, bool) else str(value)
                 yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown)
-        yield from _check_parsers(context, placed, pair, asked_only=asked_parsers_only)
+        yield from _check_parsers(placed, pair, asked_only=asked_parsers_only)
 
 
-def check_warm_prompts(context: Context, placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
+def check_warm_prompts(context: Context, reason: str) -> Iterator[Conflict]:
     """Yield prompts for each replica before its first request, where a framework lets nobody ask a replica."""
-    for placed in placed_roles:
-        if prompt := context.blueprint.select_model_settings(placed.role).warm_prompt:
-            path = context.blueprint.find_model_key_path(placed.key_path, placed.role, "warm_prompt")
+    for placed in context.placed_roles:
+        if prompt := placed.model_settings.warm_prompt:
+            path = placed.find_model_key_path("warm_prompt")
             yield Conflict(path, reason, "remove it, or use framework: plain", prompt)
 
 
-def check_never_empty(placed_roles: Sequence[PlacedRole], reason: str) -> Iterator[Conflict]:
+def check_never_empty(context: Context, reason: str) -> Iterator[Conflict]:
     """Yield roles that go down to no replicas, where a framework starts none for a request."""
-    for placed in placed_roles:
+    for placed in context.placed_roles:
         if placed.role.replicas.min == 0:
             fix = f"set replicas: 1..{placed.role.replicas.max}, or use framework: plain"
-            yield placed.refuse("replicas", reason, fix, format_bounds(placed.role.replicas))
+            yield placed.refuse("replicas", reason, fix)
 
 
-def _check_parsers(
-    context: Context, placed: PlacedRole, pair: FrameworkEngine, *, asked_only: bool
-) -> Iterator[Conflict]:
+def _check_parsers(placed: PlacedRole, pair: FrameworkEngine, *, asked_only: bool) -> Iterator[Conflict]:
     """Yield parsers that a framework which reads answers by itself does not have."""
-    selected = answer_parsers.select(context.blueprint, placed.role, placed.model)
-    written = context.blueprint.select_model_settings(placed.role)
+    selected = answer_parsers.select(placed)
     for key in pair.parsers:
         parser = getattr(selected, key)
-        if asked_only and getattr(written, key) == answer_parsers.AUTO:
+        if asked_only and getattr(placed.model_settings, key) == answer_parsers.AUTO:
             continue
         if parser and not pair.find_parser(key, parser):
-            path = context.blueprint.find_model_key_path(placed.key_path, placed.role, key)
-            reason = f"{context.blueprint.framework} reads answers itself, and has no parser {parser}"
+            path = placed.find_model_key_path(key)
+            reason = f"{placed.settings.framework} reads answers itself, and has no parser {parser}"
             yield Conflict(path, reason, f"set {key}: off, or use another framework", parser)

@@ -13,7 +13,13 @@ from pydantic import JsonValue
 
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
-from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine, check_never_empty, check_warm_prompts
+from llm_serving.kinds.serving.frameworks.base import (
+    SINGLE_MODEL_FIX,
+    Adapted,
+    check_engine,
+    check_never_empty,
+    check_warm_prompts,
+)
 from llm_serving.kinds.serving.objectives import find_lowest_limit
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, resolve_scale
@@ -52,38 +58,36 @@ FRONTEND_DISK_BYTES = 2**30
 """For a tokenizer, settings and caches."""
 
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield what its version of the engine, its frontend, and its workers do not have."""
-    yield from check_engine(context, placed_roles)
+    yield from check_engine(context)
     router = context.blueprint.roles.router
     if "request_timeout" in router.model_fields_set:
         reason, fix = "Dynamo's frontend has no limit on a request's time", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "request_timeout"), reason, fix, f"{router.request_timeout:g}s")
-    yield from check_warm_prompts(context, placed_roles, "Dynamo's workers take no requests but those of its frontend")
+    yield from check_warm_prompts(context, "Dynamo's workers take no requests but those of its frontend")
     if not context.conventions.is_local:
-        yield from _check_graph(context, placed_roles)
+        yield from _check_graph(context)
 
 
-def _check_graph(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def _check_graph(context: Context) -> Iterator[Conflict]:
     """Yield what a DynamoGraphDeployment does not run."""
     if context.blueprint.roles.models:
         reason = "all workers of a DynamoGraphDeployment have one name, by which the frontend would mix the models"
-        fix = "use another framework, or a blueprint for each model"
-        yield Conflict(("framework",), reason, fix, context.blueprint.framework)
+        yield context.refuse_framework(reason, SINGLE_MODEL_FIX)
     if context.transfer == "rdma":
         reason = "its image for EFA, by which prefill hands over to decode, is another one, which was not compared"
-        fix = "set tuning: {kv_transfer: host}, or use framework: plain"
-        yield Conflict(("framework",), reason, fix, context.blueprint.framework)
-    for placed in placed_roles:
-        if template := context.blueprint.select_model_settings(placed.role).chat_template:
-            path = context.blueprint.find_model_key_path(placed.key_path, placed.role, "chat_template")
+        yield context.refuse_framework(reason, "set tuning: {kv_transfer: host}, or use framework: plain")
+    for placed in context.placed_roles:
+        if template := placed.model_settings.chat_template:
+            path = placed.find_model_key_path("chat_template")
             reason = "Dynamo's workers read a template from a file, and their pods have the model's only"
             yield Conflict(path, reason, "remove it, or use framework: plain", template)
     reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
-    yield from check_never_empty(placed_roles, reason)
+    yield from check_never_empty(context, reason)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     """Return Dynamo's workers, and its frontend last."""
     *workers, frontend = services
     adapted = [*(_adapt_worker(context, worker) for worker in workers), _adapt_frontend(context, frontend, workers[0])]
@@ -95,7 +99,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     config: dict[str, JsonValue] = {"version": framework.version, "backend": backend, "types": types}
     planners: dict[str, JsonValue] = {
         placed.name: _build_planner(context, placed, backend)
-        for placed in placed_roles
+        for placed in context.placed_roles
         if _is_planned(placed.name, placed.role)
     }
     if planners:

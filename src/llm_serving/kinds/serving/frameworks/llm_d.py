@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import JsonValue
 
 from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
-from llm_serving.kinds.serving.frameworks.base import Adapted
-from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.frameworks.base import SINGLE_MODEL_FIX, Adapted
 from llm_serving.kinds.serving.roles import get_max_requests, resolve_scale
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
@@ -29,27 +28,24 @@ FAIRNESS = "round-robin-fairness-policy"
 """Among the callers of one class."""
 
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield an engine whose metrics the picker may not read, and what a pool has one of."""
     blueprint = context.blueprint
     if blueprint.engine != ENGINE:
         reason = (
             f"its endpoint picker was compared with the metrics of {ENGINE}, and not with those of {blueprint.engine}"
         )
-        yield Conflict(("framework",), reason, f"set engine: {ENGINE}, or another framework", blueprint.framework)
+        yield context.refuse_framework(reason, f"set engine: {ENGINE}, or another framework")
     if blueprint.roles.models:
-        reason = "an InferencePool of llm-d has replicas of one model"
-        yield Conflict(
-            ("framework",), reason, "use another framework, or a blueprint for each model", blueprint.framework
-        )
-    limits = [get_max_requests(placed.role) for placed in placed_roles]
-    for placed, limit in zip(placed_roles, limits, strict=True):
-        if limit != limits[0]:
+        yield context.refuse_framework("an InferencePool of llm-d has replicas of one model", SINGLE_MODEL_FIX)
+    first, *others = context.placed_roles
+    for placed in others:
+        if get_max_requests(placed.role) != get_max_requests(first.role):
             reason = "llm-d's endpoint picker has one limit for all engines"
-            yield placed.refuse("max_requests", reason, "set the same max_requests for each role", limit)
+            yield placed.refuse("max_requests", reason, "set the same max_requests for each role")
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     """Return the services as they are, and the picker's configuration."""
     framework = context.blueprint.framework_row
     scorers = [scorer.split("=") for scorer in context.router.policies[context.policy].split()]
@@ -62,7 +58,7 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
         "name": "default",
         "plugins": [{"pluginRef": name, "weight": int(weight)} for name, weight in scorers],
     }
-    admission = _build_admission(context, placed_roles)
+    admission = _build_admission(context)
     if admission:
         detector, flow_control = admission
         plugins += [detector, {"type": FAIRNESS}]
@@ -86,15 +82,13 @@ def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequen
     return Adapted(services, {"endpointPicker": picker})
 
 
-def _build_admission(
-    context: Context, placed_roles: Sequence[PlacedRole]
-) -> tuple[dict[str, JsonValue], dict[str, JsonValue]] | None:
+def _build_admission(context: Context) -> tuple[dict[str, JsonValue], dict[str, JsonValue]] | None:
     """Return what tells the picker that all engines are full, and how it holds requests then; None where it holds none.
 
     Requests wait in the picker, by class and in turn for each caller, in place of an engine's one queue. Each router's
     picker counts the requests that it has sent itself, so each has its share of the limit.
     """
-    limit = get_max_requests(placed_roles[0].role)  # `check` has refused others
+    limit = get_max_requests(context.placed_roles[0].role)  # `check` has refused others
     if not (limit or context.blueprint.tuning.priority):
         return None
     band: JsonValue = {"fairnessPolicyRef": FAIRNESS}
@@ -102,11 +96,10 @@ def _build_admission(
         share = max(1, limit // context.blueprint.roles.router.replicas)
         detector: dict[str, JsonValue] = {"type": "concurrency-detector", "parameters": {"maxConcurrency": share}}
         # As many wait as run; more get 429.
-        waiting: dict[str, JsonValue] = {
-            "maxRequests": share * sum(placed.role.replicas.max for placed in placed_roles)
-        }
+        replicas = sum(placed.role.replicas.max for placed in context.placed_roles)
+        waiting: dict[str, JsonValue] = {"maxRequests": share * replicas}
     else:
-        scales = [resolve_scale(placed.name, placed.role) for placed in placed_roles]
+        scales = [resolve_scale(placed.name, placed.role) for placed in context.placed_roles]
         # More than what scaling waits for: held back in the picker, requests would start no replica.
         threshold = max(QUEUE_THRESHOLD, *(2 * (scale.queue or 0) for scale in scales if scale), 0)
         detector = {"type": "utilization-detector", "parameters": {"queueDepthThreshold": threshold}}

@@ -67,19 +67,19 @@ OBJECT_STORE_BYTES = 80_000_000
 """Of each node on this machine, where no large messages go through it. Ray takes no less than 78,643,200."""
 
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield options of the engine that the version under Ray does not have, and what its nodes here do not take."""
-    yield from check_engine(context, placed_roles)
-    for placed in placed_roles:
+    yield from check_engine(context)
+    for placed in context.placed_roles:
         yield from _check_limit(context, placed)
     if not context.conventions.is_local:
         return
-    yield from check_warm_prompts(context, placed_roles, "Ray's replicas take no requests but those of its endpoint")
-    for placed in placed_roles:
+    yield from check_warm_prompts(context, "Ray's replicas take no requests but those of its endpoint")
+    for placed in context.placed_roles:
         if placed.role.tensor > 1:
             reason = "a replica of several ranks under Ray was not compared on this machine"
             fix = "set accelerators: 1, or use framework: plain"
-            yield placed.refuse("accelerators", reason, fix, placed.role.accelerators)
+            yield placed.refuse("accelerators", reason, fix)
 
 
 def _check_limit(context: Context, placed: PlacedRole) -> Iterator[Conflict]:
@@ -90,16 +90,16 @@ def _check_limit(context: Context, placed: PlacedRole) -> Iterator[Conflict]:
     target = _count_running(context, placed) + scale.queue
     if limit < target:
         reason = f"Ray starts another replica at {target:g} requests for each, which it would refuse"
-        yield placed.refuse("max_requests", reason, f"set max_requests: {math.ceil(target)} or more", limit)
+        yield placed.refuse("max_requests", reason, f"set max_requests: {math.ceil(target)} or more")
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:
+def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     """Return Ray's nodes, the head last, and the application that runs on them."""
     *workers, entry = services
     timeout_s = math.ceil(context.blueprint.roles.router.request_timeout)
     first_workers = {worker.role: worker for worker in reversed(workers)}
     llm_configs: list[JsonValue] = [
-        _build_llm_config(context, placed, first_workers[placed.name]) for placed in placed_roles
+        _build_llm_config(context, placed, first_workers[placed.name]) for placed in context.placed_roles
     ]
     application: dict[str, JsonValue] = {
         "name": "llm",

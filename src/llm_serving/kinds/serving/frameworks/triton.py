@@ -14,7 +14,6 @@ from llm_serving.catalog import engine_options
 from llm_serving.engines import vllm
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.frameworks.base import SERVER_OPTIONS, Adapted, check_engine, split_command
-from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -38,23 +37,23 @@ OWN_OPTIONS = SERVER_OPTIONS | {"enable_auto_tool_choice", "tool_call_parser", "
 PROGRAM = Path(__file__).with_name("triton_frontend.py")
 
 
-def check(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
+def check(context: Context) -> Iterator[Conflict]:
     """Yield what its version of the engine does not have, and names that are no folder's."""
-    yield from check_engine(context, placed_roles, asked_parsers_only=True)
+    yield from check_engine(context, asked_parsers_only=True)
     for name, role in context.blueprint.roles.models.items():
         if role.served_name and "/" in role.served_name:
             fix = f"set served_name: {role.served_name.rpartition('/')[2]}"
             path = ("roles", "models", name, "served_name")
             yield Conflict(path, "Triton names a model by its folder", fix, role.served_name)
-    for placed in placed_roles:
+    for placed in context.placed_roles:
         cut = vllm.describe_indivisible(placed.model, placed.role.split, whole_blocks=True)
         # Placement has refused all that vLLM 0.32.0 does not split, of a model whose numbers are known.
         if cut and placed.model.is_known:
             fix = "set expert: on, or use framework: plain"
-            yield placed.refuse("accelerators", f"{cut}; Triton's vLLM needs whole ones", fix, placed.role.accelerators)
+            yield placed.refuse("accelerators", f"{cut}; Triton's vLLM needs whole ones", fix)
 
 
-def adapt(context: Context, placed_roles: Sequence[PlacedRole], services: Sequence[Service]) -> Adapted:  # noqa: ARG001
+def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     """Return Triton's frontends, and the router as it is, last."""
     *workers, router = services
     return Adapted([*(_adapt_worker(context, worker) for worker in workers), router], {})
