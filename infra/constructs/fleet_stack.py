@@ -17,7 +17,6 @@ class FleetStack(TerraformStack):
         super().__init__(app, name)
         self.fleet = fleet
         self.cluster_name = names.format_cluster_name(fleet)
-        self.eks_cluster_name = names.find_eks_cluster(fleet)
 
     @cached_property
     def account(self) -> Account:

@@ -34,6 +34,7 @@ def build_trust_policy(stack: FleetStack) -> str:
 
     Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
     """
+    cluster = stack.account.build_arn("eks", f"cluster/{names.find_eks_cluster(stack.fleet)}")
     return policy.build_document(
         {
             "Effect": "Allow",
@@ -42,7 +43,7 @@ def build_trust_policy(stack: FleetStack) -> str:
             "Action": ["sts:AssumeRole", "sts:TagSession"],
             "Condition": {
                 "StringEquals": {"aws:SourceAccount": stack.account.id},
-                "ArnEquals": {"aws:SourceArn": stack.account.build_arn("eks", f"cluster/{stack.eks_cluster_name}")},
+                "ArnEquals": {"aws:SourceArn": cluster},
             },
         }
     )
@@ -50,7 +51,7 @@ def build_trust_policy(stack: FleetStack) -> str:
 
 def add_service_association(stack: FleetStack, deployment: str, service: str, pod_role: aws.iam_role.IamRole) -> None:
     """Add the link from the service account of a deployment's service, which its chart names, to a role."""
-    cluster, account = stack.eks_cluster_name, f"{deployment}-{service}"
+    cluster, account = names.find_eks_cluster(stack.fleet), f"{deployment}-{service}"
     _add_association(stack, service, cluster, names.SERVING_NAMESPACE, account, pod_role)
 
 

@@ -26,6 +26,7 @@ from infra.constructs.program_roles import ProgramRoles
 from infra.constructs.security_group import add_rule
 from infra.constructs.task_place import TaskPlace
 from infra.stacks import base
+from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
 from llm_serving.services.rendered import Rendered
@@ -93,7 +94,8 @@ def _let_nodes_in(stack: FleetStack, groups: ServerGroups) -> None:
     for group in named:
         gateway.let_in(stack, groups, group, group)
     if not named:
-        cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=stack.eks_cluster_name)
+        name = names.find_eks_cluster(stack.fleet)
+        cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=name)
         gateway.let_in(stack, groups, "nodes", cluster.vpc_config.get(0).cluster_security_group_id)
 
 

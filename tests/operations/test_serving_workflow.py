@@ -27,7 +27,7 @@ from llm_serving.targets.eks.target import EksTarget
 from llm_serving.targets.on_aws.images import MissingImage
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
-from llm_serving.workflows.aws import WorkflowRequest, WorkflowResult
+from llm_serving.workflows.aws import Workflow, WorkflowRequest, WorkflowResult
 from tests.operations.conftest import EXISTING, SMALL_FLEET, UNKNOWN_DIGEST, Recorder
 
 FLEET = f"{SMALL_FLEET}add_ons: {{operators: on}}\n"
@@ -40,6 +40,13 @@ def context(tmp_path: Path) -> FleetContext:
     file.write_text(FLEET)
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     return FleetContext(load(file, Fleet), tmp_path, {}, program, AwsSession("us-west-2"), "123456789012")
+
+
+def build_workflow(context: FleetContext, blueprint: Path | None = None) -> Workflow:
+    """A run that reads the checkpoints which an earlier one left."""
+    request = WorkflowRequest(EksTarget(), context.document, blueprint)
+    checkpoints = Checkpoints(context.data / "journal.json", "account")
+    return Workflow(request, context.aws, checkpoints, WorkflowResult([]))
 
 
 def list_installed(recorder: Recorder) -> list[str]:
@@ -56,16 +63,15 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
 ) -> None:
     recorder.install("aws")
     recorder.install("helm", failing=("karpenter",))
-    progress = Checkpoints(context.data / "journal.json", "account")
     with pytest.raises(console.CommandFailed, match="helm upgrade --install karpenter"):
-        install_aws._install_add_ons(context, progress, WorkflowResult([]))
+        build_workflow(context)._install_add_ons(context)
     first = list_installed(recorder)
     plugin = ["nvidia-device-plugin", "DaemonSet"]
     assert first == ["StorageClass", "DaemonSet", *plugin, "aws-load-balancer-controller", "karpenter"]
 
     recorder.install("helm")
-    steps = WorkflowResult([])
-    install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), steps)
+    resumed = build_workflow(context)
+    resumed._install_add_ons(context)
     assert list_installed(recorder)[len(first) :] == [
         "karpenter",
         "EC2NodeClass NodePool",
@@ -75,7 +81,7 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     ]
     plugin = ["nvidia-device-plugin", "gpu-health"]
     skipped = ["storage-class", "node-monitoring", *plugin, "aws-load-balancer-controller"]
-    assert steps.skipped == [f"chart {name}" for name in skipped]
+    assert resumed.result.skipped == [f"chart {name}" for name in skipped]
     assert image_pins.read_charts(context.document.path) == {"kuberay-operator:1.7.0": UNKNOWN_DIGEST}
     assert "✓ chart nvidia-device-plugin: skipped, installed before" in capsys.readouterr().err
 
@@ -85,7 +91,7 @@ def test_a_chart_whose_helm_was_killed_is_named_with_the_way_out(recorder: Recor
     message = "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress"
     recorder.install("helm", failing=("karpenter",), message=message)
     with pytest.raises(CheckFailed, match="run helm rollback karpenter --namespace kube-system, or helm uninstall"):
-        install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), WorkflowResult([]))
+        build_workflow(context)._install_add_ons(context)
 
 
 @pytest.mark.parametrize(("more", "name", "charts"), [("", "small", 10), (EXISTING, "platform", 0)])
@@ -103,14 +109,13 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     for verb in ("deploy", "validate", "destroy"):
         monkeypatch.setattr(install_aws.serving, verb, lambda *words, aws, verb=verb, **_: note(verb, words[-1], aws))
     before = os.environ.get("KUBECONFIG")
-    options = WorkflowRequest("eks", context.document, context.data / "mine")
-    progress = Checkpoints(context.data / "journal.json", "account")
-    install_aws._serve_blueprint(options, context, progress, WorkflowResult([]))
+    workflow = build_workflow(context, context.data / "mine")
+    workflow._serve_blueprint(context)
     kubeconfig = str(context.data / "kubeconfig")
     assert calls == [("deploy", "eks", kubeconfig, charts), ("validate", "eks", kubeconfig, charts)]
     assert ["aws", "eks", "update-kubeconfig", "--name", name, "--region", "us-west-2"] in recorder.calls
     assert os.environ.get("KUBECONFIG") == before
-    last_step = progress.find_latest("blueprint")
+    last_step = workflow.checkpoints.find_latest("blueprint")
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"
 
 
@@ -121,13 +126,12 @@ def list_all_as_missing(_: object, images: Iterator[str]) -> Iterator[MissingIma
 class Started:
     """Stands for the steps around the images, and writes down their order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, missing: list[str]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fleet_file: Path, missing: list[str]) -> None:
         self.steps: list[str] = []
         deployment = SimpleNamespace(services=[SimpleNamespace(image=image) for image in missing])
-        plan = SimpleNamespace(deployment=deployment)
+        plan = SimpleNamespace(deployment=deployment, fleet=SimpleNamespace(path=fleet_file))
         for name in ("_run_preflight", "_confirm_plan"):
-            monkeypatch.setattr(install_aws, name, lambda *_, **__: None)
-        monkeypatch.setattr(install_aws, "_open_checkpoints", lambda *_: SimpleNamespace(remove=lambda _: None))
+            monkeypatch.setattr(Workflow, name, lambda *_, **__: None)
         monkeypatch.setattr(install_aws.plans, "create", lambda _: [StackPlan(name, 1) for name in STACKS])
         monkeypatch.setattr(install_aws.fleet_plan_table, "render", lambda *_: "")
         monkeypatch.setattr(install_aws.apply, "ensure_state_bucket", lambda _: None)
@@ -136,7 +140,7 @@ class Started:
         )
         monkeypatch.setattr(install_aws, "_upload_weights", lambda *_: self.steps.append("weights"))
         monkeypatch.setattr(EksTarget, "reach_cluster", lambda *_: self.reach())
-        monkeypatch.setattr(install_aws, "_serve_blueprint", lambda *_: self.steps.append("serve"))
+        monkeypatch.setattr(Workflow, "_serve_blueprint", lambda *_: self.steps.append("serve"))
         monkeypatch.setattr(install_aws.planning, "plan", lambda *_, **__: plan)
         monkeypatch.setattr(install_aws.images, "list_missing", list_all_as_missing)
         monkeypatch.setattr(install_aws.console, "run", lambda words, **_: self.steps.append(" ".join(words[:2])))
@@ -154,8 +158,7 @@ ROUTER = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small/router:0.1.17-14"
 
 def run_steps(context: FleetContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install_aws.context, "prepare", lambda *_, **__: context)
-    request = WorkflowRequest("eks", context.document, context.data / "mine")
-    install_aws._run_steps(request, context.aws, WorkflowResult([]), yes=True)
+    build_workflow(context, context.data / "mine").run(yes=True)
 
 
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
@@ -164,7 +167,7 @@ def test_what_costs_by_the_hour_comes_after_the_images_and_the_weights(
 ) -> None:
     recorder.install(builder)
     monkeypatch.setenv("PATH", str(recorder.folder))
-    started = Started(monkeypatch, [ROUTER])
+    started = Started(monkeypatch, context.document.path, [ROUTER])
     run_steps(context, monkeypatch)
     build = f"{install_aws.ROOT}/images/build router"
     assert started.steps == [
@@ -182,7 +185,7 @@ def test_without_a_builder_the_images_are_asked_for_before_anything_costs(
     recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(recorder.folder))
-    started = Started(monkeypatch, [ROUTER])
+    started = Started(monkeypatch, context.document.path, [ROUTER])
     with pytest.raises(CheckFailed) as error:
         run_steps(context, monkeypatch)
     assert started.steps == ["apply ['storage']"]
@@ -197,14 +200,13 @@ def test_without_a_builder_the_images_are_asked_for_before_anything_costs(
 def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(
     aws: str, context: FleetContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options, steps = WorkflowRequest("eks", context.document, None), WorkflowResult([])
-    progress = Checkpoints(context.data / "journal.json", "account")
-    install_aws._run_preflight(options, context.aws, progress, steps)
+    workflow = build_workflow(context)
+    workflow._run_preflight()
     assert "identity" in capsys.readouterr().out
-    install_aws._run_preflight(options, context.aws, progress, steps)
+    workflow._run_preflight()
     output = capsys.readouterr()
     assert output.out == "" and "Preflight: skipped, passed on 20" in output.err
-    assert steps.skipped == ["preflight"]
+    assert workflow.result.skipped == ["preflight"]
     context.document.path.write_text(FLEET.replace("0..4", "0..5"))
-    install_aws._run_preflight(options, context.aws, progress, steps)
+    workflow._run_preflight()
     assert "identity" in capsys.readouterr().out

@@ -208,8 +208,7 @@ def test_cdktf_applies_no_plan_that_is_refused_otherwise(monkeypatch: pytest.Mon
     monkeypatch.setattr(aws, "_apply_with_cdktf", lambda *arguments: applied.append(arguments))
     address = "aws_eks_cluster.cluster"
     plan = StackPlan("eks", 1, Plan({address: ResourceChange(address, ("delete", "create"))}))
-    request: Any = SimpleNamespace(cdktf=True)
     context: Any = SimpleNamespace(document=SimpleNamespace(path="fleet.yaml"))
     with pytest.raises(CheckFailed, match=f"Terraform would replace eks: {address}"):
-        aws._apply_stacks(request, context, [plan])
+        aws._apply_stacks(context, [plan], cdktf=True)
     assert applied == []

@@ -60,7 +60,7 @@ def plan(aws: AwsSession, fleet: Fleet, port: int) -> Tunnel:
     Raises:
         Unavailable: there is no cluster or no running node, or AWS cannot be asked.
     """
-    name = names.find_eks_cluster(fleet)
+    name = names.format_cluster_name(fleet)
     with session.translate_errors():
         cluster = aws.client("eks").describe_cluster(name=name)["cluster"]
         filters = {"tag:fleet": fleet.name, "tag:pool": "system", "instance-state-name": "running"}

@@ -33,9 +33,10 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, qu
 from llm_serving.settings.units import format_bytes, format_count
 from llm_serving.tables import fleet_plan_table, preflight_table
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import weights
 from llm_serving.targets.on_aws import images
-from llm_serving.targets.on_aws.aws_target import load_aws_target
+from llm_serving.targets.on_aws.aws_target import AwsTarget, load_aws_target
 from llm_serving.terraform import runner
 from llm_serving.workflows import serving
 
@@ -43,7 +44,6 @@ CDKTF = "cdktf-cli@0.21.0"
 """The last of CDKTF's own command lines; the bindings are of the same version."""
 
 ROOT = paths.ROOT
-_PATTERNS = paths.PATTERNS
 _DEFAULT = "aggregated"
 
 
@@ -55,7 +55,7 @@ _IMAGE_LIMIT_S = 2 * 3600.0
 class WorkflowRequest:
     """What the user asked for, read and checked."""
 
-    target: str
+    target: AwsTarget
     fleet: Document[Fleet]
     blueprint: Path | None
     """None where only the fleet is created."""
@@ -65,7 +65,7 @@ class WorkflowRequest:
 
     @property
     def resume_command(self) -> str:
-        words = ["./install.sh", "--target", self.target, "--fleet", console.shorten_path(self.fleet.path)]
+        words = ["./install.sh", "--target", self.target.name, "--fleet", console.shorten_path(self.fleet.path)]
         if self.blueprint:
             words += ["--blueprint", console.shorten_path(self.blueprint)]
         if self.cdktf:
@@ -107,19 +107,19 @@ def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = 
     Raises:
         InputError: a file is invalid, the fleet has another orchestrator, or the blueprint no template for the target.
     """
-    load_aws_target(target)
+    aws_target = load_aws_target(target)
     document = inputs.read_fleet(fleet)
     if target not in document.value.orchestrators:
         raise InputError(
             f"--target {target}: the fleet of {fleet} has the orchestrator {document.value.orchestrator}. "
             f"Fix: use --target {document.value.orchestrators[0]}, or write orchestrator: {target} or both in {fleet}."
         )
-    return WorkflowRequest(target, document, _find_blueprint(source, fleet, target), cdktf)
+    return WorkflowRequest(aws_target, document, _find_blueprint(source, fleet, target), cdktf)
 
 
 def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None:
     """Return the blueprint's directory; None where none is named and the default pattern cannot run on this fleet."""
-    folder = Path(source) if source and Path(source).is_dir() else _PATTERNS / (source or _DEFAULT)
+    folder = Path(source) if source and Path(source).is_dir() else paths.PATTERNS / (source or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
         reason = "it is neither a blueprint's folder nor a pattern's name"
         raise InputError(f"--blueprint: {quote_value(source)}: {reason}. Fix: use a name that `blueprint list` shows.")
@@ -148,12 +148,11 @@ def run(request: WorkflowRequest, *, rehearse: bool, yes: bool) -> WorkflowResul
     Raises:
         BlueprintError: a step failed; the same command resumes there.
     """
-    fleet = request.fleet.value
     aws_or_emulator = context.use_aws_or_emulator(request.fleet, rehearse=True if rehearse else None)
     with (
         console.record_steps() as steps,
         processes.handle_interrupts(),
-        context.lock_fleet(fleet),
+        context.lock_fleet(request.fleet.value),
         aws_or_emulator as aws,
     ):
         result = WorkflowResult(steps)
@@ -161,7 +160,7 @@ def run(request: WorkflowRequest, *, rehearse: bool, yes: bool) -> WorkflowResul
             yes = yes or aws.is_rehearsal
             confirm.require_terminal(yes)
             _require_tools(request, is_emulated=aws.is_emulated)
-            _run_steps(request, aws, result, yes=yes)
+            Workflow(request, aws, _open_checkpoints(request.fleet.value, aws), result).run(yes=yes)
         except KeyboardInterrupt:
             message = f"Resume: {request.resume_command}. Undo: {request.undo_command}"
             if aws.is_rehearsal:
@@ -176,35 +175,7 @@ def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
     if request.cdktf and not shutil.which("npx"):
         raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Fix: install Node.js 20; not 24.")
     if not is_emulated:
-        add_ons.require_tools(load_aws_target(request.target).list_tools(request.fleet.value))
-
-
-def _run_steps(request: WorkflowRequest, aws: AwsSession, result: WorkflowResult, *, yes: bool) -> None:
-    checkpoint_file = _open_checkpoints(request.fleet.value, aws)
-    _run_preflight(request, aws, checkpoint_file, result)
-    fleet_context = context.prepare(request.fleet, aws, out=Path("cdktf.out"))
-    with apply.use_plans(fleet_context):
-        stack_plans = plans.create(fleet_context)
-        console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
-        _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, result, yes=yes)
-        apply.ensure_state_bucket(fleet_context)
-        if request.blueprint and not fleet_context.endpoint:
-            # What costs by the hour comes last: it would wait for an image to be built, and for the weights.
-            early_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name == destroy.STORAGE]
-            stack_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name != destroy.STORAGE]
-            _apply_stacks(request, fleet_context, early_plans)
-            _build_images(request, fleet_context, request.blueprint)
-            _upload_weights(request, fleet_context, request.blueprint)
-        _apply_stacks(request, fleet_context, stack_plans)
-    checkpoint_file.remove("agreed")  # it was for this apply only
-    if request.blueprint and fleet_context.endpoint:
-        _upload_weights(request, fleet_context, request.blueprint)
-    if fleet_context.endpoint:
-        _finish_rehearsal(request, fleet_context, checkpoint_file, result)
-        return
-    target, fleet = load_aws_target(request.target), fleet_context.fleet
-    with target.reach_cluster(fleet_context.aws, fleet, fleet_context.data):
-        _serve_blueprint(request, fleet_context, checkpoint_file, result)
+        add_ons.require_tools(request.target.list_tools(request.fleet.value))
 
 
 def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:
@@ -216,70 +187,160 @@ def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:
     return Checkpoints(data / checkpoints.FILE, f"account {account}, {fleet.region}, {aws.emulator or 'AWS'}")
 
 
-def _run_preflight(
-    request: WorkflowRequest, aws: AwsSession, checkpoint_file: Checkpoints, result: WorkflowResult
-) -> None:
-    """Check that the account can hold the fleet; once a fleet file, for what exists later counts against quotas.
+@dataclass(frozen=True)
+class Workflow:
+    """The steps of one run, each of which an interrupted run has done or not."""
 
-    Raises:
-        CheckFailed: a check failed.
-    """
-    key = compute_digest(request.fleet.path.read_text(encoding="utf-8"))
-    console.show_command(("blueprint", "preflight", "--fleet", console.shorten_path(request.fleet.path)))
-    if checkpoint := checkpoint_file.find("preflight", key):
-        console.err.print(f"[green]✓[/green] Preflight: skipped, passed on {checkpoint.recorded_at}")
-        result.skipped.append("preflight")
-        return
-    preflight_report = report.run_preflight(request.fleet, aws)
-    preflight_table.print_report(preflight_report)
-    failed_count = preflight_report.counts["fail"]
-    if failed_count:
-        raise CheckFailed(
-            f"{request.fleet.path}: Preflight: {format_count(failed_count, 'check')} failed, fixes above. "
-            "Nothing was created"
+    request: WorkflowRequest
+    aws: AwsSession
+    checkpoints: Checkpoints
+    result: WorkflowResult
+
+    def run(self, *, yes: bool) -> None:
+        """Take all steps."""
+        request = self.request
+        self._run_preflight()
+        fleet_context = context.prepare(request.fleet, self.aws, out=Path("cdktf.out"))
+        aws, account = fleet_context.aws, fleet_context.account
+        plan = (
+            planning.plan(request.blueprint, request.fleet.path, target=request.target.name, aws=aws, account=account)
+            if request.blueprint
+            else None
         )
-    checkpoint_file.record("preflight", key)
+        with apply.use_plans(fleet_context):
+            stack_plans = plans.create(fleet_context)
+            console.out.print(fleet_plan_table.render(fleet_context, stack_plans), soft_wrap=False)
+            self._confirm_plan(fleet_context, stack_plans, yes=yes)
+            apply.ensure_state_bucket(fleet_context)
+            if plan and not fleet_context.endpoint:
+                # What costs by the hour comes last: it would wait for an image to be built, and for the weights.
+                early_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name == destroy.STORAGE]
+                stack_plans = [stack_plan for stack_plan in stack_plans if stack_plan.name != destroy.STORAGE]
+                _apply_stacks(fleet_context, early_plans, cdktf=request.cdktf)
+                _build_images(plan, fleet_context)
+                _upload_weights(plan)
+            _apply_stacks(fleet_context, stack_plans, cdktf=request.cdktf)
+        self.checkpoints.remove("agreed")  # it was for this apply only
+        if fleet_context.endpoint:
+            if plan:
+                _upload_weights(plan)
+            self._finish_rehearsal(fleet_context)
+            return
+        with request.target.reach_cluster(aws, fleet_context.fleet, fleet_context.data):
+            self._serve_blueprint(fleet_context)
 
+    def _run_preflight(self) -> None:
+        """Check that the account can hold the fleet; once a fleet file, for what exists later counts against quotas."""
+        file = self.request.fleet.path
+        key = compute_digest(file.read_text(encoding="utf-8"))
+        console.show_command(("blueprint", "preflight", "--fleet", console.shorten_path(file)))
+        if checkpoint := self.checkpoints.find("preflight", key):
+            console.err.print(f"[green]✓[/green] Preflight: skipped, passed on {checkpoint.recorded_at}")
+            self.result.skipped.append("preflight")
+            return
+        preflight_report = report.run_preflight(self.request.fleet, self.aws)
+        preflight_table.print_report(preflight_report)
+        if failed_count := preflight_report.counts["fail"]:
+            failed = f"{format_count(failed_count, 'check')} failed, fixes above"
+            raise CheckFailed(f"{file}: Preflight: {failed}. Nothing was created")
+        self.checkpoints.record("preflight", key)
 
-def _confirm_plan(
-    request: WorkflowRequest,
-    fleet_context: FleetContext,
-    stack_plans: Sequence[StackPlan],
-    checkpoint_file: Checkpoints,
-    result: WorkflowResult,
-    *,
-    yes: bool,
-) -> None:
-    """Ask for confirmation once; not where the same was confirmed before, or nothing changes."""
-    if all(stack_plan.is_empty for stack_plan in stack_plans):
-        result.skipped.append("stacks")
-        return
-    key = compute_digest(*((folder / "cdk.tf.json").read_text() for folder in fleet_context.folders.values()))
-    checkpoint = checkpoint_file.find("agreed", key)
-    if checkpoint and not any(stack_plan.plan.affected for stack_plan in stack_plans):
-        console.err.print(f"[green]✓[/green] Confirmed on {checkpoint.recorded_at}; no other changes")
-        return
-    for line in _list_warnings(request, fleet_context):
-        console.err.print(line, markup=False)
-    count = sum(stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
-    cost = fleet_plan_table.describe_cost(fleet_context)
-    confirm.ask(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?", yes)
-    checkpoint_file.record("agreed", key)
-
-
-def _list_warnings(request: WorkflowRequest, fleet_context: FleetContext) -> list[str]:
-    """Return what a user should know before confirming."""
-    fleet, lines = fleet_context.fleet, []
-    if fleet.state == "local":
-        lines.append(
-            f"Terraform's state is a local file. To share it with a team, write state: s3://BUCKET/PREFIX in "
-            f"{request.fleet.path}"
+    def _confirm_plan(self, fleet_context: FleetContext, stack_plans: Sequence[StackPlan], *, yes: bool) -> None:
+        """Ask for confirmation once; not where the same was confirmed before, or nothing changes."""
+        if all(stack_plan.is_empty for stack_plan in stack_plans):
+            self.result.skipped.append("stacks")
+            return
+        key = compute_digest(*((folder / "cdk.tf.json").read_text() for folder in fleet_context.folders.values()))
+        checkpoint = self.checkpoints.find("agreed", key)
+        if checkpoint and not any(stack_plan.plan.affected for stack_plan in stack_plans):
+            console.err.print(f"[green]✓[/green] Confirmed on {checkpoint.recorded_at}; no other changes")
+            return
+        for line in self._list_warnings(fleet_context.fleet):
+            console.err.print(line, markup=False)
+        count = sum(
+            stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty
         )
-    return [*lines, *load_aws_target(request.target).list_warnings(fleet)]
+        cost = fleet_plan_table.describe_cost(fleet_context)
+        confirm.ask(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?", yes)
+        self.checkpoints.record("agreed", key)
+
+    def _list_warnings(self, fleet: Fleet) -> list[str]:
+        """Return what a user should know before confirming."""
+        local_state = (
+            "Terraform's state is a local file. To share it with a team, write state: s3://BUCKET/PREFIX in "
+            f"{self.request.fleet.path}"
+        )
+        return [*([local_state] if fleet.state == "local" else []), *self.request.target.list_warnings(fleet)]
+
+    def _finish_rehearsal(self, fleet_context: FleetContext) -> None:
+        """End a rehearsal: list the remaining commands, and destroy what it created in an embedded AWS of its own."""
+        request, target = self.request, self.request.target
+        self.result.stop_reason = target.rehearsal_limit
+        commands = target.list_cluster_commands(fleet_context.fleet, request.fleet.path)
+        if request.blueprint:
+            folder, fleet = map(console.shorten_path, (request.blueprint, request.fleet.path))
+            options = (folder, "--target", target.name, "--fleet", fleet)
+            commands += [("blueprint", verb, *options) for verb in ("deploy", "validate")]
+        self.result.remaining_commands += map(console.quote_command, commands)
+        if fleet_context.aws.is_rehearsal:
+            destroy_plan = destroy.plan_destroy(fleet_context, with_data=True)
+            console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
+            destroy.destroy(destroy_plan)
+            stacks.check_nothing_left(request.fleet, endpoint=str(fleet_context.endpoint))
+            self.checkpoints.clear()
+            self.result.has_resources = False
+
+    def _serve_blueprint(self, fleet_context: FleetContext) -> None:
+        """Run the steps that need instances: charts, deploy, validate."""
+        request, target = self.request, self.request.target
+        aws = target.open_session(fleet_context.aws, fleet_context.data)
+        if target.conventions.is_kubernetes:
+            self._install_add_ons(fleet_context)
+        folder, fleet_file = request.blueprint, request.fleet.path
+        if not folder:
+            return
+        words = (console.shorten_path(folder), "--fleet", console.shorten_path(fleet_file), "--target", target.name)
+        console.show_command(("blueprint", "deploy", *words, "--yes"))
+        with console.step(f"Deploy {console.shorten_path(folder)} on {target.name}"):
+            self.checkpoints.record("blueprint", note=f"{folder.resolve()} {target.name}")
+            serving.deploy(folder, fleet_file, target.name, aws=aws, yes=True)
+        console.show_command(("blueprint", "validate", *words))
+        with console.step("Validate against the SLO"):
+            try:
+                serving.validate(folder, fleet_file, target.name, aws=aws)
+            except CheckFailed as error:  # shown after the summary
+                self.result.validation_failure = error
+
+    def _install_add_ons(self, fleet_context: FleetContext) -> None:
+        """Connect to the cluster, and install its charts, but for those that had the same values before."""
+        fleet, fleet_file = fleet_context.fleet, fleet_context.document.path
+        folder = Path("rendered") / fleet.name / "platform"
+        installs = self.request.target.installs_charts(fleet)
+        commands = add_ons.build_install_commands(fleet, folder, fleet_file) if installs else []
+        with console.step(f"Connect to the cluster {names.find_eks_cluster(fleet)}"):
+            cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)
+            cluster_identity = cluster_access.fetch_uid()
+
+        def compute_key(command: add_ons.Command) -> tuple[str, str]:
+            key = compute_digest(*command.arguments, str(command.selected.values), cluster_identity)
+            return f"chart {command.selected.add_on.name}", key
+
+        pending = [command for command in commands if not self.checkpoints.find(*compute_key(command))]
+        skipped = [compute_key(command)[0] for command in commands if command not in pending]
+        for name in skipped:
+            console.err.print(f"[green]✓[/green] {name}: skipped, installed before")
+        self.result.skipped += skipped
+        add_ons.install(
+            pending,
+            folder,
+            fleet_file,
+            kubeconfig=cluster_access.aws.kubeconfig,
+            on_done=lambda command: self.checkpoints.record(*compute_key(command)),
+        )
 
 
-def _apply_stacks(request: WorkflowRequest, fleet_context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    if request.cdktf:
+def _apply_stacks(fleet_context: FleetContext, stack_plans: Sequence[StackPlan], *, cdktf: bool) -> None:
+    if cdktf:
         apply.require_safe(fleet_context, stack_plans)
         _apply_with_cdktf(fleet_context, [stack_plan.name for stack_plan in stack_plans])
     else:
@@ -313,133 +374,42 @@ def _apply_with_cdktf(fleet_context: FleetContext, names: Sequence[str]) -> None
         step.note = "done"
 
 
-def _build_images(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
+def _build_images(plan: DeploymentPlan, fleet_context: FleetContext) -> None:
     """Build and push the blueprint's images that the fleet's registry does not have.
 
     Raises:
         CheckFailed: this machine has nothing that builds images.
         CommandFailed: an image could not be built; the same command resumes there.
     """
-    fleet_file = request.fleet.path
-    plan = planning.plan(
-        folder, fleet_file, target=request.target, aws=fleet_context.aws, account=fleet_context.account
-    )
-    missing = [row.image for row in images.list_missing(plan, (service.image for service in plan.deployment.services))]
-    commands = [(str(ROOT / "images/build"), images.get_name(image), "--fleet", str(fleet_file)) for image in missing]
-    if missing and not any(map(shutil.which, own_image.BUILDERS)):
-        lines = "\n".join(f"  {console.quote_command(('images/build', *words))}" for _, *words in commands)
+    missing = images.list_missing(plan, (service.image for service in plan.deployment.services))
+    missing_names = [images.get_name(row.image) for row in missing]
+    commands = {name: ("images/build", name, "--fleet", str(plan.fleet.path)) for name in missing_names}
+    if commands and not any(map(shutil.which, own_image.BUILDERS)):
+        lines = "\n".join(f"  {console.quote_command(words)}" for words in commands.values())
         raise CheckFailed(
-            f"{', '.join(map(images.get_name, missing))}: not in the fleet's registry, and this machine has no docker, "
+            f"{', '.join(commands)}: not in the fleet's registry, and this machine has no docker, "
             "podman or buildah to build. Nothing that costs by the hour was created. Fix: install one of them, or run "
             f"these where one is, then this again:\n{lines}"
         )
-    for image, command in zip(missing, commands, strict=True):
-        name = images.get_name(image)
+    for name, (script, *words) in commands.items():
         with console.step(f"Build the image {name} and push it to the fleet's registry"):
-            log = fleet_context.data / f"image-{name}.log"
-            console.run(command, log=log, environment=fleet_context.aws.child_env, timeout_s=_IMAGE_LIMIT_S)
+            log, environment = fleet_context.data / f"image-{name}.log", fleet_context.aws.child_env
+            console.run((str(ROOT / script), *words), log=log, environment=environment, timeout_s=_IMAGE_LIMIT_S)
 
 
-def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
+def _upload_weights(plan: DeploymentPlan) -> None:
     """Upload the blueprint's models to the fleet's model bucket; skip what is there already."""
-    aws = fleet_context.aws
-    deployment_plan = planning.plan(
-        folder, request.fleet.path, target=request.target, aws=aws, account=fleet_context.account
-    )
     # Uploaded from this machine with the user's own session, not with that of the service.
-    upload_environment = deployment_plan.deployment.environment.model_copy(
-        update={"env": aws.variables, "s3_endpoint": aws.find_endpoint("s3")}
-    )
-    deployment = deployment_plan.deployment.model_copy(update={"environment": upload_environment})
+    session = {"env": plan.aws.variables, "s3_endpoint": plan.aws.find_endpoint("s3")}
+    environment = plan.deployment.environment.model_copy(update=session)
+    deployment = plan.deployment.model_copy(update={"environment": environment})
     for loaded_model in deployment.loaded_models:
         if not loaded_model.weights.random:
             console.show_command(("blueprint", "model", "copy", loaded_model.model, "--to", loaded_model.weights.uri))
     model_names = ", ".join(loaded_model.model for loaded_model in deployment.loaded_models)
-    with console.step(f"Upload {model_names} to s3://{upload_environment.bucket}") as step:
-        weights.upload_models(deployment_plan.directory, deployment, step.note_bytes)
+    with console.step(f"Upload {model_names} to s3://{environment.bucket}") as step:
+        weights.upload_models(plan.directory, deployment, step.note_bytes)
         step.note = f"{format_bytes(weights.check(deployment))} verified"
-
-
-def _finish_rehearsal(
-    request: WorkflowRequest, fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult
-) -> None:
-    """End a rehearsal: list the remaining commands, and destroy what it created in an embedded AWS of its own."""
-    target = load_aws_target(request.target)
-    result.stop_reason = target.rehearsal_limit
-    commands = target.list_cluster_commands(request.fleet.value, request.fleet.path)
-    result.remaining_commands += map(console.quote_command, commands)
-    if request.blueprint:
-        folder, fleet = map(console.shorten_path, (request.blueprint, request.fleet.path))
-        result.remaining_commands += [
-            console.quote_command(("blueprint", verb, folder, "--target", request.target, "--fleet", fleet))
-            for verb in ("deploy", "validate")
-        ]
-    if fleet_context.aws.is_rehearsal:
-        destroy_plan = destroy.plan_destroy(fleet_context, with_data=True)
-        console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
-        destroy.destroy(destroy_plan)
-        stacks.check_nothing_left(request.fleet, endpoint=str(fleet_context.endpoint))
-        checkpoint_file.clear()
-        result.has_resources = False
-
-
-def _serve_blueprint(
-    request: WorkflowRequest, fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult
-) -> None:
-    """Run the steps that need instances: charts, deploy, validate."""
-    aws = load_aws_target(request.target).open_session(fleet_context.aws, fleet_context.data)
-    if load_aws_target(request.target).has_add_ons:
-        _install_add_ons(fleet_context, checkpoint_file, result)
-    folder = request.blueprint
-    if not folder:
-        return
-    folder_argument = console.shorten_path(folder)
-    options = ("--target", request.target)
-    console.show_command(
-        ("blueprint", "deploy", folder_argument, "--fleet", console.shorten_path(request.fleet.path), *options, "--yes")
-    )
-    with console.step(f"Deploy {folder_argument} on {request.target}"):
-        checkpoint_file.record("blueprint", note=f"{folder.resolve()} {request.target}")
-        serving.deploy(folder, request.fleet.path, request.target, aws=aws, yes=True)
-    console.show_command(
-        ("blueprint", "validate", folder_argument, "--fleet", console.shorten_path(request.fleet.path), *options)
-    )
-    with console.step("Validate against the SLO"):
-        try:
-            serving.validate(folder, request.fleet.path, request.target, aws=aws)
-        except CheckFailed as error:  # shown after the summary
-            result.validation_failure = error
-
-
-def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
-    """Install the charts in order, but for those that were installed with the same values before.
-
-    A cluster that exists has its own, and is only connected to.
-    """
-    fleet = fleet_context.fleet
-    fleet_file, folder = fleet_context.document.path, Path("rendered") / fleet.name / "platform"
-    commands = add_ons.build_install_commands(fleet, folder, fleet_file) if fleet.creates_eks else []
-    with console.step(f"Connect to the cluster {names.find_eks_cluster(fleet)}"):
-        cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)
-        cluster_identity = cluster_access.fetch_uid()
-    keys = {
-        command.selected.add_on.name: compute_digest(*command.arguments, str(command.selected.values), cluster_identity)
-        for command in commands
-    }
-    pending = [
-        command
-        for command in commands
-        if not checkpoint_file.find(f"chart {command.selected.add_on.name}", keys[command.selected.add_on.name])
-    ]
-    skipped = [f"chart {command.selected.add_on.name}" for command in commands if command not in pending]
-    for name in skipped:
-        console.err.print(f"[green]✓[/green] {name}: skipped, installed before")
-    result.skipped += skipped
-
-    def record_chart(command: add_ons.Command) -> None:
-        checkpoint_file.record(f"chart {command.selected.add_on.name}", keys[command.selected.add_on.name])
-
-    add_ons.install(pending, folder, fleet_file, kubeconfig=cluster_access.aws.kubeconfig, on_done=record_chart)
 
 
 def undo(fleet: Path, *, with_data: bool, yes: bool) -> None:

@@ -32,7 +32,6 @@ class EksTarget(AwsTarget):
 
     name = "eks"
     conventions = CONVENTIONS
-    has_add_ons = True
     service_account = names.ENGINE_SERVICE_ACCOUNT
     rehearsal_limit = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
 
@@ -75,10 +74,13 @@ class EksTarget(AwsTarget):
         is_tunneled = cluster.can_tunnel(fleet) and not fleet.eks.private_from
         return {**cluster.TOOLS, **(tunnel.TOOLS if is_tunneled else {})}
 
+    def installs_charts(self, fleet: Fleet) -> bool:
+        return fleet.creates_eks
+
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
         """List the commands that write a kubeconfig, and install the platform's charts in a new cluster."""
         install = ("blueprint", "platform", "install", "--fleet", console.shorten_path(fleet_file))
-        return [cluster.build_kubeconfig_command(fleet), *([install] if fleet.creates_eks else [])]
+        return [cluster.build_kubeconfig_command(fleet), *([install] if self.installs_charts(fleet) else [])]
 
     def diff(self, plan: DeploymentPlan) -> str:
         """Return what a deploy would change in the cluster, and in AWS where the deployment has a stack."""

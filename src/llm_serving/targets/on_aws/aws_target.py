@@ -50,9 +50,6 @@ class AwsTarget(Target):
 
     needs_aws = True
 
-    has_add_ons = False
-    """Whether the platform's charts are installed before the first deployment."""
-
     service_account = ""
     """Kubernetes service account of the engines."""
 
@@ -111,6 +108,10 @@ class AwsTarget(Target):
             data: the fleet's data directory.
         """
         return aws
+
+    def installs_charts(self, fleet: Fleet) -> bool:
+        """Return whether the fleet's own cluster gets the platform's charts; one that exists has its own."""
+        return False
 
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
         """List the commands that prepare a cluster for the first deployment."""
