@@ -190,29 +190,25 @@ def write_whole(file: Path, text: str) -> None:
         raise
 
 
-@contextlib.contextmanager
-def handle_interrupts() -> Iterator[None]:
+def handle_interrupts() -> contextlib.AbstractContextManager[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that all interruptions clean up in the same way."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    previous = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+    return _handle_signals(interrupt, signal.SIGTERM, signal.SIGHUP)
+
+
+def ignore_signals() -> contextlib.AbstractContextManager[None]:
+    """Ignore signals for the time of the block, a clean-up of limited length."""
+    return _handle_signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def ignore_signals() -> Iterator[None]:
-    """Ignore signals for the time of the block, a clean-up of limited length."""
-    previous = {
-        signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+def _handle_signals(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        for number, its_handler in previous.items():
+            signal.signal(number, its_handler)
