@@ -302,15 +302,8 @@ class _UnixTransport(xmlrpc.client.Transport):
         self._path = path
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 - a path takes its place
-        return _UnixConnection(self._path)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("127.0.0.1", timeout=_RPC_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        connection = http.client.HTTPConnection("127.0.0.1")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(_RPC_TIMEOUT_S)
+        connection.sock.connect(str(self._path))
+        return connection
