@@ -14,7 +14,7 @@ from llm_serving.cli import main
 from llm_serving.kinds.serving import adapter_program
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.on_aws.aws_target import AwsTarget, load_aws_target
-from llm_serving.targets.on_aws.replica_container import ReplicaContainer
+from llm_serving.targets.on_aws.replicas import ReplicaContainer
 from tests.targets.on_aws import test_adapters as deployed
 
 pytestmark = pytest.mark.terraform

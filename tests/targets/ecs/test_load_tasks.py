@@ -263,7 +263,7 @@ def test_a_task_that_ecs_does_not_start_is_reported_and_the_others_stop(
 def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
     plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def list_tasks(_: Any, __: Any, service: Service, status: str) -> list[dict[str, Any]]:
+    def list_tasks(_: Any, service: Service, status: str) -> list[dict[str, Any]]:
         assert status == "RUNNING"
         details = [{"name": "privateIPv4Address", "value": "10.0.0.7"}]
         attachments = [{"type": "ElasticNetworkInterface", "details": details}]
@@ -272,7 +272,7 @@ def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
             {"taskArn": "arn/new", "attachments": []},
         ]
 
-    monkeypatch.setattr(tasks, "list_tasks", list_tasks)
+    monkeypatch.setattr(tasks.EcsDeployment, "list_tasks", list_tasks)
     pages = {(page.name, page.role, page.url) for page in tasks.list_metrics_pages(plan)}
     assert ("router-t", "router", "http://10.0.0.7:9090/metrics") in pages
     assert ("worker-t", "worker", "http://10.0.0.7:8000/metrics") in pages

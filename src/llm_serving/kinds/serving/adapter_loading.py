@@ -23,7 +23,7 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, qu
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import remote_files
 from llm_serving.targets.on_aws.aws_target import AwsTarget
-from llm_serving.targets.on_aws.replica_container import ReplicaContainer
+from llm_serving.targets.on_aws.replicas import ReplicaContainer
 
 _RUN_TIMEOUT_S = 300.0
 """Longest that one container takes, in seconds: to copy an adapter from S3, and its engine to load it."""

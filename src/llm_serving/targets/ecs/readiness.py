@@ -7,21 +7,23 @@ a task in the VPC asks for a completion, or whether the Batch API serves, as a c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from llm_serving import console
 from llm_serving.aws import session as clients
-from llm_serving.aws.session import AwsSession
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations import ecs_tasks
 from llm_serving.services import kinds
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import tasks
 from llm_serving.targets.ecs.tasks import EcsDeployment
 
+_MACHINES_TIMEOUT_S = INSTANCE_START_S
 _TEST_TIMEOUT_S = 300
 _MANAGED_TIMEOUT_S = 600
 _POLL_INTERVAL_S = 10.0
@@ -56,15 +58,7 @@ def count_initial(service: Service) -> int:
     return max(1, service.replicas.min)
 
 
-def wait_until_steady(
-    aws: AwsSession,
-    deployed: EcsDeployment,
-    definitions: Mapping[str, str],
-    timeout_s: float,
-    on_progress: Callable[[str], None],
-    *,
-    past: Container[str],
-) -> None:
+def wait_until_steady(deployed: EcsDeployment, definitions: Mapping[str, str], *, past: Container[str]) -> None:
     """Wait until every service has all of its tasks, of the new definitions, and each is ready.
 
     Tasks may run on any choice of their pool: if the first has no instances, another one serves.
@@ -75,31 +69,34 @@ def wait_until_steady(
     Raises:
         CheckFailed: one failed and was rolled back, or is not ready in time; with its reason and log.
     """
-    ecs, deadline = aws.client("ecs"), time.monotonic() + timeout_s
-    while True:
-        pending = []
-        for service in deployed.deployment.services:
-            with clients.translate_errors():
-                failure = _find_failure(ecs, deployed, service, definitions[service.name], past)
-                ready = _count_ready_tasks(ecs, deployed, service, definitions[service.name])
-            if failure:
-                raise CheckFailed(_describe_failure(aws, deployed, service, failure, _GIVEN_UP))
-            pending += [(service, ready)] if ready < count_initial(service) else []
-        on_progress(
-            ", ".join(f"{service.name} {ready} of {count_initial(service)}" for service, ready in pending) or "done"
-        )
-        if not pending:
-            return
-        if time.monotonic() > deadline:
-            hint = "ECS keeps trying; see `blueprint logs --follow`"
-            raise CheckFailed(_describe_failure(aws, deployed, pending[0][0], "timed out", hint))
-        time.sleep(_POLL_INTERVAL_S)
+    name, services = deployed.rendered.name, deployed.rendered.services
+    timeout_s = _MACHINES_TIMEOUT_S + planning.compute_start_s(services)
+    deadline = time.monotonic() + timeout_s
+    with console.step(f"Wait until {name} is ready (up to {timeout_s / 60:.0f} min)") as step:
+        while True:
+            pending = []
+            for service in services:
+                with clients.translate_errors():
+                    failure = _find_failure(deployed, service, definitions[service.name], past)
+                    ready = _count_ready_tasks(deployed, service, definitions[service.name])
+                if failure:
+                    raise CheckFailed(_describe_failure(deployed, service, failure, _GIVEN_UP))
+                pending += [(service, ready)] if ready < count_initial(service) else []
+            step.note = (
+                ", ".join(f"{service.name} {ready} of {count_initial(service)}" for service, ready in pending) or "done"
+            )
+            if not pending:
+                return
+            if time.monotonic() > deadline:
+                hint = "ECS keeps trying; see `blueprint logs --follow`"
+                raise CheckFailed(_describe_failure(deployed, pending[0][0], "timed out", hint))
+            time.sleep(_POLL_INTERVAL_S)
 
 
-def _find_failure(ecs: Any, deployed: EcsDeployment, service: Service, definition: str, past: Container[str]) -> str:
+def _find_failure(deployed: EcsDeployment, service: Service, definition: str, past: Container[str]) -> str:
     """Return why ECS gave up a service's deployment; empty if it did not."""
-    described = ecs.describe_services(cluster=deployed.cluster, services=deployed.list_service_names(service))
-    for ecs_service in described["services"]:
+    names = deployed.list_service_names(service)
+    for ecs_service in deployed.ecs.describe_services(cluster=deployed.cluster, services=names)["services"]:
         for rollout in ecs_service["deployments"]:
             if rollout.get("rolloutState") == "FAILED" and rollout["id"] not in past:
                 return rollout.get("rolloutStateReason") or "the deployment failed"
@@ -108,50 +105,47 @@ def _find_failure(ecs: Any, deployed: EcsDeployment, service: Service, definitio
     return ""
 
 
-def _count_ready_tasks(ecs: Any, deployed: EcsDeployment, service: Service, definition: str) -> int:
-    running = tasks.list_tasks(ecs, deployed, service, "RUNNING")
+def _count_ready_tasks(deployed: EcsDeployment, service: Service, definition: str) -> int:
+    running = deployed.list_tasks(service, "RUNNING")
     return sum(tasks.is_ready(service, task) for task in running if task["taskDefinitionArn"] == definition)
 
 
-def _describe_failure(aws: AwsSession, deployed: EcsDeployment, service: Service, reason: str, outcome: str) -> str:
+def _describe_failure(deployed: EcsDeployment, service: Service, reason: str, outcome: str) -> str:
     """Describe a service that is not ready: why its last tasks stopped, and their log."""
     lines = [f"{service.name} is not ready: {reason}; {outcome}"]
     try:
         with clients.translate_errors():
-            ecs = aws.client("ecs")
-            stopped = tasks.list_tasks(ecs, deployed, service, "STOPPED")
-            lines += [
-                f"  {tasks.shorten_arn(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]
-            ]
-            lines += list(tasks.read_last_lines(aws.client("logs"), deployed, service.role, tasks.LAST_LINES))
+            for task in deployed.list_tasks(service, "STOPPED")[:3]:
+                lines.append(f"  {tasks.shorten_arn(task['taskArn'])}: {task.get('stoppedReason', '')}")
+            lines += deployed.read_last_lines(service.role)
     except Unavailable as error:
         lines.append(f"log cannot be read: {error}")
     return "\n".join(lines)
 
 
-def send_test_request(aws: AwsSession, deployed: EcsDeployment, settings: dict[str, Any]) -> None:
+@clients.translate_errors()
+def send_test_request(deployed: EcsDeployment, settings: dict[str, Any]) -> None:
     """Run a task in the VPC that sends the router a completion request.
 
     Raises:
         CheckFailed: the request failed; with the task's log.
     """
-    ecs, cluster = aws.client("ecs"), deployed.cluster
+    ecs, cluster = deployed.ecs, deployed.cluster
     network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
-    with clients.translate_errors():
-        arn = ecs_tasks.start(
-            ecs,
-            cluster=cluster,
-            taskDefinition=settings["task_definition"],
-            launchType="FARGATE",
-            networkConfiguration={"awsvpcConfiguration": network},
-        )
-        deadline = time.monotonic() + _TEST_TIMEOUT_S
-        task: dict[str, Any] = {}
-        while time.monotonic() < deadline and task.get("lastStatus") != "STOPPED":
-            # ECS is eventually consistent: right after the start it may not know the task yet.
-            described = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
-            task = described[0] if described else task
-            time.sleep(_POLL_INTERVAL_S / 2)
-        if not task or task["containers"][0].get("exitCode") != 0:
-            log_lines = "\n".join(tasks.read_last_lines(aws.client("logs"), deployed, "ask", tasks.LAST_LINES))
-            raise CheckFailed(f"the test request failed: {task.get('stoppedReason', 'timed out')}\n{log_lines}")
+    arn = ecs_tasks.start(
+        ecs,
+        cluster=cluster,
+        taskDefinition=settings["task_definition"],
+        launchType="FARGATE",
+        networkConfiguration={"awsvpcConfiguration": network},
+    )
+    deadline = time.monotonic() + _TEST_TIMEOUT_S
+    task: dict[str, Any] = {}
+    while time.monotonic() < deadline and task.get("lastStatus") != "STOPPED":
+        # ECS is eventually consistent: right after the start it may not know the task yet.
+        described = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
+        task = described[0] if described else task
+        time.sleep(_POLL_INTERVAL_S / 2)
+    if not task or task["containers"][0].get("exitCode") != 0:
+        log_lines = "\n".join(deployed.read_last_lines("ask"))
+        raise CheckFailed(f"the test request failed: {task.get('stoppedReason', 'timed out')}\n{log_lines}")

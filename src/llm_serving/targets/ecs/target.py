@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from llm_serving.catalog.ecs import MAX_TASKS
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import tunnel
+from llm_serving.services.environment import Conventions
 from llm_serving.services.load_program import LoadProgram
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import load_tasks, readiness, stack, tasks
-from llm_serving.targets.ecs.conventions import CONVENTIONS
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.validation.remote.play import Containers
 
@@ -22,7 +23,19 @@ class EcsTarget(AwsTarget):
     """ECS services of the stack serving-NAME."""
 
     name = "ecs"
-    conventions = CONVENTIONS
+    conventions = Conventions(
+        title="ECS",
+        orchestrator="ecs",
+        max_replicas=MAX_TASKS,
+        # ECS lets 500 tasks of a cluster wait for an instance, and starts no other beyond that. What first choices
+        # leave is shared by the others (infra.functions.ecs_fallback). Source: ECS developer guide, "Amazon ECS service
+        # quotas".
+        max_waiting=400,
+        # Where fleet/ecs_node_config.py mounts them.
+        node_disk="/mnt/instance-store",
+        runs_tasks=True,
+        url="http://{deployment}-router.{namespace}:{port}",
+    )
     rehearsal_limit = "the embedded ECS starts no instances, so no task can run"
 
     format_namespace = staticmethod(names.format_namespace)

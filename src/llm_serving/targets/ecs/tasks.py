@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from llm_serving import console, processes
 from llm_serving.aws import session as clients
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog.engines import StartLines
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group, format_service_name, list_choices
@@ -26,9 +28,8 @@ from llm_serving.targets import planning, starts
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import container_command
-from llm_serving.targets.on_aws import metrics_pages
-from llm_serving.targets.on_aws.replica_container import ReplicaContainer
-from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.on_aws import replicas
+from llm_serving.targets.on_aws.replicas import ReplicaContainer, ReplicaStatus
 from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage
 
@@ -41,177 +42,173 @@ LAST_LINES = 20
 
 @dataclass(frozen=True)
 class EcsDeployment:
-    """A deployment as rendered, and the ECS services of its roles."""
+    """A deployment as rendered, and what ECS and its log group have of it."""
 
     fleet: Fleet
-    deployment: Rendered[Any]
+    rendered: Rendered[Any]
+    aws: AwsSession
 
     @property
     def cluster(self) -> str:
         return names.format_cluster_name(self.fleet)
 
+    @property
+    def ecs(self) -> Any:
+        """Client of ECS."""
+        return self.aws.client("ecs")
+
     def list_service_names(self, service: Service) -> list[str]:
         """List the ECS services of a service: one for each choice of its pool."""
         choices = list_choices(self.fleet, service.placement.pool, service.node.group if service.node else None)
-        return [format_service_name(self.deployment.name, service.name, choice) for choice in choices]
+        return [format_service_name(self.rendered.name, service.name, choice) for choice in choices]
 
     @property
-    def all_service_names(self) -> Iterator[str]:
+    def all_service_names(self) -> list[str]:
         """The ECS services of all services."""
-        return (name for service in self.deployment.services for name in self.list_service_names(service))
+        return [name for service in self.rendered.services for name in self.list_service_names(service)]
+
+    def describe_services(self) -> Iterator[dict[str, Any]]:
+        """Describe the ECS services that run."""
+        for ecs_service in ecs_tasks.describe_services(self.ecs, self.cluster, self.all_service_names):
+            if ecs_service.get("status") == "ACTIVE":
+                yield ecs_service
+
+    def list_tasks(self, service: Service, status: str) -> list[dict[str, Any]]:
+        """List the tasks of a service; empty if it or its cluster is not there."""
+        return [
+            task
+            for name in self.list_service_names(service)
+            for task in ecs_tasks.list_tasks(self.ecs, self.cluster, serviceName=name, desiredStatus=status)
+        ]
+
+    def list_running(self, role: str = "") -> Iterator[tuple[Service, dict[str, Any]]]:
+        """List the running tasks of the services of a role, or of all."""
+        for service in self.rendered.services:
+            if role in ("", service.role):
+                yield from ((service, task) for task in self.list_tasks(service, "RUNNING"))
 
     @property
     def log_group(self) -> str:
         """The log group of the tasks."""
-        return format_log_group(self.fleet, self.deployment.kind, self.deployment.name)
+        return format_log_group(self.fleet, self.rendered.kind, self.rendered.name)
+
+    def read_last_lines(self, role: str | None, lines: int = LAST_LINES) -> Iterator[str]:
+        """Read the last lines of the newest log streams."""
+        client, group, stream_names = self.aws.client("logs"), self.log_group, list[str]()
+        with clients.ignore_errors("ResourceNotFoundException"):
+            streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
+            stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
+        for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
+            events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
+            yield from (_format_line(stream, event["message"]) for event in events[:lines])
+
+    def list_events(self, role: str | None, since: int) -> Iterator[dict[str, Any]]:
+        """List what was logged since a time, in milliseconds."""
+        prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
+        pages = self.aws.client("logs").get_paginator("filter_log_events")
+        for page in pages.paginate(logGroupName=self.log_group, startTime=since, **prefix):
+            yield from page["events"]
+
+    def read_first_events(self, service: Service, task: dict[str, Any]) -> list[dict[str, Any]]:
+        """Read the beginning of a task's log, of up to 1 MiB; none where it has logged nothing."""
+        stream = f"{service.role}/{service.role}/{shorten_arn(task['taskArn'])}"
+        with clients.ignore_errors("ResourceNotFoundException"):
+            response = self.aws.client("logs").get_log_events(
+                logGroupName=self.log_group, logStreamName=stream, startFromHead=True
+            )
+            return list(response["events"])
+        return []
 
 
 def read_deployed(plan: DeploymentPlan) -> EcsDeployment:
-    return EcsDeployment(
-        plan.fleet.value, rendered.read(planning.ensure_rendered(plan, FILE), plan.fleet, Rendered[Any]).value
-    )
+    document = rendered.read(planning.ensure_rendered(plan, FILE), plan.fleet, Rendered[Any])
+    return EcsDeployment(plan.fleet.value, document.value, plan.aws)
 
 
+@clients.translate_errors()
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """List the deployment's tasks, by role and name.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
-    deployed, ecs = read_deployed(plan), plan.aws.client("ecs")
-    with clients.translate_errors():
-        tasks = [_build_replica_status(service, task) for service, task in list_running(ecs, deployed)]
-    return sorted(tasks, key=lambda replica: (replica.role, replica.name))
+    """List the deployment's tasks, by role and name."""
+    running = read_deployed(plan).list_running()
+    return sorted(itertools.starmap(_build_replica_status, running), key=lambda replica: (replica.role, replica.name))
 
 
+@clients.translate_errors()
 def list_starts(plan: DeploymentPlan) -> list[Start]:
-    """List how long the deployment's tasks took to start, by role and name.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
-    deployed, ecs, logs = read_deployed(plan), plan.aws.client("ecs"), plan.aws.client("logs")
-    lines = starts.find_lines(plan.deployment.engine)
-    with clients.translate_errors():
-        found = [
-            _build_start(service, task, _read_first_events(logs, deployed, service, task), lines)
-            for service, task in list_running(ecs, deployed)
-        ]
+    """List how long the deployment's tasks took to start, by role and name."""
+    deployed, lines = read_deployed(plan), starts.find_lines(plan.deployment.engine)
+    found = [
+        _build_start(service, task, deployed.read_first_events(service, task), lines)
+        for service, task in deployed.list_running()
+    ]
     return sorted(found, key=lambda start: (start.role, start.name))
 
 
+@clients.translate_errors()
 def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
-    """List the containers of a role's tasks.
-
-    Raises:
-        Unavailable: the AWS command line or its session plugin is missing, or AWS refuses or does not answer.
-    """
+    """List the containers of a role's tasks."""
     addons.require_tools(tunnel.TOOLS)
-    deployed, aws = read_deployed(plan), plan.aws
-    cluster, ecs = deployed.cluster, aws.client("ecs")
-    with clients.translate_errors():
-        tasks = [(service, shorten_arn(task["taskArn"])) for service, task in list_running(ecs, deployed, role)]
+    deployed = read_deployed(plan)
+    run = functools.partial(container_command.run, plan.aws, deployed.cluster)
+    running = [(service, shorten_arn(task["taskArn"])) for service, task in deployed.list_running(role)]
     return [
-        ReplicaContainer(
-            task,
-            not (service.node and service.node.rank),
-            functools.partial(container_command.run, aws, cluster, task, role),
-        )
-        for service, task in tasks
+        ReplicaContainer(task, not (service.node and service.node.rank), functools.partial(run, task, role))
+        for service, task in running
     ]
 
 
+@clients.translate_errors()
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Print the tasks' logs, each line with its role and task.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
-    deployed, client = read_deployed(plan), plan.aws.client("logs")
-    since = 0
-    with clients.translate_errors():
-        for line in read_last_lines(client, deployed, role, lines):
-            console.print_log(line)
-        while follow:
-            since = since or int(time.time() * 1000)
-            time.sleep(2)
-            for event in _list_events(client, deployed, role, since):
-                since = max(since, event["timestamp"] + 1)
-                console.print_log(_format_line(event["logStreamName"], event["message"]))
+    """Print the tasks' logs, each line with its role and task."""
+    deployed, since = read_deployed(plan), 0
+    for line in deployed.read_last_lines(role, lines):
+        console.print_log(line)
+    while follow:
+        since = since or int(time.time() * 1000)
+        time.sleep(2)
+        for event in deployed.list_events(role, since):
+            since = max(since, event["timestamp"] + 1)
+            console.print_log(_format_line(event["logStreamName"], event["message"]))
 
 
+@clients.translate_errors()
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
-    """List the metrics pages of the deployment's tasks, by their addresses in the VPC.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
-    deployed, ecs = read_deployed(plan), plan.aws.client("ecs")
-    with clients.translate_errors():
-        addresses = [
-            (shorten_arn(task["taskArn"]), service.role, ecs_tasks.get_address(task))
-            for service, task in list_running(ecs, deployed)
-            if service.metrics_path and not (service.node and service.node.rank)
-        ]
-    return metrics_pages.build(plan.deployment.services, [entry for entry in addresses if entry[-1]])
+    """List the metrics pages of the deployment's tasks, by their addresses in the VPC."""
+    addresses = [
+        (shorten_arn(task["taskArn"]), service.role, ecs_tasks.get_address(task))
+        for service, task in read_deployed(plan).list_running()
+        if service.metrics_path and not (service.node and service.node.rank)
+    ]
+    return replicas.build_pages(plan.deployment.services, [entry for entry in addresses if entry[-1]])
 
 
 @contextlib.contextmanager
 def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
     """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests per second.
 
-    Args:
-        port: another one of the task than that of clients.
-
     Raises:
-        Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
+        Unavailable: no such task runs.
     """
     planning.require_endpoint(plan)
     addons.require_tools(tunnel.TOOLS)
     deployed, aws = read_deployed(plan), plan.aws
-    entry = deployed.deployment.entry
+    entry = deployed.rendered.entry
     with clients.translate_errors():
-        tasks = [task for _, task in list_running(aws.client("ecs"), deployed, entry.role)]
-    containers = [
-        (shorten_arn(task["taskArn"]), container["runtimeId"])
-        for task in tasks
-        for container in task["containers"]
-        if container["name"] == entry.role and container.get("runtimeId")
-    ]
+        containers = [
+            (shorten_arn(task["taskArn"]), container["runtimeId"])
+            for _, task in deployed.list_running(entry.role)
+            for container in task["containers"]
+            if container["name"] == entry.role and container.get("runtimeId")
+        ]
     if not containers:
         raise Unavailable(f"{plan.deployment.name}: no {entry.role} task is running")
-    task, container = containers[0]
-    command = [
-        "aws",
-        "ssm",
-        "start-session",
-        "--region",
-        aws.region,
-        "--target",
-        f"ecs:{deployed.cluster}_{task}_{container}",
-    ]
+    target = f"ecs:{deployed.cluster}_{'_'.join(containers[0])}"
     [near_port] = processes.claim_free_ports(1)
+    command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", target]
     command += ["--document-name", "AWS-StartPortForwardingSession"]
     command += ["--parameters", f"portNumber={port or entry.port},localPortNumber={near_port}"]
     console.show_command(command, environment=aws.child_env)
     with tunnel.run(command, near_port, aws, plan.directory.logs):
         yield f"http://127.0.0.1:{near_port}"
-
-
-def list_running(ecs: Any, deployed: EcsDeployment, role: str = "") -> Iterator[tuple[Service, dict[str, Any]]]:
-    """List the running tasks of the services of a role, or of all."""
-    for service in deployed.deployment.services:
-        if role in ("", service.role):
-            yield from ((service, task) for task in list_tasks(ecs, deployed, service, "RUNNING"))
-
-
-def list_tasks(ecs: Any, deployed: EcsDeployment, service: Service, status: str) -> list[dict[str, Any]]:
-    """List the tasks of a service; empty if it or its cluster is not there."""
-    return [
-        task
-        for name in deployed.list_service_names(service)
-        for task in ecs_tasks.list_tasks(ecs, deployed.cluster, serviceName=name, desiredStatus=status)
-    ]
 
 
 def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
@@ -243,40 +240,11 @@ def _build_start(
     )
 
 
-def _read_first_events(
-    client: Any, deployed: EcsDeployment, service: Service, task: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Read the beginning of a task's log, of up to 1 MiB; none where it has logged nothing."""
-    stream = f"{service.role}/{service.role}/{shorten_arn(task['taskArn'])}"
-    with clients.ignore_errors("ResourceNotFoundException"):
-        response = client.get_log_events(logGroupName=deployed.log_group, logStreamName=stream, startFromHead=True)
-        return list(response["events"])
-    return []
-
-
 def is_ready(service: Service, task: dict[str, Any]) -> bool:
     """Return whether a task runs, and is healthy if it is checked."""
     is_checked = service.probe is not None or bool(service.ready_file)
     healthy = task.get("healthStatus") == "HEALTHY" or not is_checked
     return bool(task["lastStatus"] == "RUNNING" and healthy)
-
-
-def read_last_lines(client: Any, deployed: EcsDeployment, role: str | None, lines: int) -> Iterator[str]:
-    """Read the last lines of the newest log streams."""
-    group, stream_names = deployed.log_group, list[str]()
-    with clients.ignore_errors("ResourceNotFoundException"):
-        streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
-        stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
-    for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
-        events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
-        yield from (_format_line(stream, event["message"]) for event in events[:lines])
-
-
-def _list_events(client: Any, deployed: EcsDeployment, role: str | None, since: int) -> Iterator[dict[str, Any]]:
-    group = deployed.log_group
-    prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
-    for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
-        yield from page["events"]
 
 
 def _format_line(stream: str, message: str) -> str:

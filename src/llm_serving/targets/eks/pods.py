@@ -14,9 +14,8 @@ from llm_serving.operations.kube_api import POD, ApiError, Kind, KubeApi, Manife
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.on_aws import metrics_pages
-from llm_serving.targets.on_aws.replica_container import ReplicaContainer
-from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.on_aws import replicas
+from llm_serving.targets.on_aws.replicas import ReplicaContainer, ReplicaStatus
 from llm_serving.validation.base import MetricsPage
 
 _LAST_LINES = 20
@@ -96,7 +95,7 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
         for pod in list_pods(plan)
         if pod["metadata"]["labels"].get("inference/listens") == "true" and pod.get("status", {}).get("podIP")
     ]
-    return metrics_pages.build(plan.deployment.services, addresses)
+    return replicas.build_pages(plan.deployment.services, addresses)
 
 
 def open_api(plan: DeploymentPlan) -> KubeApi:

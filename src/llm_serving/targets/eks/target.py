@@ -10,6 +10,7 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster, tunnel
 from llm_serving.services.deployment import Deployment
+from llm_serving.services.environment import Conventions
 from llm_serving.targets.base import Confirm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import (
@@ -23,7 +24,6 @@ from llm_serving.targets.eks import (
     stacked_release,
     values_check,
 )
-from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 
 
@@ -31,7 +31,15 @@ class EksTarget(AwsTarget):
     """Helm releases in the fleet's EKS cluster."""
 
     name = "eks"
-    conventions = CONVENTIONS
+    conventions = Conventions(
+        title="EKS",
+        orchestrator="eks",
+        is_kubernetes=True,
+        # Source: awslabs/amazon-eks-ami, templates/shared/runtime/bin/setup-local-disks, `raid0`.
+        node_disk="/mnt/k8s-disks/0",
+        url="http://{deployment}.{namespace}.svc:{port}",
+        engines_url="http://{deployment}-engines.{namespace}.svc:{port}",
+    )
     service_account = names.ENGINE_SERVICE_ACCOUNT
     rehearsal_limit = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
 

@@ -30,8 +30,7 @@ from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Targ
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import load_drivers, remote_files
-from llm_serving.targets.on_aws.replica_container import ReplicaContainer
-from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.on_aws.replicas import ReplicaContainer, ReplicaStatus
 from llm_serving.targets.starts import Start
 from llm_serving.validation.base import MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
