@@ -5,6 +5,7 @@ The catalog's row of the engine names the metrics. No input or output.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -56,18 +57,18 @@ class Histogram:
 
 @dataclass
 class EngineMetrics:
-    """One replica's metrics at one time; zero where its engine has no such metric."""
+    """One replica's metrics at one time; zero where its engine has no such metric, and before it has served anything."""
 
-    histograms: dict[EngineMetric, Histogram]
+    histograms: dict[EngineMetric, Histogram] = field(default_factory=lambda: {name: Histogram() for name in HISTOGRAMS})
     finished: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Requests by the reason for which they ended."""
 
     counters: dict[EngineMetric, float] = field(default_factory=lambda: defaultdict(float))
     """What else it counts."""
 
-    def subtract(self, before: EngineMetrics) -> EngineMetrics:
-        """Return what was added after `before`; everything if the replica restarted in between."""
-        if self.has_restarted_since(before):
+    def subtract(self, before: EngineMetrics | None) -> EngineMetrics:
+        """Return what was added after `before`; everything if the replica was not there, or restarted in between."""
+        if before is None or self.has_restarted_since(before):
             return self
         return EngineMetrics(
             {name: current.add(before.histograms[name], -1) for name, current in self.histograms.items()},
@@ -82,18 +83,13 @@ class EngineMetrics:
         return any(current < previous for current, previous in (*histograms, *requests))
 
 
-def create_empty() -> EngineMetrics:
-    """Return the metrics of a replica that has served nothing."""
-    return EngineMetrics({name: Histogram() for name in HISTOGRAMS})
-
-
 def parse(text: str, engine: Engine) -> EngineMetrics:
     """Parse a page in Prometheus' text format, adding up the series of each metric.
 
     Raises:
         ValueError: the page is not in that format.
     """
-    metrics = create_empty()
+    metrics = EngineMetrics()
     histograms = {engine.metrics[name]: metrics.histograms[name] for name in HISTOGRAMS if name in engine.metrics}
     concepts = {name: concept for concept, name in engine.metrics.items()}
     for family in text_string_to_metric_families(text):
@@ -170,18 +166,18 @@ def count_replica_requests(
         if name not in after:
             replicas.append(Replica(name=name, requests=None))
             continue
-        previous = before.get(name, create_empty())
+        previous = before.get(name)
         finished = after[name].subtract(previous).finished
         unanswered = sum(finished.get(reason, 0.0) for reason in unanswered_reasons)
         answered = sum(finished.values()) - unanswered
-        restarted = after[name].has_restarted_since(previous)
+        restarted = previous is not None and after[name].has_restarted_since(previous)
         replicas.append(Replica(name=name, requests=int(answered), unanswered=int(unanswered), restarted=restarted))
     return replicas
 
 
 def compute_cached_share(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> float | None:
     """Return the share of prompt tokens that the engines found in their caches; None if they looked up none."""
-    added = _subtract_all(before, after)
+    added = subtract(before, after).values()
     queries, hits = (sum(metrics.counters[name] for metrics in added) for name in ("cache-queries", "cache-hits"))
     return hits / queries if queries > 0 else None
 
@@ -227,16 +223,16 @@ def summarize_transfers(
         prefill_names: replicas that prefill; the others decode.
     """
     prefills = set(prefill_names)
-    added = {name: subtract(metrics, before.get(name)) for name, metrics in after.items()}
-    times = _sum_histograms(added.values(), "transfer-time")
-    prefill = _sum_histograms((added[name] for name in added if name in prefills), "e2e").compute_mean_ms()
-    decode = _sum_histograms((added[name] for name in added if name not in prefills), "ttft").compute_mean_ms()
+    added = subtract(before, after)
+    times = sum_histograms(added.values(), "transfer-time")
+    prefill = sum_histograms((added[name] for name in added if name in prefills), "e2e").compute_mean_ms()
+    decode = sum_histograms((added[name] for name in added if name not in prefills), "ttft").compute_mean_ms()
     mean = times.compute_mean_ms()
     has_all = ttft_ms is not None and prefill is not None and decode is not None
     return KvTransfers(
         count=int(times.count),
         failed=int(sum(metrics.counters["failed-transfers"] for metrics in added.values())),
-        bytes=int(_sum_histograms(added.values(), "transfer-bytes").total),
+        bytes=int(sum_histograms(added.values(), "transfer-bytes").total),
         mean_ms=_round(mean),
         share_of_ttft=round(mean / ttft_ms, 4) if mean is not None and ttft_ms else None,
         prefill_ms=_round(prefill),
@@ -249,25 +245,14 @@ def _round(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else round(milliseconds, 3)
 
 
-def _sum_histograms(parts: Iterable[EngineMetrics], name: EngineMetric) -> Histogram:
-    total = Histogram()
-    for metrics in parts:
-        total = total.add(metrics.histograms[name])
-    return total
+def subtract(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> dict[str, EngineMetrics]:
+    """Return what the metrics of each replica gained during a load."""
+    return {name: metrics.subtract(before.get(name)) for name, metrics in after.items()}
 
 
-def _subtract_all(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> list[EngineMetrics]:
-    return [subtract(metrics, before.get(name)) for name, metrics in after.items()]
-
-
-def subtract(after: EngineMetrics, before: EngineMetrics | None) -> EngineMetrics:
-    """Return what a replica's metrics gained during a load; None of before if it was not there."""
-    return after.subtract(before or create_empty())
-
-
-def sum_latency(added: Iterable[EngineMetrics], metric: Metric) -> Histogram:
-    """Return the histogram of a latency over several replicas."""
-    return _sum_histograms(added, LATENCIES[metric])
+def sum_histograms(parts: Iterable[EngineMetrics], name: EngineMetric) -> Histogram:
+    """Return the histogram of a metric over several replicas."""
+    return functools.reduce(Histogram.add, (metrics.histograms[name] for metrics in parts), Histogram())
 
 
 class Agreement(PublishedData):
@@ -303,51 +288,38 @@ def compare(
 ) -> list[Agreement]:
     """Compare the client's numbers with those of all replicas together, where both have the metric."""
     rows = []
-    added = _subtract_all(before, after)
+    added = subtract(before, after).values()
     for metric, measured in latencies.items():
-        total = sum_latency(added, metric)
+        total = sum_histograms(added, LATENCIES[metric])
         mean = total.compute_mean_ms()
         if mean is None or measured.mean is None or mean <= 0:
             continue
-        rows.append(_compare_mean(metric, measured.mean, mean))
+        rows.append(_compare(metric, "mean", measured.mean, mean, mean))
         for statistic, share in (("p50", 0.50), ("p95", 0.95)):
             client, bucket = getattr(measured, statistic), total.find_bucket_ms(share)
             if client is not None and bucket is not None:
-                rows.append(_compare_percentile(metric, statistic, client, bucket))
+                rows.append(_compare(metric, statistic, client, *bucket))
     return rows
 
 
-def _compare_mean(metric: Metric, client: float, engine: float) -> Agreement:
-    deviation = client / engine - 1
-    agrees = abs(deviation) <= TOLERANCE
+def _compare(metric: Metric, statistic: str, client: float, low: float, high: float) -> Agreement:
+    """Compare a number with the ends of the engine's bucket; of a mean both are the mean."""
+    is_mean = statistic == "mean"
+    nearer = high if client > high or is_mean else low
+    deviation = client / nearer - 1 if nearer else 0.0
+    agrees = abs(deviation) <= TOLERANCE if is_mean else low * (1 - TOLERANCE) <= client <= high * (1 + TOLERANCE)
     message = ""
     if not agrees:
-        difference = f"{client - engine:+.1f} ms ({deviation:+.0%})"
-        message = (
-            f"{metric}: the client's mean is {difference} from the engine's; {_explain_deviation(metric, deviation)}"
-        )
-    return Agreement(
-        metric=metric, statistic="mean", client_ms=client, engine_ms=round(engine, 3), agrees=agrees, said=message
-    )
-
-
-def _compare_percentile(metric: Metric, statistic: str, client: float, bucket: tuple[float, float]) -> Agreement:
-    low, high = bucket
-    agrees = low * (1 - TOLERANCE) <= client <= high * (1 + TOLERANCE)
-    message = ""
-    if not agrees:
-        deviation = client / high - 1 if client > high else client / low - 1
-        message = (
-            f"{metric}: the client's {statistic} is {deviation:+.0%} from the engine's bucket; "
-            f"{_explain_deviation(metric, deviation)}"
-        )
+        of_mean = f"{client - high:+.1f} ms ({deviation:+.0%}) from the engine's"
+        difference = of_mean if is_mean else f"{deviation:+.0%} from the engine's bucket"
+        message = f"{metric}: the client's {statistic} is {difference}; {_explain_deviation(metric, deviation)}"
     return Agreement(
         metric=metric,
         statistic=statistic,
         client_ms=client,
-        engine_ms=None,
-        engine_from_ms=round(low, 3),
-        engine_to_ms=None if math.isinf(high) else round(high, 3),
+        engine_ms=round(high, 3) if is_mean else None,
+        engine_from_ms=None if is_mean else round(low, 3),
+        engine_to_ms=None if is_mean or math.isinf(high) else round(high, 3),
         agrees=agrees,
         said=message,
     )

@@ -14,7 +14,7 @@ from typing import Literal
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.statistics import engine_metrics, sample_statistics
-from llm_serving.validation.statistics.engine_metrics import EngineMetrics, Histogram, Replica
+from llm_serving.validation.statistics.engine_metrics import LATENCIES, EngineMetrics, Histogram, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
 from llm_serving.validation.target_role import TargetRole
@@ -89,8 +89,8 @@ def summarize(
     rows = []
     for role, workers in read.items():
         requests = sum(worker.requests or 0 for worker in workers)
-        added = [engine_metrics.subtract(after[worker.name], before.get(worker.name)) for worker in workers]
-        histograms = {metric: engine_metrics.sum_latency(added, metric) for metric in metrics}
+        added = [after[worker.name].subtract(before.get(worker.name)) for worker in workers]
+        histograms = {metric: engine_metrics.sum_histograms(added, LATENCIES[metric]) for metric in metrics}
         rows.append(
             UnlikeWorkers(
                 role=role.name,
