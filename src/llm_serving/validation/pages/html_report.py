@@ -21,8 +21,7 @@ from llm_serving.validation.reports import report, report_builder
 from llm_serving.validation.reports.report import Report, Throughput, compute_lasting_rates
 from llm_serving.validation.statistics import further_latencies, time_series
 from llm_serving.validation.statistics.engine_metrics import Agreement
-from llm_serving.validation.statistics.further_latencies import Definition
-from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Latency, Metric
+from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
 from llm_serving.validation.statistics.unlike_workers import EngineLatency
 
 METRIC_NAMES: dict[Metric, str] = {
@@ -63,6 +62,7 @@ def _format_time(iso_time: str) -> str:
 
 
 def render(run_report: Report, samples: Sequence[Sample]) -> str:
+    counted = sum(replica.requests or 0 for replica in run_report.replicas) or 1
     return render_page(
         "report.html.j2",
         filters={"size": format_bytes, "bucket": format_bucket, "plain": _format_setting},
@@ -79,10 +79,14 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
             for sample in sorted(samples, key=lambda sample: sample.number)
             if sample.picture
         ],
-        further=_list_further(run_report),
+        further=[
+            (text, run_report.further[name])
+            for name, text in further_latencies.DEFINITIONS.items()
+            if not is_pooled(run_report)  # all of them are of tokens
+        ],
         throughput=_describe_throughput(run_report),
         errors=report.list_error_kinds(run_report),
-        shares=list(_compute_shares(run_report)),
+        shares=[(replica.name, replica.requests, (replica.requests or 0) / counted) for replica in run_report.replicas],
         agreement=[(METRIC_NAMES[row.metric], row, _format_engine_value(row)) for row in run_report.agreement],
     )
 
@@ -119,13 +123,6 @@ def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:
         }
         for metric in run_report.metrics
     }
-
-
-def _list_further(run_report: Report) -> list[tuple[Definition, Latency]]:
-    """Return the latencies by other tools' definitions, all of which are of tokens."""
-    if is_pooled(run_report):
-        return []
-    return [(text, run_report.further[name]) for name, text in further_latencies.DEFINITIONS.items()]
 
 
 def is_pooled(run_report: Report) -> bool:
@@ -278,28 +275,23 @@ def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, M
     return {name: Markup(svg) for name, svg in svgs.items()}
 
 
-def _compute_shares(run_report: Report) -> Iterator[tuple[str, int | None, float]]:
-    """Yield each replica with its requests and their share of the total."""
-    total = sum(replica.requests or 0 for replica in run_report.replicas)
-    for replica in run_report.replicas:
-        yield replica.name, replica.requests, (replica.requests or 0) / total if total else 0.0
-
-
 def _format_engine_value(row: Agreement) -> str:
     """Format the engine's number, or its bucket."""
     if row.engine_ms is not None:
         return charts.format_number(row.engine_ms)
-    if row.engine_to_ms is None:
-        return f"above {charts.format_number(row.engine_from_ms or 0)}"
-    return f"{charts.format_number(row.engine_from_ms or 0)} to {charts.format_number(row.engine_to_ms)}"
+    return _format_range(row.engine_from_ms or 0, row.engine_to_ms, "above")
 
 
 def format_bucket(latency: EngineLatency) -> str:
     """Format the bucket of a percentile, or a mean."""
-    low = charts.format_number(latency.from_ms)
-    if latency.to_ms is None:
-        return f"over {low}"
-    return low if latency.to_ms == latency.from_ms else f"{low} to {charts.format_number(latency.to_ms)}"
+    if latency.to_ms == latency.from_ms:
+        return charts.format_number(latency.from_ms)
+    return _format_range(latency.from_ms, latency.to_ms, "over")
+
+
+def _format_range(low: float, high: float | None, beyond: str) -> str:
+    shown = charts.format_number(low)
+    return f"{beyond} {shown}" if high is None else f"{shown} to {charts.format_number(high)}"
 
 
 def _format_setting(value: Any) -> str:

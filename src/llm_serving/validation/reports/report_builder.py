@@ -121,7 +121,10 @@ def build(
         longest_stall_s=round(stall_s, 3),
         requests=_count_requests(samples, result.planned),
         metrics=metrics,
-        further=_summarize_further(answered, unmeasured),
+        further={
+            name: Latency(count=0) if name in unmeasured else latency
+            for name, latency in further_latencies.summarize(answered).items()
+        },
         throughput=throughput,
         by_input=_group_by_input(answered) if target.is_pooled else [],
         by_model=_group_by_model(target, samples, result.duration_s, unmeasured),
@@ -206,11 +209,12 @@ def _summarize_metrics(
     target: LoadTarget, answered: Sequence[Sample], unmeasured: Mapping[str, str]
 ) -> dict[Metric, Latency]:
     """Return the latencies of answered requests, without the statistics that the driver does not measure."""
-    latencies = collect_latencies(answered)
-    return {
-        metric: _drop_unmeasured(metric, sample_statistics.summarize_latency(latencies[metric]), unmeasured)
-        for metric in list_metrics(target)
-    }
+    metrics, latencies = {}, collect_latencies(answered)
+    for metric in list_metrics(target):
+        names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
+        left_out = dict.fromkeys([*names, *(("min", "max") if names else ())])
+        metrics[metric] = sample_statistics.summarize_latency(latencies[metric]).model_copy(update=left_out)
+    return metrics
 
 
 def _judge(
@@ -279,36 +283,15 @@ def _is_missed_without_driver(miss: MissedObjective, delay_ms: float) -> bool:
     return is_latency and miss.value is not None and miss.value - delay_ms > miss.limit
 
 
-def _summarize_further(answered: Sequence[Sample], unmeasured: Mapping[str, str]) -> dict[str, Latency]:
-    """Return the latencies by other tools' definitions, without those that the driver does not measure."""
-    latencies = further_latencies.summarize(answered)
-    return {name: Latency(count=0) if name in unmeasured else latency for name, latency in latencies.items()}
-
-
-def _drop_unmeasured(metric: Metric, latency: Latency, unmeasured: Mapping[str, str]) -> Latency:
-    """Return a summary without the statistics that the driver does not measure."""
-    names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
-    return latency.model_copy(update=dict.fromkeys([*names, *(("min", "max") if names else ())]))
-
-
 def _build_bounds(metric: Metric, latencies: Distribution, unmeasured: Mapping[str, str]) -> dict[str, Bound]:
     """Build each statistic with its bound, without values for those that the driver does not measure."""
-
-    def round_finite(value: float | None) -> float | None:
-        return None if value is None or math.isinf(value) else round(value, 3)
-
-    estimates = {
-        name: Estimate(None, None) if f"{metric}.{name}" in unmeasured else latencies.estimate(name)
-        for name in (*sample_statistics.PERCENTILES, distribution.MEAN)
-    }
-    return {
-        name: Bound(
-            value=round_finite(estimate.value),
-            upper=round_finite(estimate.upper),
-            infinite=estimate.value is not None and math.isinf(estimate.value),
-        )
-        for name, estimate in estimates.items()
-    }
+    bounds = {}
+    for name in (*sample_statistics.PERCENTILES, distribution.MEAN):
+        is_measured = f"{metric}.{name}" not in unmeasured
+        estimate = latencies.estimate(name) if is_measured else Estimate(None, None)
+        value, upper = (None if part is None or math.isinf(part) else round(part, 3) for part in estimate)
+        bounds[name] = Bound(value=value, upper=upper, infinite=value is None and estimate.value is not None)
+    return bounds
 
 
 def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
@@ -326,14 +309,12 @@ def _list_replica_roles(target: LoadTarget, source: LoadSource | None) -> dict[s
 
 def _count_router_requests(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
     """Return the requests that each router counted between the two readings of its metrics."""
-    names = [page.name for page in source.pages if page.role == target.router] if source else []
-    pattern, counts = target.router_requests, dict[str, int]()
-    if not pattern:
-        return counts
-    for name in names:
-        pages = (result.metrics_after.get(name, ""), result.metrics_before.get(name, ""))
-        after, before = (engine_metrics.count_requests(page, pattern) for page in pages)
-        counts[name] = int(after if after < before else after - before)  # it restarted in between
+    counts = dict[str, int]()
+    for page in source.pages if source and target.router_requests else ():
+        if page.role == target.router:
+            pages = (result.metrics_after.get(page.name, ""), result.metrics_before.get(page.name, ""))
+            after, before = (engine_metrics.count_requests(text, target.router_requests) for text in pages)
+            counts[page.name] = int(after if after < before else after - before)  # it restarted in between
     return counts
 
 
@@ -354,24 +335,15 @@ def _summarize_unlike(target: LoadTarget, readings: _EngineReadings) -> list[Unl
 
 
 def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:
-    def round_share(share: float | None) -> float | None:
-        return None if share is None else round(share, 4)
-
-    return PromptOverlap(
-        prompts=round_share(result.shared_prompts),
-        of=result.shared_prompt_count,
-        cached=round_share(cached_share),
-        traffic=prompts_digest,
-    )
+    prompts, cached = (None if share is None else round(share, 4) for share in (result.shared_prompts, cached_share))
+    return PromptOverlap(prompts=prompts, of=result.shared_prompt_count, cached=cached, traffic=prompts_digest)
 
 
 def _summarize_transfers(
     target: LoadTarget, readings: _EngineReadings, metrics: Mapping[Metric, Latency]
 ) -> KvTransfers | None:
-    before, after = readings.before, readings.after
-    engine = readings.engine
-    counts_transfers = bool(after) and engine is not None and "transfer-time" in engine.metrics
-    if not target.hands_over or not counts_transfers:
+    before, after, engine = readings.before, readings.after, readings.engine
+    if not (target.hands_over and after and engine and "transfer-time" in engine.metrics):
         return None
     prefilling = after.keys() - readings.answering
     return engine_metrics.summarize_transfers(metrics["ttft_ms"].mean, before, after, prefilling)
@@ -446,18 +418,13 @@ def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
     for index, (tokens, e2e_ms) in enumerate(measured):
         first = first_indexes.setdefault(tokens, index)
         groups.setdefault(first * INPUT_GROUPS // len(measured), []).append((tokens, e2e_ms))
-    return [_summarize_group(group) for group in groups.values()]
-
-
-def _summarize_group(group: Sequence[tuple[int, float]]) -> InputLength:
-    latency = sample_statistics.summarize_latency([e2e_ms for _, e2e_ms in group])
-    return InputLength(
-        from_tokens=group[0][0],
-        to_tokens=group[-1][0],
-        requests=len(group),
-        p50=latency.p50 or 0.0,
-        p95=latency.p95 or 0.0,
-    )
+    rows = []
+    for group in groups.values():
+        latency = sample_statistics.summarize_latency([e2e_ms for _, e2e_ms in group])
+        (shortest, _), (longest, _) = group[0], group[-1]
+        p50, p95 = latency.p50 or 0.0, latency.p95 or 0.0
+        rows.append(InputLength(from_tokens=shortest, to_tokens=longest, requests=len(group), p50=p50, p95=p95))
+    return rows
 
 
 def _group_by_model(
@@ -516,12 +483,11 @@ def _collect_settings(target: LoadTarget) -> dict[str, Any]:
 
 
 def _compare_expected(traffic: Traffic, samples: Sequence[Sample]) -> ExpectedAnswers | None:
-    answered = [sample for sample in samples if sample.error is None]
-    matches = [is_same for sample in answered if (is_same := _is_expected(sample)) is not None]
+    matches = [_is_expected(sample) for sample in samples if sample.error is None and sample.expected is not None]
     mean = scoring.compute_mean(samples)
     if not matches and mean is None:
         return None
-    return ExpectedAnswers(compared=len(matches), same=sum(matches), score_by=traffic.score_by, score=mean)
+    return ExpectedAnswers(compared=len(matches), same=matches.count(True), score_by=traffic.score_by, score=mean)
 
 
 def _is_expected(sample: Sample) -> bool | None:

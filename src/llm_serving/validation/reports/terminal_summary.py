@@ -10,23 +10,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving import console
 from llm_serving.settings.units import format_bytes
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.pages.charts import format_number
 from llm_serving.validation.pages.html_report import Cell
+from llm_serving.validation.reports import kind_report
 from llm_serving.validation.reports.report import Report
 
 NOTICED_STALL_S = 1.0
 
-VERDICT_STYLES = {"pass": "bold green", "fail": "bold red", "not shown": "bold yellow"}
 _CELL_STYLES = {"met": "green", "missed": "red", "not shown": "yellow"}
 
 
 def render(report: Report, folder: Path) -> RenderableType:
     """Render the report that was saved in `folder`."""
     requests, rates = report.requests, report.throughput
-    remarks = (*report.remarks, *_list_disagreements(report), *report.emulated)
     return Group(
         _render_latencies(report),
         f"{requests.total} requests, {requests.failed} failed; {format_number(rates.requests_per_s)} requests/s, "
@@ -36,35 +34,38 @@ def render(report: Report, folder: Path) -> RenderableType:
             else f"{format_number(rates.inputs_per_s)} {html_report.name_counted(report)}/s"
         ),
         *_list_model_tables(report),
-        *_list_input_lines(report),
-        *_list_cache_lines(report),
-        *_list_goodput_lines(report),
-        *_list_score_lines(report),
-        *_list_stall_lines(report),
-        *_list_cost_lines(report),
+        *_list_lines(report),
         *_list_transfer_lines(report),
         *_list_unlike_lines(report),
-        *(Text.assemble(("• ", "yellow"), sentence) for sentence in remarks),
-        *(Text.assemble(("? ", "bold yellow"), reason) for reason in report.not_shown),
-        Text.assemble(
-            (report.verdict.upper(), VERDICT_STYLES[report.verdict]), f" {console.shorten_path(folder / 'report.html')}"
-        ),
+        *kind_report.render_end(report, folder, (*report.remarks, *_list_disagreements(report))),
     )
 
 
-def _list_cache_lines(report: Report) -> Iterable[str]:
-    """Return what prompts share and what of it the engines had in their caches: the router's policy at work."""
-    overlap = report.shared
-    if overlap.prompts and overlap.cached is not None:
-        cached = f"{overlap.cached:.0%} of prompt tokens found in engine caches"
-        yield f"{overlap.prompts:.0%} of prompt text shared; {cached}"
-
-
-def _list_input_lines(report: Report) -> Iterable[str]:
-    """Return the latency of short and of long inputs, where answers have no tokens."""
+def _list_lines(report: Report) -> Iterator[str]:
+    """Yield a line for each number besides latencies that the load has."""
     if len(report.by_input) > 1:
         parts = [f"{group.from_tokens:,}–{group.to_tokens:,}: {format_number(group.p95)}" for group in report.by_input]
         yield f"End-to-end p95 in ms by input tokens: {', '.join(parts)}"
+    overlap, slo = report.shared, report.settings["slo"]
+    if overlap.prompts and overlap.cached is not None:  # the router's policy at work
+        cached = f"{overlap.cached:.0%} of prompt tokens found in engine caches"
+        yield f"{overlap.prompts:.0%} of prompt text shared; {cached}"
+    if report.goodput.share is not None:
+        limit, rate = slo.get("goodput"), format_number(report.goodput.requests_per_s)
+        bound = f"–{report.share_bounds['goodput'].lower:.1%} ≥ {limit * 100:g}%" if limit else ""
+        yield f"Goodput: {report.goodput.share:.1%}{bound} of requests meet every limit, {rate}/s"
+    if (expected := report.expected) and expected.score is not None:
+        yield f"Mean score of the answers by {expected.score_by}: {expected.score:.1%}"
+    if (limit := slo.get("stall")) or report.longest_stall_s >= NOTICED_STALL_S:
+        most = f" ≤ {format_number(limit)} s" if limit else ""
+        nothing = "no answer" if html_report.is_pooled(report) else "no token"
+        yield f"Longest stall: {nothing} for {format_number(report.longest_stall_s)} s{most}"
+    cost = report.cost
+    if cost and cost.per_million_tokens is not None and cost.per_thousand_requests is not None:
+        yield (
+            f"{cost.per_million_tokens:.3f} USD per million tokens, {cost.per_thousand_requests:.3f} per 1,000 "
+            f"requests ({cost.usd_h:,.2f} USD/h on demand)"
+        )
 
 
 def _list_model_tables(report: Report) -> Iterable[Table]:
@@ -78,30 +79,6 @@ def _list_model_tables(report: Report) -> Iterable[Table]:
         for row in rows:
             table.add_row(*map(Text, row))
         yield table
-
-
-def _list_goodput_lines(report: Report) -> Iterable[str]:
-    """Return the requests that met every limit on a latency at once, with the lower bound of their share if limited."""
-    if report.goodput.share is not None:
-        limit, rate = report.settings["slo"].get("goodput"), format_number(report.goodput.requests_per_s)
-        bound = f"–{report.share_bounds['goodput'].lower:.1%} ≥ {limit * 100:g}%" if limit else ""
-        yield f"Goodput: {report.goodput.share:.1%}{bound} of requests meet every limit, {rate}/s"
-
-
-def _list_score_lines(report: Report) -> Iterable[str]:
-    """Return how the answers compare with the expected ones."""
-    expected = report.expected
-    if expected and expected.score is not None:
-        yield f"Mean score of the answers by {expected.score_by}: {expected.score:.1%}"
-
-
-def _list_stall_lines(report: Report) -> Iterable[str]:
-    """Return the longest time without any token, where it has a limit or anyone would notice it."""
-    limit = report.settings["slo"].get("stall")
-    if limit or report.longest_stall_s >= NOTICED_STALL_S:
-        most = f" ≤ {format_number(limit)} s" if limit else ""
-        nothing = "no answer" if report.throughput.inputs_per_s is not None else "no token"
-        yield f"Longest stall: {nothing} for {format_number(report.longest_stall_s)} s{most}"
 
 
 def _list_transfer_lines(report: Report) -> Iterable[str]:
@@ -135,16 +112,6 @@ def _list_unlike_lines(report: Report) -> Iterable[Text]:
         yield line
 
 
-def _list_cost_lines(report: Report) -> Iterable[str]:
-    """Return what the load cost on a target with prices."""
-    cost = report.cost
-    if cost and cost.per_million_tokens is not None and cost.per_thousand_requests is not None:
-        yield (
-            f"{cost.per_million_tokens:.3f} USD per million tokens, {cost.per_thousand_requests:.3f} per 1,000 "
-            f"requests ({cost.usd_h:,.2f} USD/h on demand)"
-        )
-
-
 def _list_disagreements(report: Report) -> Iterable[str]:
     """Return the first difference between client and engine for each metric; the page has all of them."""
     messages: dict[str, str] = {}
@@ -174,7 +141,6 @@ def _render_cells(row: Iterable[Cell]) -> Iterator[Text]:
 
 
 def _format_range(cell: Cell, value: str) -> str:
-    """Format the estimate with its upper bound."""
     if cell.upper is None:
         return f"{value}–?"
     return f"{value}–{'∞' if math.isinf(cell.upper) else format_number(cell.upper)}"

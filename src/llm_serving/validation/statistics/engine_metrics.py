@@ -57,9 +57,11 @@ class Histogram:
 
 @dataclass
 class EngineMetrics:
-    """One replica's metrics at one time; zero where its engine has no such metric, and before it has served anything."""
+    """One replica's metrics at one time; zero where its engine has no such metric, or has served nothing."""
 
-    histograms: dict[EngineMetric, Histogram] = field(default_factory=lambda: {name: Histogram() for name in HISTOGRAMS})
+    histograms: dict[EngineMetric, Histogram] = field(
+        default_factory=lambda: {name: Histogram() for name in HISTOGRAMS}
+    )
     finished: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Requests by the reason for which they ended."""
 
