@@ -38,7 +38,7 @@ from llm_serving.targets import registry
 from llm_serving.validation import base, run
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.search import sweep as sweeps
-from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.search.knee import Sweep
 from llm_serving.validation.statistics.sample_statistics import compute_upper_bound
 
 MAX_OTHERS = 8.0

@@ -12,9 +12,8 @@ from rich.console import Console, RenderableType
 
 from llm_serving.tables import comparison_table, sweep_table, tune_table
 from llm_serving.validation.reports import comparison, terminal_summary
-from llm_serving.validation.search.racing import Trial
-from llm_serving.validation.search.sweep_result import Sweep
-from llm_serving.validation.search.tuning import Tuning
+from llm_serving.validation.search.knee import Sweep
+from llm_serving.validation.search.racing import Trial, Tuning
 from tests.validation.reports import test_report
 from tests.validation.reports.test_comparison import _simulate
 from tests.validation.search.test_knee import build_point

@@ -12,8 +12,7 @@ from rich.text import Text
 from llm_serving import console
 from llm_serving.validation.pages.html_report import format_optional
 from llm_serving.validation.search import sweep
-from llm_serving.validation.search.knee import UNITS, Point
-from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.search.knee import UNITS, Point, Sweep
 
 WORDS = {"pass": ("kept", "green"), "fail": ("missed", "red"), "not shown": ("not shown", "yellow")}
 """What a verdict says of one load, and its style."""

@@ -11,10 +11,9 @@ from rich.text import Text
 
 from llm_serving import console
 from llm_serving.validation.pages.html_report import format_optional
-from llm_serving.validation.search import sweep, tuning
+from llm_serving.validation.search import racing, sweep
 from llm_serving.validation.search.knee import UNITS
-from llm_serving.validation.search.racing import Trial
-from llm_serving.validation.search.tuning import Tuning
+from llm_serving.validation.search.racing import Trial, Tuning
 
 _STYLES = {
     "kept": "green",
@@ -34,7 +33,7 @@ def render(state: Tuning, folder: Path) -> RenderableType:
         *([Text.assemble(("• ", "yellow"), f"{state.stopped}; the same command goes on")] if state.stopped else []),
         *(Text.assemble(("• ", "yellow"), note) for note in state.notes),
         *_list_result(state, folder),
-        console.shorten_path(folder / tuning.PAGE_FILE),
+        console.shorten_path(folder / racing.PAGE_FILE),
     )
 
 
@@ -72,5 +71,5 @@ def _list_result(state: Tuning, folder: Path) -> Iterator[RenderableType]:
     kept = f"{sweep.format_load(best.kept.load, state.axis)} over {best.kept.seconds:.0f} s"
     cost = best.kept.usd_per_thousand_requests
     price = "" if cost is None else f", {cost:.3f} USD per 1,000 requests"
-    yield Text.assemble((f"BEST {tuning.describe(best)}", "bold green"), f" keeps {kept}{price}")
-    yield f"Its blueprint.yaml: {console.shorten_path(folder / tuning.BEST_FILE)}"
+    yield Text.assemble((f"BEST {best.title}", "bold green"), f" keeps {kept}{price}")
+    yield f"Its blueprint.yaml: {console.shorten_path(folder / racing.BEST_FILE)}"

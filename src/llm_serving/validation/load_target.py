@@ -11,8 +11,8 @@ from llm_serving.services import tasks
 from llm_serving.services.service import ResolvedData
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
+from llm_serving.validation.base import TargetRole
 from llm_serving.validation.reports.report import WeightLoading
-from llm_serving.validation.target_role import TargetRole
 
 
 class LoadTarget(ResolvedData):

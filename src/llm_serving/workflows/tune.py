@@ -37,11 +37,10 @@ from llm_serving.targets.deployment_dir import FOLDER as DEPLOYMENTS
 from llm_serving.validation import base
 from llm_serving.validation.pages import tune_page
 from llm_serving.validation.reports import run_folder
-from llm_serving.validation.search import knee, racing, sweep, tuning
+from llm_serving.validation.search import knee, racing, sweep
 from llm_serving.validation.search.knee import Point
-from llm_serving.validation.search.racing import Trial
+from llm_serving.validation.search.racing import Trial, Tuning
 from llm_serving.validation.search.sweep import Loader, Options
-from llm_serving.validation.search.tuning import Tuning, describe
 
 RESERVED = ("kind", "name", "traffic", "slo")
 """Keys that every configuration is held against, and no part of one."""
@@ -118,7 +117,7 @@ def require_best(state: Tuning) -> None:
         CheckFailed: none does; with what each one missed.
     """
     if state.best is None:
-        lines = [f"  {describe(trial)}: {trial.state}: {trial.why}" for trial in state.trials if trial.why]
+        lines = [f"  {trial.title}: {trial.state}: {trial.why}" for trial in state.trials if trial.why]
         title = f"no configuration of {state.name} was shown to keep its SLO"
         raise CheckFailed("\n".join([title, *lines, *([f"  {state.stopped}"] if state.stopped else [])]))
 
@@ -155,14 +154,14 @@ def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: P
     traffic = document.value.traffic
     axis = sweep.choose_axis(traffic, options)
     digest = _compute_digest(job, text)
-    for file in sorted(runs.glob(f"{tuning.TUNE_FOLDER}*/{tuning.STATE_FILE}"), reverse=True):
+    for file in sorted(runs.glob(f"{racing.TUNE_FOLDER}*/{racing.STATE_FILE}"), reverse=True):
         with contextlib.suppress(OSError, ValidationError):
             state = Tuning.model_validate_json(file.read_text(encoding="utf-8"))
             if state.digest == digest and not state.finished:
                 console.err.print(f"Resuming {console.shorten_path(file.parent)}", markup=False)
                 return state, file.parent
     started = datetime.datetime.now(datetime.UTC)
-    folder = run_folder.find_free_path(runs / f"{tuning.TUNE_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}")
+    folder = run_folder.find_free_path(runs / f"{racing.TUNE_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}")
     folder.mkdir(mode=0o700, parents=True)
     trials = [Trial(number=number, settings=settings) for number, settings in enumerate(_list_settings(job.varied), 1)]
     state = Tuning(
@@ -199,7 +198,7 @@ def _describe_job(state: Tuning, limits: Limits) -> str:
     prices = [trial.instances_usd_h for trial in waiting if trial.instances_usd_h is not None]
     cost = f", each on instances of {min(prices):,.2f} to {max(prices):,.2f} USD/h" if prices else ""
     money = f" and {limits.usd:g} USD" if limits.usd is not None else ""
-    lines = [f"  {trial.number}. {describe(trial)}{f' ({trial.why})' if trial.why else ''}" for trial in state.trials]
+    lines = [f"  {trial.number}. {trial.title}{f' ({trial.why})' if trial.why else ''}" for trial in state.trials]
     lines += [f"  {note}" for note in state.notes]
     return (
         "\n".join(lines) + f"\n{len(waiting)} configurations, deployed on {state.target} one after the other as "
@@ -324,7 +323,7 @@ class _Session:
         return point
 
     def _deploy(self, trial: Trial) -> None:
-        title = f"Configuration {trial.number} of {len(self.state.trials)}: {describe(trial)}"
+        title = f"Configuration {trial.number} of {len(self.state.trials)}: {trial.title}"
         console.err.print(f"[bold]{title}[/bold]", highlight=False)
         self._write_blueprint(trial)
         self.deployed, self.deployed_at = trial, time.monotonic()
@@ -419,9 +418,9 @@ class _Session:
         """Write state, page and the best blueprint so far, each at once."""
         best = racing.find_best(self.state.trials, self.state.wanted)
         if best:
-            processes.write_whole(self.folder / tuning.BEST_FILE, overrides.apply(self.text, best.settings))
-        processes.write_whole(self.folder / tuning.PAGE_FILE, tune_page.render(self.state, best))
-        processes.write_whole(self.folder / tuning.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
+            processes.write_whole(self.folder / racing.BEST_FILE, overrides.apply(self.text, best.settings))
+        processes.write_whole(self.folder / racing.PAGE_FILE, tune_page.render(self.state, best))
+        processes.write_whole(self.folder / racing.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
 
 
 def _describe_refusal(error: InputError) -> str:

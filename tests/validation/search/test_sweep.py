@@ -20,9 +20,8 @@ from llm_serving.validation.pages import charts, sweep_page
 from llm_serving.validation.reports import report_builder
 from llm_serving.validation.reports.report import Report, Steady
 from llm_serving.validation.search import sweep
-from llm_serving.validation.search.knee import Knee, Point
+from llm_serving.validation.search.knee import Knee, Point, Sweep
 from llm_serving.validation.search.sweep import Loader, Options
-from llm_serving.validation.search.sweep_result import Sweep
 from llm_serving.validation.statistics import sample_statistics, soundness
 from tests.validation.conftest import TargetFactory, build_options
 from tests.validation.search.test_knee import build_point

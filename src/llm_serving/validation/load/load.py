@@ -18,7 +18,8 @@ from gevent import queue
 from llm_serving import processes
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
-from llm_serving.validation.load import driver_result, picture_prompts, pictures, prompts
+from llm_serving.settings import own_yaml
+from llm_serving.validation.load import driver_result, pictures, prompts
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.data_rows import DataRow
 from llm_serving.validation.load.load_plan import (
@@ -290,8 +291,13 @@ def generate_prompts(
 
 
 def _generate_picture_prompts(plan: LoadPlan, seed: str, shard: Shard) -> Iterator[Prompt]:
+    """Yield prompts for pictures: what is seen, where and how it is drawn, by the seed and the number of each."""
+    words: dict[str, list[str]] = own_yaml.read(Path(__file__).with_name("picture_prompts.yaml"))
     for number, model in shard.select(zip(itertools.count(), itertools.cycle(plan.models), strict=False)):
-        message = {"role": "user", "content": picture_prompts.generate(seed, number)}
+        rng = random.Random(f"{seed}/pictures/{number}")
+        subject, place, style = (rng.choice(words[part]) for part in ("subjects", "places", "styles"))
+        # Without the number a long load would repeat prompts, and a cache before the server would answer them.
+        message = {"role": "user", "content": f"{subject} {place}, {style}, number {number + 1}"}
         yield Prompt((message,), max_tokens=0, exact=False, model=model)
 
 

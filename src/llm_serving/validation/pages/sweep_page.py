@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from llm_serving.validation.pages import charts, html_report
-from llm_serving.validation.search.knee import UNITS, Point
-from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.search.knee import UNITS, Point, Sweep
 
 
 def render(result: Sweep) -> str:

@@ -6,8 +6,7 @@ from markupsafe import Markup
 
 from llm_serving.validation.pages import charts, html_report
 from llm_serving.validation.search.knee import UNITS
-from llm_serving.validation.search.racing import Trial
-from llm_serving.validation.search.tuning import Tuning
+from llm_serving.validation.search.racing import Trial, Tuning
 
 WIDTH, HEIGHT = 360, 22
 

@@ -35,7 +35,7 @@ class Mailbox:
                 shard=shard,
                 files=dict(files),
                 input_url=self.sign_input(shard),
-                state_url=self._sign_state(shard),
+                state_url=self._sign("put_object", f"state-{shard}.json"),
                 archive_url=self._sign("put_object", f"archive-{shard}.tar.gz"),
                 peer_urls={peer: self._sign("get_object", f"state-{peer}.json") for peer in peers},
             )
@@ -50,7 +50,7 @@ class Mailbox:
         program_input = ProgramInput(
             plan=dict(plan),
             input_url=self.sign_input(0),
-            state_url=self._sign_state(0),
+            state_url=self._sign("put_object", "state-0.json"),
             result_urls={name: self._sign("put_object", name) for name in results},
         )
         self._post_input(0, program_input)
@@ -93,9 +93,6 @@ class Mailbox:
             objects = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in entries]
             if objects:
                 self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-
-    def _sign_state(self, shard: int) -> str:
-        return self._sign("put_object", f"state-{shard}.json")
 
     def _sign(self, method: str, name: str, life_s: int = URL_LIFE_S) -> str:
         parameters = {"Bucket": self._bucket, "Key": self._build_key(name)}

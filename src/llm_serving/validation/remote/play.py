@@ -8,7 +8,7 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,35 +130,29 @@ class RemoteDrivers:
             load.wait_for_end(containers, total)
 
 
+@dataclass
 class _Load:
     """One load and the state of its containers."""
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        *,
-        post_inputs: Callable[[], None],
-        count: int,
-        timeout_s: float,
-        start_fix: str,
-        timeout_fix: str,
-    ) -> None:
-        self.post_inputs, self.count = post_inputs, count
-        self._mailbox, self._timeout_s = mailbox, timeout_s
-        self._start_fix, self._timeout_fix = start_fix, timeout_fix
-        self._renewed_at = time.monotonic()
-        self._states: dict[int, DriverState] = {}
+    mailbox: Mailbox
+    post_inputs: Callable[[], None]
+    count: int
+    timeout_s: float
+    start_fix: str
+    timeout_fix: str
+    renewed_at: float = field(default_factory=time.monotonic)
+    states: dict[int, DriverState] = field(default_factory=dict)
 
     def wait_for_start(self, containers: Containers, limit_s: float) -> None:
         """Wait until every container runs."""
-        count = self.count
         deadline = time.monotonic() + limit_s
-        with console.step(f"Start {count} load driver{'s' if count > 1 else ''} beside the deployment") as step:
-            while self._look(containers) < count:
+        plural = "s" if self.count > 1 else ""
+        with console.step(f"Start {self.count} load driver{plural} beside the deployment") as step:
+            while self._look(containers) < self.count:
                 if time.monotonic() > deadline:
                     raise CheckFailed(
                         f"the load drivers did not start within {limit_s / 60:.0f} min: {step.note}. "
-                        f"Fix: {self._start_fix}."
+                        f"Fix: {self.start_fix}."
                     )
                 step.note = containers.describe()
                 time.sleep(POLL_S)
@@ -170,15 +164,15 @@ class _Load:
         Args:
             total: requests of all containers; None for what they say themselves.
         """
-        limit_s = self._timeout_s + _END_S
+        limit_s = self.timeout_s + _END_S
         deadline = time.monotonic() + limit_s
         with console.step("Run the load test") as step:
-            while any(self._states[shard].exit_code is None for shard in range(self.count)):
+            while any(self.states[shard].exit_code is None for shard in range(self.count)):
                 if time.monotonic() > deadline:
                     raise CheckFailed(
-                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: {self._timeout_fix}."
+                        f"the load did not end within {limit_s:.0f} s: {step.note}. Fix: {self.timeout_fix}."
                     )
-                parts = [state.progress for state in self._states.values() if state.progress]
+                parts = [state.progress for state in self.states.values() if state.progress]
                 if parts:
                     whole = driver_result.merge_progress(parts, parts[0].total if total is None else total)
                     step.note = driver_result.format_progress(whole)
@@ -194,9 +188,9 @@ class _Load:
         # Asked first: what a container said before it ended is then among the states.
         failure = containers.find_failure()
         for shard in range(self.count):
-            if (state := self._mailbox.read_state(shard)) is not None:
-                self._states[shard] = state
-        for shard, state in self._states.items():
+            if (state := self.mailbox.read_state(shard)) is not None:
+                self.states[shard] = state
+        for shard, state in self.states.items():
             if state.exit_code:
                 raise CheckFailed(
                     f"load driver {shard} failed with exit code {state.exit_code}. Fix: correct what its log names:\n"
@@ -204,10 +198,10 @@ class _Load:
                 )
         if failure:
             raise CheckFailed(f"a load driver ended without a result: {failure}. Fix: run it again.")
-        if time.monotonic() - self._renewed_at > RENEW_S:
+        if time.monotonic() - self.renewed_at > RENEW_S:
             self.post_inputs()
-            self._renewed_at = time.monotonic()
-        return len(self._states)
+            self.renewed_at = time.monotonic()
+        return len(self.states)
 
 
 def _unpack(body: bytes, work: Path) -> None:

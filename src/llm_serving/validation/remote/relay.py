@@ -21,15 +21,11 @@ import time
 import types
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from llm_serving import processes
 from llm_serving.validation.load import driver_result, load_plan
 from llm_serving.validation.remote.messages import INPUTS_VARIABLE, USER_FILE, DriverInput, DriverState, unpack_urls
-
-T = TypeVar("T")
 
 POLL_S = 0.5
 RENEW_S = 60.0
@@ -56,8 +52,6 @@ def _find_url(source: str) -> str:
 
 
 class _Relay:
-    """One process and its folder."""
-
     def __init__(self, driver_input: DriverInput, folder: Path) -> None:
         self._input, self._folder = driver_input, folder
         self._renewed_at = time.monotonic()
@@ -83,7 +77,7 @@ class _Relay:
         finally:
             child.kill()  # whoever started the load is gone: its URLs have expired
         inputs = {driver_result.PLAN_FILE, *self._input.files, *self._received}
-        _put(self._input.archive_url, _archive(self._folder, inputs))
+        _ask_s3(self._input.archive_url, _archive(self._folder, inputs))
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         print("\n".join(lines), flush=True)
         self._send(self._sent.model_copy(update={"exit_code": child.returncode, "log": "\n".join(lines)}))
@@ -123,12 +117,12 @@ class _Relay:
         self._renew()
 
     def _send(self, state: DriverState) -> None:
-        _put(self._input.state_url, state.model_dump_json().encode())
+        _ask_s3(self._input.state_url, state.model_dump_json().encode())
         self._sent = state
 
     def _receive(self) -> None:
         for peer, url in self._input.peer_urls.items():
-            body = _get(url)
+            body = _ask_s3(url)
             if body is None:
                 continue
             self._seen_peers.add(peer)
@@ -168,46 +162,31 @@ def _archive(folder: Path, inputs: set[str]) -> bytes:
 
 
 def _fetch_input(url: str) -> DriverInput:
-    body = _get(url)
+    body = _ask_s3(url)
     if body is None:
         sys.exit("the load's input is gone: the load was cancelled, or its URL expired before this container started")
     return DriverInput.model_validate_json(body)
 
 
-def _get(url: str) -> bytes | None:
-    """Return an object; None where there is none yet (S3 answers 403 to who may not list)."""
+def _ask_s3(url: str, body: bytes | None = None) -> bytes | None:
+    """Read an object, or write one; None where there is none yet (S3 answers 403 to who may not list).
 
-    def read() -> bytes | None:
+    What the network, or S3 for a moment, refuses is sent again.
+    """
+    headers = {} if body is None else {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, body, headers, method="GET" if body is None else "PUT")
+    attempt = 1
+    while True:
         try:
-            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
                 return bytes(response.read())
-        except urllib.error.HTTPError as error:
-            if error.code in (403, 404):
+        except OSError as error:
+            if body is None and isinstance(error, urllib.error.HTTPError) and error.code in (403, 404):
                 return None
-            raise
-
-    return _retry(read)
-
-
-def _put(url: str, body: bytes) -> None:
-    headers = {"Content-Type": "application/octet-stream"}
-
-    def write() -> None:
-        request = urllib.request.Request(url, data=body, method="PUT", headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
-            pass
-
-    _retry(write)
-
-
-def _retry(action: Callable[[], T]) -> T:
-    """Repeat what the network, or S3 for a moment, refuses."""
-    for attempt in range(1, _ATTEMPTS):
-        try:
-            return action()
-        except OSError:
-            time.sleep(attempt)
-    return action()
+            if attempt == _ATTEMPTS:
+                raise
+        time.sleep(attempt)
+        attempt += 1
 
 
 if __name__ == "__main__":

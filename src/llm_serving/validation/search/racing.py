@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llm_serving.settings.errors import BlueprintError
 from llm_serving.validation.search import knee
-from llm_serving.validation.search.knee import Point, Search
+from llm_serving.validation.search.knee import Axis, Point, Search
 
 State = Literal["not tried", "refused", "failed", "dropped", "not shown", "kept", "kept nothing"]
 
@@ -52,6 +52,10 @@ class Trial(BaseModel):
     """How long it was deployed."""
 
     @property
+    def title(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items())
+
+    @property
     def usd(self) -> float:
         """What it cost while it was deployed; 0 without prices."""
         return (self.instances_usd_h or 0.0) * self.seconds / 3600
@@ -74,6 +78,51 @@ def find_best(trials: Iterable[Trial], wanted: float | None) -> Trial | None:
     """
     passed = [trial for trial in trials if trial.kept]
     return max(passed, key=lambda trial: (trial.carries(wanted), trial.worth), default=None)
+
+
+TUNE_FOLDER, STATE_FILE, PAGE_FILE = "tune-", "tune.json", "tune.html"
+BEST_FILE = "best.yaml"
+"""The blueprint.yaml of the best configuration, with the comments of the user's own."""
+
+
+class Tuning(BaseModel):
+    """The state, and in the end the result: tune.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    target: str
+    digest: str
+    """Of all that decides the result; a run with the same goes on with this state."""
+
+    axis: Axis
+    precision: float
+    point_s: float
+    started_at: str
+    """UTC, ISO 8601."""
+
+    seconds: float = 0.0
+    """Over all runs that went on with this state."""
+
+    usd: float | None = None
+    """Of the engines' instances while they were deployed, by the catalog's prices; null on a target without prices."""
+
+    finished: bool = False
+    stopped: str = ""
+    """Why it ended before every configuration was measured; empty where all were."""
+
+    wanted: float | None = None
+    """The load that the blueprint is designed for; null where it has none of this axis. What carries it is better than
+    what does not."""
+
+    notes: list[str] = []
+    """What the result does not say, a sentence each."""
+
+    trials: list[Trial]
+    """In the order of the command line."""
+
+    best: int | None = None
+    """Number of the best configuration."""
 
 
 MeasureTrial = Callable[[Trial, float, Point | None], Point]

@@ -30,8 +30,7 @@ from llm_serving.validation.pages import sweep_page
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.reports.report import Report
 from llm_serving.validation.search import knee
-from llm_serving.validation.search.knee import Axis, Knee, Point, Search, SearchEndedError
-from llm_serving.validation.search.sweep_result import Sweep
+from llm_serving.validation.search.knee import Axis, Knee, Point, Search, SearchEndedError, Sweep
 from llm_serving.validation.statistics import sample_statistics, soundness
 from llm_serving.validation.statistics.sample_statistics import METRICS, PERCENTILES, Latency
 

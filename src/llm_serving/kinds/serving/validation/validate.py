@@ -20,13 +20,12 @@ from llm_serving.services import tasks
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError
 from llm_serving.validation import run
-from llm_serving.validation.base import ValidationOptions
+from llm_serving.validation.base import TargetRole, ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.load import api_key
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.reports.report import Report, WeightLoading
 from llm_serving.validation.run import render as render
-from llm_serving.validation.target_role import TargetRole
 
 
 def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:
