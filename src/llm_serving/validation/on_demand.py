@@ -94,7 +94,6 @@ class _ToolEnv(locked_env.LockedEnv):
 
 
 def _find_python(tool: Tool) -> str:
-    """Return a Python that is new enough: this one, or one on PATH that starts."""
     if sys.version_info[:2] >= tool.python:
         return sys.executable
     major, least = tool.python

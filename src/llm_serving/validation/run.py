@@ -151,7 +151,6 @@ class _PlayedTrace(NamedTuple):
 
 
 def _read_trace(traffic: Traffic, folder: Path) -> _PlayedTrace:
-    """Read as many requests of the blueprint's trace as are counted, with their lengths within the bounds."""
     if traffic.trace is None:
         return _PlayedTrace()
     rows = trace.read((folder / traffic.trace).resolve(), traffic.requests)
@@ -246,7 +245,6 @@ def _locate_part(driver_plan: LoadPlan, name: str, index: int) -> Path:
 
 
 def _compute_timeout(target: LoadTarget, rows: Sequence[TraceRow]) -> float:
-    """Return the time limit of the driver, in seconds, whatever the server does."""
     traffic, most = target.traffic, target.admitted or sys.maxsize
     in_turn = traffic.warm_up // min(most, load_plan.count_users(traffic, rows))
     chain = FIRST_PROBES + math.ceil(len(prompts.VOCABULARY) / min(most, prompts.CONCURRENCY))
@@ -255,7 +253,6 @@ def _compute_timeout(target: LoadTarget, rows: Sequence[TraceRow]) -> float:
 
 
 def _read_progress(driver_plan: LoadPlan) -> Progress | None:
-    """Return the progress of all processes together; None before the first has any."""
     readings = (driver_result.read_progress(Path(driver_plan.folder), index) for index in range(driver_plan.processes))
     parts = [part for part in readings if part]
     return driver_result.merge_progress(parts, driver_plan.traffic.requests) if parts else None

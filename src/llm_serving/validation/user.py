@@ -92,7 +92,6 @@ class OpenAIUser(User):  # type: ignore[misc]
             self.load.release()
 
     def _play_turn(self, item: Item, idle_since: float) -> Item | None:
-        """Send one request; return its session's next, if it has one."""
         model = item.prompt.model or self.plan.models[0]
         sample, text = Sample(item.number, 0.0, turn=item.turn, model=model), ""
         try:
@@ -143,7 +142,6 @@ class OpenAIUser(User):  # type: ignore[misc]
         return answer.text
 
     def _send(self, item: Item, sample: Sample, start: float, chunks: list[tuple[float, bytes]]) -> None:
-        """Send the request and collect the answer's chunks until the deadline."""
         deadline = self.plan.traffic.deadline
         step = answers.CLIENT
         try:

@@ -348,7 +348,6 @@ class _Session:
         self.deployed = self.loader = None
 
     def _count_time(self) -> None:
-        """Add the time since the last count to the configuration that is deployed."""
         if self.deployed:
             now = time.monotonic()
             self.deployed.seconds = round(self.deployed.seconds + now - self.deployed_at, 1)

@@ -62,7 +62,6 @@ def _format_field(conflict: Conflict) -> str:
 
 
 def _find_conflicts(plan: LoadPlan) -> Iterator[Conflict]:
-    """Yield what no drop-in driver sends."""
     if plan.pooled:
         reason = f"it measures answers of text, and this deployment answers {plan.pooled.path}"
         yield Conflict(("api",), reason, "remove --driver")
@@ -151,7 +150,6 @@ def _complete(job: Job, samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> tuple[Job, list[Prompt]]:
-    """Return the job, and the prompts of its warm-up."""
     traffic = plan.traffic
     due = load_plan.draw_arrivals(traffic, plan.trace)
     count = traffic.requests if due is None else len(due)
@@ -173,7 +171,6 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
 
 
 def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], Iterator[Prompt]]:
-    """Return the prompts of the warm-up and of the counted load."""
     model = plan.models[0]
     if plan.data:
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
@@ -186,7 +183,6 @@ def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], I
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of words in Hugging Face's form."""
     folder.mkdir()
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

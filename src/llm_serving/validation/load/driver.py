@@ -98,7 +98,6 @@ def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
 
 
 def _prepare(load: Load, setup: Setup) -> PrefixOverlap:
-    """Begin to generate the counted prompts; return what measures the text that they share."""
     overlap = PrefixOverlap()
     counted, unique_count = _create_prompts(load.plan, load.shard, "load", setup)
     load.overlap = overlap
@@ -140,7 +139,6 @@ def _measure_server(user: Any, load: Load) -> Setup:
 
 
 def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> tuple[Iterator[Prompt], int | None]:
-    """Return a process's prompts of a phase, and the number of unique ones if they repeat."""
     if plan.data:
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
         unique_count = shard.count_own(len(rows) * len(plan.models))
@@ -149,7 +147,6 @@ def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> t
 
 
 def _measure_recorded_answers(user: Any, plan: LoadPlan, rows: Sequence[DataRow]) -> dict[str, float]:
-    """Return the tokens of a character of recorded answers by model; empty without such answers."""
     texts = [row.recorded_answer for row in rows if row.recorded_answer]
     return {
         model: prompts.measure_tokens_per_character(functools.partial(_count_tokens, user, model), texts)
@@ -174,7 +171,6 @@ def _detect_dialect(user: Any, load: Load) -> bool:
 
 
 def _count_tokens(user: Any, model: str, content: Any) -> int:
-    """Return the tokens of a prompt, from the server's usage."""
     prompt = Prompt(({"role": "user", "content": content},), max_tokens=1, model=model)
     body = user.body(prompt)
     if user.plan.pooled is None:
@@ -190,7 +186,6 @@ def _count_tokens(user: Any, model: str, content: Any) -> int:
 
 
 def _send_request(user: Any, body: dict[str, Any]) -> bytes:
-    """Send one request outside the load, on a separate connection; return the response body."""
     connection = Connection(user.plan.url, user.headers())
     deadline = user.plan.traffic.deadline
     try:

@@ -101,7 +101,6 @@ class Load:
         return self._folder / driver_result.name_part(name, self.shard.index)
 
     def _count_requests(self, starts: Sequence[int]) -> int:
-        """Return the counted requests of this process's sessions."""
         requests = self.plan.traffic.requests
         if self.plan.traffic.turns.max == 1:
             return self._sessions
@@ -248,7 +247,6 @@ class Load:
         processes.write_whole(self._locate(driver_result.PROGRESS_FILE), progress.model_dump_json())
 
     def _estimate_remaining(self) -> float | None:
-        """Return the seconds until all are sent, at the rate so far."""
         progress, traffic = self._progress, self.plan.traffic
         elapsed = time.perf_counter() - self.start_time
         if progress.sent == 0:
@@ -304,7 +302,6 @@ def _generate_picture_prompts(plan: LoadPlan, seed: str, shard: Shard) -> Iterat
 def _build_session(
     generator: prompts.PromptGenerator, lengths: Sequence[RequestLength], start: int, model: str
 ) -> Prompt:
-    """Build the first request of a session, with the others behind it."""
     first, *others = lengths
     follow_ups = tuple(
         _build_turn(generator, replace(length, shared_tokens=0), number, model)

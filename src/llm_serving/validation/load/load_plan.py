@@ -243,7 +243,6 @@ MAX_PAUSES = 10
 
 
 def _compute_longest_session(traffic: Traffic) -> float:
-    """Return the seconds that a session may keep a user busy; of one turn, the deadline."""
     pauses = (traffic.turns.max - 1) * MAX_PAUSES * (traffic.think_time or 0.0)
     return traffic.turns.max * traffic.deadline + pauses
 
@@ -292,5 +291,4 @@ def _compute_mean_output(traffic: Traffic, rows: Sequence[TraceRow]) -> float:
 
 
 def _count_max_within(times: Sequence[float], window: float) -> int:
-    """Return the largest number of the sorted `times` within `window` seconds, both ends included."""
     return max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=0)

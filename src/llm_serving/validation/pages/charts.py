@@ -169,7 +169,6 @@ def render_dots(
 
 
 def _render_limits(y: Scale, limits: Mapping[str, float]) -> Iterator[str]:
-    """Render horizontal lines, each named below it."""
     for name, limit in limits.items():
         yield f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>'
         yield _render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit")
@@ -233,7 +232,6 @@ def _render_curve_names(x: Scale, y: Scale, curves: Mapping[str, Sequence[tuple[
 
 
 def _render_positions(x: Scale, marks: Mapping[str, float]) -> Iterator[str]:
-    """Render vertical lines, each named at its top."""
     for name, position in marks.items():
         yield f'<line class="mark" x1="{x(position)}" x2="{x(position)}" y1="{LOW_TOP - 8}" y2="{HEIGHT - BOTTOM}"/>'
         is_left = x(position) + 4 + len(name) * LETTER_WIDTH > WIDTH

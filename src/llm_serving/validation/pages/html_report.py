@@ -136,13 +136,11 @@ def name_counted(run_report: Report) -> str:
 
 
 def _describe_throughput(run_report: Report) -> tuple[str, float]:
-    """Describe what answers consist of, and how many a second there were."""
     name = f"{name_counted(run_report).capitalize()}/s" if is_pooled(run_report) else "Output tokens/s"
     return name, _get_rate(run_report.throughput)
 
 
 def _get_rate(throughput: Throughput) -> float:
-    """Return the rate of what answers consist of."""
     return throughput.output_tokens_per_s if throughput.inputs_per_s is None else throughput.inputs_per_s
 
 
@@ -187,8 +185,6 @@ class Total(NamedTuple):
 
 
 def _build_totals(run_report: Report) -> Iterator[Total]:
-    """Yield error rate, goodput, stall and throughput with their limits."""
-
     def judge(metric: str, is_shown: bool = True) -> State:
         if any(objective.metric == metric for objective in run_report.missed):
             return "missed"
@@ -276,7 +272,6 @@ def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, M
 
 
 def _format_engine_value(row: Agreement) -> str:
-    """Format the engine's number, or its bucket."""
     if row.engine_ms is not None:
         return charts.format_number(row.engine_ms)
     return _format_range(row.engine_from_ms or 0, row.engine_to_ms, "above")

@@ -39,5 +39,4 @@ def _render_week(plan: PoolPlan) -> str:
 
 
 def _sample(plan: PoolPlan, get: Callable[[int], float]) -> list[tuple[float, float]]:
-    """Return a value for each hour of the week."""
     return [(index * STEP_S / 3600, get(index)) for index in range(0, len(plan.needed), _HOUR_STEPS)]

@@ -99,7 +99,6 @@ class Mailbox:
         return str(self._client.generate_presigned_url(method, Params=parameters, ExpiresIn=life_s))
 
     def _open(self, name: str) -> Any:
-        """Return the body of an object; None where there is none."""
         try:
             return self._client.get_object(Bucket=self._bucket, Key=self._build_key(name))["Body"]
         except ClientError as error:

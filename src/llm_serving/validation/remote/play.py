@@ -132,8 +132,6 @@ class RemoteDrivers:
 
 @dataclass
 class _Load:
-    """One load and the state of its containers."""
-
     mailbox: Mailbox
     post_inputs: Callable[[], None]
     count: int

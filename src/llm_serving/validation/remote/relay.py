@@ -94,7 +94,6 @@ class _Relay:
             time.sleep(POLL_S)
 
     def _prepare(self) -> list[str]:
-        """Write the plan and the user's files; return the process's command."""
         for name, text in self._input.files.items():
             (self._folder / name).write_text(text, encoding="utf-8")
         plan = self._input.plan
@@ -104,7 +103,6 @@ class _Relay:
         return load_plan.build_command(plan, str(self._folder / USER_FILE), self._input.shard)
 
     def _exchange(self) -> None:
-        """Send what the process wrote, receive what others did, and renew the URLs in time."""
         self._receive()
         files = {
             path.name: path.read_text(encoding="utf-8")

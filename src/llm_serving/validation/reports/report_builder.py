@@ -208,7 +208,6 @@ def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource |
 def _summarize_metrics(
     target: LoadTarget, answered: Sequence[Sample], unmeasured: Mapping[str, str]
 ) -> dict[Metric, Latency]:
-    """Return the latencies of answered requests, without the statistics that the driver does not measure."""
     metrics, latencies = {}, collect_latencies(answered)
     for metric in list_metrics(target):
         names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
@@ -308,7 +307,6 @@ def _list_replica_roles(target: LoadTarget, source: LoadSource | None) -> dict[s
 
 
 def _count_router_requests(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
-    """Return the requests that each router counted between the two readings of its metrics."""
     counts = dict[str, int]()
     for page in source.pages if source and target.router_requests else ():
         if page.role == target.router:
@@ -430,7 +428,6 @@ def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
 def _group_by_model(
     target: LoadTarget, samples: Sequence[Sample], duration_s: float, unmeasured: Mapping[str, str]
 ) -> list[ModelLoad]:
-    """Return what the load asked of each model; nothing where it asked one."""
     groups: dict[str, list[Sample]] = {}
     for sample in sorted(samples, key=lambda sample: sample.number):
         groups.setdefault(sample.model or target.models[0], []).append(sample)

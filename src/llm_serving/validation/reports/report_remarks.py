@@ -54,7 +54,6 @@ def build(
 
 
 def _describe_load(target: LoadTarget, result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield how the load differs from what clients would send, or from what was planned."""
     traffic = target.traffic
     if traffic.users is not None:
         yield (
@@ -73,7 +72,6 @@ def _describe_load(target: LoadTarget, result: DriverResult, samples: Sequence[S
 
 
 def _describe_driver(traffic: Traffic, result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield what the driver itself added to the times."""
     busiest = max((process.cpu_share for process in result.processes), default=0.0)
     if busiest > BUSY_CPU_SHARE:
         yield f"The load driver used {busiest:.0%} of a core: latencies may include its own delays."

@@ -69,7 +69,6 @@ def _list_lines(report: Report) -> Iterator[str]:
 
 
 def _list_model_tables(report: Report) -> Iterable[Table]:
-    """Return a table of the load by model, where it asked more than one."""
     heads, rows = html_report.build_model_table(report)
     if rows:
         table = Table(box=None, header_style="dim", pad_edge=False)

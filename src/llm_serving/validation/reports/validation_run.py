@@ -145,7 +145,6 @@ def _measure_cost(run: ValidationRun, confidence: float) -> Interval:
 
 
 def _measure_goodput(run: ValidationRun, confidence: float) -> Interval:
-    """Measure the share of requests that meet every limit of the run's SLO at once."""
     slo = Slo.model_validate(run.report["settings"]["slo"])
     shares = [gate.count_goodput(slo, samples, 0.0).share or 0.0 for samples in run.split()]
     return _clip_share(_estimate_mean(shares, confidence))

@@ -192,7 +192,6 @@ def _choose_next(bracket: Knee, search: Search) -> float | None:
 
 
 def _choose_middle(low: float, high: float, search: Search) -> float | None:
-    """Return the load between two; None where they are close enough."""
     middle = round_load(math.sqrt(low * high), search.whole)
     return middle if high / low > 1 + search.precision and low < middle < high else None
 

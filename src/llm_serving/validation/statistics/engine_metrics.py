@@ -328,7 +328,6 @@ def _compare(metric: Metric, statistic: str, client: float, low: float, high: fl
 
 
 def _explain_deviation(metric: Metric, deviation: float) -> str:
-    """Return the likely reason of a difference."""
     if deviation < 0:
         return (
             "the engine also counts failed requests and other clients' requests, and its times end when a token is "

@@ -145,7 +145,6 @@ def _name_infinite(distribution: Distribution, failed: int) -> str:
 def _describe_need(
     name: str, distribution: Distribution, statistic: str, estimate: Estimate, limit: float, failed: int
 ) -> str:
-    """Describe why a limit is not shown to hold, and the requests that would show it."""
     count = len(distribution.clusters)
     if estimate.upper is None:
         reason = f"{count} requests do not bound it"

@@ -223,7 +223,6 @@ def compute_clustered_interval(clusters: Sequence[Sequence[float]], share: float
 
 
 def _compute_binomial(successes: int, trials: int, share: float) -> float:
-    """Return the probability of exactly that many successes."""
     if share in (0.0, 1.0):
         return float(successes == trials * share)
     logarithm = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
@@ -231,7 +230,6 @@ def _compute_binomial(successes: int, trials: int, share: float) -> float:
 
 
 def _compute_tail(successes: int, trials: int, share: float) -> float:
-    """Return the probability of that many successes or more."""
     deviation = math.sqrt(trials * share * (1 - share))
     last = min(trials, math.ceil(max(trials * share, successes) + _NEGLIGIBLE_SD * deviation) + 1)
     if successes < trials * share - _NEGLIGIBLE_SD * deviation:
