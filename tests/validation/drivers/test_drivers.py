@@ -62,19 +62,28 @@ def test_recorded_results_become_samples_with_the_servers_times(name: str, tmp_p
     [({"max_concurrency": 2}, 400, 0), ({}, 0, 400), ({"arrivals": None, "users": 2}, 0, 0)],
     ids=["capped", "own delay", "closed loop"],
 )
-def test_vllm_bench_serves_wait_before_it_sends_counts_in_the_open_loop(
+def test_a_drivers_wait_before_it_sends_counts_in_the_open_loop(
     traffic: dict[str, Any], waited_ms: float, late_ms: float, tmp_path: Path
 ) -> None:
+    queued_ms = waited_ms + late_ms
     recorded = json.loads((DATA / "vllm-bench.json").read_text())
     recorded["queue_times"][0] = 0.4
     job = _build_job(tmp_path, None if "users" in traffic else [index / 20 for index in range(40)], **traffic)
     job.result.write_text(json.dumps(recorded))
     sample = registry.load_driver("vllm-bench").read(job)[0]
-    queued_ms = waited_ms + late_ms
     assert (sample.waited_ms, sample.late_ms) == (waited_ms, late_ms)
     assert sample.ttft_ms == pytest.approx(recorded["ttfts"][0] * 1000 + queued_ms)
     assert sample.e2e_ms == pytest.approx(recorded["latencies"][0] * 1000 + queued_ms)
     assert sample.start_s == pytest.approx(recorded["start_times"][0] - queued_ms / 1000)
+    recorded = json.loads((DATA / "guidellm.json").read_text())
+    row = recorded["benchmarks"][0]["requests"]["successful"][0]
+    row["info"]["timings"]["targeted_start"] = row["info"]["timings"]["request_start"] - queued_ms / 1000
+    job.result.write_text(json.dumps(recorded))
+    sample = registry.load_driver("guidellm").read(job)[0]
+    sent_ms = (row["request_start_time"] - row["info"]["timings"]["targeted_start"]) * 1000
+    waits = "max_concurrency" in traffic
+    assert (sample.waited_ms, sample.late_ms) == pytest.approx((sent_ms, 0) if waits else (0, sent_ms))
+    assert sample.ttft_ms == pytest.approx(row["time_to_first_token_ms"] + sent_ms)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,21 +6,13 @@ Each request is a payload of ours, sent as it is at the time that we drew.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from llm_serving.services.traffic import Traffic
-from llm_serving.settings.document import Conflict
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
 from llm_serving.validation.load import request_body
 from llm_serving.validation.load.answer import Sample
-
-
-def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
-    if traffic.max_concurrency:
-        yield Conflict(("max_concurrency",), "its fixed schedule has no cap", "leave max_concurrency out")
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:
@@ -78,15 +70,16 @@ def _read_row(row: dict[str, Any], number: int, due: float, late_s: float) -> Sa
     metrics = {name: metric["value"] for name, metric in row["metrics"].items()}
     gaps = metrics.get("inter_chunk_latency") or []
     times = accumulate([late_s + metrics["time_to_first_token"] / 1000, *(gap / 1000 for gap in gaps)])
-    return build_sample(
+    sample = build_sample(
         number,
         due,
         times=list(times),
         end=late_s + metrics["request_latency"] / 1000,
         input_tokens=metrics.get("usage_prompt_tokens") or metrics.get("input_sequence_length"),
         output_tokens=metrics.get("usage_completion_tokens") or metrics.get("output_sequence_length"),
-        late_s=late_s,
     )
+    sample.late_ms = late_s * 1000
+    return sample
 
 
 DRIVER = Driver(
@@ -97,7 +90,7 @@ DRIVER = Driver(
     clock="it was due by our own draw, and in the closed loop when AIPerf sent it",
     build_command=_build_command,
     read=_read,
-    find_conflicts=_find_conflicts,
+    refuses={"max_concurrency": ("its fixed schedule has no cap", "leave max_concurrency out")},
     sends_messages=True,
     ramps=True,
     # Sum of the wheels of requirements/drivers/aiperf.txt for CPython 3.11 on Linux, 2026-11-23.

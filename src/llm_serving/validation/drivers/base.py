@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from llm_serving import paths
 from llm_serving.services.traffic import Traffic
-from llm_serving.settings.document import Conflict
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.answer import Answer, Sample
 from llm_serving.validation.load.prompt import Prompt
@@ -52,15 +51,37 @@ class Job:
     def path(self) -> str:
         return "/v1/chat/completions" if self.traffic.api == "chat" else "/v1/completions"
 
+    def add_delay(self, sample: Sample, seconds: float) -> Sample:
+        """Set the time between due and sent of a sample: with a cap on requests at once it waited for one to end."""
+        setattr(sample, "waited_ms" if self.traffic.max_concurrency else "late_ms", seconds * 1000)
+        return sample
+
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
         """Write a JSONL file of the driver's input and return its path."""
-
         file = self.folder / name
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         return file
 
 
-ConflictFinder = Callable[[Traffic], Iterator[Conflict]]
+Refusals = Mapping[str, tuple[str, str]]
+"""Keys of `traffic` that a driver cannot send, each with the reason and what to do."""
+
+IS_USED: Mapping[str, Callable[[Traffic], object]] = {
+    "burstiness": lambda traffic: traffic.burstiness != 1,
+    "images": lambda traffic: traffic.images,
+    "max_concurrency": lambda traffic: traffic.max_concurrency,
+    "process": lambda traffic: traffic.process == "constant",
+    "think_time": lambda traffic: traffic.think_time,
+    "trace": lambda traffic: traffic.replays_times,
+    "turns": lambda traffic: traffic.turns.max > 1,
+}
+"""Whether a traffic has what not every driver sends."""
+
+OWN_DRAW: Refusals = {
+    "burstiness": ("its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"),
+    "trace": ("it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"),
+}
+"""Of a driver that draws Poisson or constant arrivals itself."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +101,7 @@ class Driver:
     """Writes the driver's input; takes the directory of its executables."""
     read: Callable[[Job], list[Sample]]
     """Reads the driver's results."""
-    find_conflicts: ConflictFinder = lambda _: iter(())
-    """Yields what of a traffic the driver cannot send."""
+    refuses: Refusals = field(default_factory=dict)
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     """Objectives of an SLO that it does not measure, such as `itl_ms.p95` or `stall`, each with what it has instead."""
     api: Literal["chat", "completions"] | None = None
@@ -113,18 +133,6 @@ class Driver:
             )
 
 
-def find_conflicts_of_own_draw(traffic: Traffic) -> Iterator[Conflict]:
-    """Yield what a driver cannot send that draws Poisson or constant arrivals itself."""
-    if traffic.burstiness != 1:
-        yield Conflict(
-            ("burstiness",), "its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"
-        )
-    if traffic.replays_times:
-        yield Conflict(
-            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"
-        )
-
-
 PERCENTILES_OF_GAPS = tuple(f"itl_ms.{percentile}" for percentile in ("p50", "p90", "p95", "p99"))
 
 
@@ -136,7 +144,6 @@ def build_sample(
     end: float,
     input_tokens: int | None,
     output_tokens: int | None,
-    late_s: float = 0.0,
 ) -> Sample:
     """Return the sample of an answered request from the times of its chunks.
 
@@ -144,14 +151,12 @@ def build_sample(
         start_s: when it was due, or sent, in seconds from the start of the load.
         times: of its chunks with tokens, in seconds from `start_s`.
         end: of its stream, likewise.
-        late_s: how long after `start_s` it was sent.
     """
     stream = Answer(times=list(times), counts=[1] * len(times), output_tokens=output_tokens)
     stream.spread_usage()
     return Sample(
         number=number,
         start_s=start_s,
-        late_ms=late_s * 1000,
         ttft_ms=times[0] * 1000 if times else None,
         e2e_ms=end * 1000,
         gaps=stream.compute_gaps(),

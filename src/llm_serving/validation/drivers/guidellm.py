@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.validation.drivers.base import (
-    PERCENTILES_OF_GAPS,
-    Driver,
-    Job,
-    build_failure,
-    find_conflicts_of_own_draw,
-)
+from llm_serving.validation.drivers.base import OWN_DRAW, PERCENTILES_OF_GAPS, Driver, Job, build_failure
 from llm_serving.validation.load.answer import Gap, Sample
 
 
@@ -51,7 +45,7 @@ _CLOCK_S = 1e9
 def _read(job: Job) -> list[Sample]:
     requests = json.loads(job.result.read_text(encoding="utf-8"))["benchmarks"][0]["requests"]
     _require_schedule(row["info"]["timings"] for rows in requests.values() for row in rows or ())
-    answered = [_read_answered(row) for row in requests["successful"] or ()]
+    answered = [_read_answered(job, row) for row in requests["successful"] or ()]
     failed = [
         build_failure(0, _read_start(row["info"]), str(row["info"].get("error") or "cut off by the end of the load"))
         for row in [*(requests["errored"] or ()), *(requests["incomplete"] or ())]
@@ -81,14 +75,13 @@ def _read_start(info: dict[str, Any]) -> float:
     return min(timings["targeted_start"] or start, start)
 
 
-def _read_answered(row: dict[str, Any]) -> Sample:
+def _read_answered(job: Job, row: dict[str, Any]) -> Sample:
     due, sent = _read_start(row["info"]), row["request_start_time"]
     late_ms = (sent - due) * 1000
     first, gap, tokens = row["time_to_first_token_ms"], row["inter_token_latency_ms"], row["output_tokens"]
-    return Sample(
+    sample = Sample(
         number=0,
         start_s=due,
-        late_ms=late_ms,
         ttft_ms=None if first is None else first + late_ms,
         e2e_ms=(row["request_end_time"] - due) * 1000,
         # The mean of the answer, once for each token after its first.
@@ -97,6 +90,7 @@ def _read_answered(row: dict[str, Any]) -> Sample:
         output_tokens=tokens,
         text=row["output"] or "",
     )
+    return job.add_delay(sample, sent - due)
 
 
 _MEAN_ONLY = "GuideLLM keeps the mean of an answer, not the time of each token"
@@ -109,7 +103,7 @@ DRIVER = Driver(
     clock="it was due by GuideLLM's own schedule",
     build_command=_build_command,
     read=_read,
-    find_conflicts=find_conflicts_of_own_draw,
+    refuses=OWN_DRAW,
     ramps=True,
     unmeasured=dict.fromkeys((*PERCENTILES_OF_GAPS, "icl_ms", "stall"), _MEAN_ONLY),
     environment={"HF_HUB_OFFLINE": "1", "GUIDELLM__LOGGING__DISABLED": "true"},

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from llm_serving.services.traffic import Traffic
-from llm_serving.settings.document import Conflict
-from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample, find_conflicts_of_own_draw
+from llm_serving.validation.drivers.base import OWN_DRAW, Driver, Job, build_failure, build_sample
 from llm_serving.validation.load.answer import Sample
 
 _REPORTS = "reports"
-
-
-def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
-    yield from find_conflicts_of_own_draw(traffic)
-    if traffic.max_concurrency:
-        yield Conflict(("max_concurrency",), "its arrivals have no cap", "leave max_concurrency out")
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:
@@ -114,7 +105,7 @@ DRIVER = Driver(
     clock="inference-perf sent it",
     build_command=_build_command,
     read=_read,
-    find_conflicts=_find_conflicts,
+    refuses={**OWN_DRAW, "max_concurrency": ("its arrivals have no cap", "leave max_concurrency out")},
     api="completions",
     environment={"HF_HUB_OFFLINE": "1"},
     python=(3, 12),

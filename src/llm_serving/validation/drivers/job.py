@@ -20,10 +20,9 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llm_serving import console
-from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import on_demand
-from llm_serving.validation.drivers.base import Driver, Job
+from llm_serving.validation.drivers.base import IS_USED, Driver, Job
 from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts, request_body
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
@@ -45,36 +44,34 @@ def check(driver: Driver, plan: LoadPlan) -> None:
     Raises:
         InputError: what it cannot send, one line each.
     """
-    conflicts = [*_find_conflicts(plan), *driver.find_conflicts(plan.traffic)]
-    if plan.traffic.images and not driver.sends_messages:
-        reason = "its requests have text only"
-        conflicts.append(Conflict(("images",), reason, "remove images, use --driver aiperf, or remove --driver"))
-    if conflicts:
-        lines = (
-            f"{_format_field(conflict)}: {driver.title} cannot send it: {conflict.reason}. Fix: {conflict.fix}."
-            for conflict in conflicts
-        )
+    traffic, title = plan.traffic, driver.title
+    refusals = {
+        "think_time": ("its users send their next request at once", "remove think_time or --driver"),
+        "turns": ("each of its requests is a session", "remove turns or --driver"),
+        **driver.refuses,
+    }
+    if not driver.sends_messages:
+        refusals["images"] = ("its requests have text only", "remove images, use --driver aiperf, or remove --driver")
+    used = {f"traffic.{key}": refusal for key, refusal in refusals.items() if IS_USED[key](traffic)}
+    lines = [
+        f"{place}: {title} cannot send it: {reason}. Fix: {fix}."
+        for place, (reason, fix) in (*_list_refusals(plan), *used.items())
+    ]
+    if lines:
         raise InputError("\n".join(lines))
 
 
-def _format_field(conflict: Conflict) -> str:
-    return ".".join(("traffic", *map(str, conflict.key_path))) if conflict.key_path else "--driver"
-
-
-def _find_conflicts(plan: LoadPlan) -> Iterator[Conflict]:
+def _list_refusals(plan: LoadPlan) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield what no drop-in driver sends of what is no key of the traffic: its place, the reason and what to do."""
     if plan.pooled:
         reason = f"it measures answers of text, and this deployment answers {plan.pooled.path}"
-        yield Conflict(("api",), reason, "remove --driver")
+        yield "traffic.api", (reason, "remove --driver")
     if len(plan.models) > 1:
         reason = f"it sends to one model, and this deployment has {', '.join(plan.models)}"
-        yield Conflict((), reason, "remove --driver")
-    if plan.traffic.think_time:
-        yield Conflict(("think_time",), "its users send their next request at once", "remove think_time or --driver")
-    if plan.traffic.turns.max > 1:
-        yield Conflict(("turns",), "each of its requests is a session", "remove turns or --driver")
+        yield "--driver", (reason, "remove --driver")
     if api_key.build_headers(plan.url):
         reason = f"{api_key.VARIABLE} would be in its command line and in its files"
-        yield Conflict((), reason, f"unset {api_key.VARIABLE}, or remove --driver")
+        yield "--driver", (reason, f"unset {api_key.VARIABLE}, or remove --driver")
 
 
 def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[DriverResult, list[Sample]]:
@@ -232,10 +229,7 @@ class Server:
             raise Unavailable(f"{self._url} {error}") from None
 
     def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
-        """Send prompts that are not counted, as many at once as the load and the server allow; return the numbers sent
-        and failed.
-        """
-
+        """Send prompts that are not counted, as many at once as load and server allow; return how many, and failed."""
         answers_s = [0.0]
 
         def has_failed(prompt: Prompt) -> bool:

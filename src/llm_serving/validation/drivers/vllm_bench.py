@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from llm_serving.services.traffic import Traffic
-from llm_serving.settings.document import Conflict
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
 from llm_serving.validation.load.answer import Sample
-
-
-def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
-    if traffic.process == "constant":
-        yield Conflict(("process",), "it spaces arrivals by a gamma distribution", "write process: poisson")
-    if traffic.replays_times:
-        yield Conflict(
-            ("trace",), "it draws its own arrivals", "write arrivals: 20/s with the trace, or --driver aiperf"
-        )
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:
@@ -62,11 +50,7 @@ def _read(job: Job) -> list[Sample]:
             input_tokens=data["input_lens"][number],
             output_tokens=data["output_lens"][number],
         )
-        if job.traffic.max_concurrency:
-            sample.waited_ms = queued_s * 1000
-        else:
-            sample.late_ms = queued_s * 1000
-        samples.append(sample)
+        samples.append(job.add_delay(sample, queued_s))
     return samples
 
 
@@ -78,7 +62,10 @@ DRIVER = Driver(
     clock="it was due by vllm bench serve's draw, and in the closed loop when it was sent",
     build_command=_build_command,
     read=_read,
-    find_conflicts=_find_conflicts,
+    refuses={
+        "process": ("it spaces arrivals by a gamma distribution", "write process: poisson"),
+        "trace": ("it draws its own arrivals", "write arrivals: 20/s with the trace, or --driver aiperf"),
+    },
     environment={
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
