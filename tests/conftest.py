@@ -26,7 +26,7 @@ from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_setups, supervisor
+from llm_serving.targets.local import deploy, engine_setups, resource_check, supervisor
 from tests import engines_own, go_programs
 from tests.control_plane import programs
 
@@ -208,7 +208,7 @@ def _wait_for_room(plan: DeploymentPlan) -> None:
     deadline = time.monotonic() + ROOM_LIMIT_S
     while True:
         try:
-            return deploy.check_machine(plan)
+            return resource_check.check(plan, plan.deployment.all_services)
         except Unavailable:
             if time.monotonic() > deadline:
                 raise

@@ -16,7 +16,7 @@ from llm_serving import console, processes
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import deploy, supervisor
+from llm_serving.targets.local import deploy, resource_check, supervisor
 from llm_serving.workflows import quickstart
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,8 @@ def fake_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         finally:
             done.append("everything stopped")
 
-    for name in ("check_machine", "prepare_start", "start_emulator", "serve"):
+    monkeypatch.setattr(resource_check, "check", note("check"))
+    for name in ("prepare_start", "start_emulator", "serve"):
         monkeypatch.setattr(deploy, name, note(name))
     monkeypatch.setattr(deploy, "is_bucket_ready", lambda _: True)
     monkeypatch.setattr(supervisor, "start_attached", start_attached)

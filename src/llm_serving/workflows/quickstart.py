@@ -28,7 +28,7 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_env, engine_setups, environment, supervisor
+from llm_serving.targets.local import deploy, engine_env, engine_setups, environment, resource_check, supervisor
 from llm_serving.targets.local.engine_env import EngineEnv
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.reports import terminal_summary
@@ -64,7 +64,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
             _require_not_running(plan, folder)
             plan.directory.save_ports(plan.deployment.environment.ports)
             with _start_engine_setup(plan) as engine_setup:
-                deploy.check_machine(plan)
+                resource_check.check(plan, plan.deployment.all_services)
                 report, report_dir = _deploy_and_validate(plan, engine_setup)
     return QuickstartResult(plan, report, report_dir, steps)
 

@@ -268,7 +268,7 @@ def test_an_interrupted_deploy_leaves_no_process(
 ) -> None:
     plan = make_plan()
 
-    def interrupt(_plan: DeploymentPlan, _up: Any, note: Any) -> None:
+    def interrupt(_plan: DeploymentPlan, _up: Any) -> None:
         assert _find_processes(plan)
         os.kill(os.getpid(), interruption)
         time.sleep(10)

@@ -86,3 +86,12 @@ def test_a_process_that_is_restarted_counts_as_failed(tmp_path: Path) -> None:
     with pytest.raises(RoleFailed, match="worker-0 ended with exit status 1"):
         readiness.raise_if_failed(run, _build_state("STARTING", "exit status 1", restarts=2), restarts=1)
     readiness.raise_if_failed(run, _build_state("STARTING", "exit status 1", restarts=1), restarts=1)
+
+
+def test_progress_is_the_last_line_that_says_more_than_that_a_probe_came_too_early(tmp_path: Path) -> None:
+    run, process = DeploymentDir("mine", tmp_path), _build_process(1, "/good")
+    run.create()
+    refused = "connect() failed (111: Connection refused) while connecting to upstream, client: 127.0.0.1\n"
+    for log, expected in ((refused, "worker-0 starting"), (f"Loading\n\n{refused}", "worker-0 starting; Loading")):
+        run.get_log_path("worker-0").write_text(log)
+        assert readiness._describe_progress(run, [process], {"worker-0": process}) == expected

@@ -1,16 +1,15 @@
 """Deploys a blueprint on this machine, in steps that callers can overlap.
 
-plan -> check_machine -> [supervisor] -> start_emulator -> create_bucket -> serve
+plan -> resource_check -> [supervisor] -> start_emulator -> create_bucket -> serve
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from llm_serving import console, processes
 from llm_serving.rehearsal import emulator
@@ -30,7 +29,6 @@ from llm_serving.targets.local import (
     supervisor,
     weights,
 )
-from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 
 _S3_HOME = "us-east-1"
@@ -38,8 +36,6 @@ _S3_HOME = "us-east-1"
 
 EMULATOR_TIMEOUT_S = 120.0
 """Longest start of the embedded AWS, in seconds."""
-
-_POLL_S = 0.2
 
 
 def diff(plan: DeploymentPlan) -> str:
@@ -50,42 +46,20 @@ def diff(plan: DeploymentPlan) -> str:
     return "\n".join(lines)
 
 
-def check_machine(plan: DeploymentPlan, starting: list[Service] | None = None) -> None:
-    """Check that this machine has the ports, memory and disk for `starting`, by default all processes.
-
-    Raises:
-        Unavailable: something is missing; in one line.
-    """
-    resource_check.check(
-        plan.directory, plan.deployment, list(plan.deployment.all_services) if starting is None else starting
-    )
-
-
 def write_config(plan: DeploymentPlan) -> None:
-    """Render the blueprint for a person to read, and write the supervisor's configuration.
-
-    Raises:
-        InputError: the rendered file was edited by hand.
-    """
+    """Render the blueprint for a person to read, and write the supervisor's configuration."""
     planning.write_rendered(plan)
     plan.directory.create()
     plan.directory.config.write_text(plan.text, encoding="utf-8")
 
 
 def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the embedded AWS and wait until it is ready.
-
-    Raises:
-        RoleFailed: it ended, or was not ready in time.
-    """
-    endpoint, deadline = plan.deployment.environment.s3_endpoint or "", time.monotonic() + EMULATOR_TIMEOUT_S
+    """Start the embedded AWS and wait until it is ready."""
+    endpoint = plan.deployment.environment.s3_endpoint or ""
     with console.step("Start the embedded AWS") as step:
         supervisord.start(environment.AWS)
-        while not emulator.is_reachable(endpoint):
-            readiness.raise_if_failed(plan.directory, supervisord.read_state(environment.AWS), restarts=0)
-            if time.monotonic() > deadline:
-                raise RoleFailed(plan.directory, environment.AWS, f"was not ready within {EMULATOR_TIMEOUT_S:.0f} s")
-            time.sleep(_POLL_S)
+        is_ready = functools.partial(emulator.is_reachable, endpoint)
+        readiness.wait_for(supervisord, environment.AWS, is_ready, EMULATOR_TIMEOUT_S)
         step.note = endpoint
 
 
@@ -110,20 +84,20 @@ def create_bucket(plan: DeploymentPlan) -> None:
         raise Unavailable(f"the embedded AWS creates no bucket {target.bucket}: {error}") from None
 
 
-def start_roles(
-    plan: DeploymentPlan, supervisord: Supervisor, on_progress: Callable[[str], None] = lambda _: None
-) -> None:
-    """Start the workers and the router, wait until each answers a completion, and save what is deployed.
+def start_roles(plan: DeploymentPlan, supervisord: Supervisor) -> None:
+    """Start the servers, the workers and the router, wait until each answers, and save what is deployed.
 
     Raises:
         RoleFailed: one ended, or was not ready in time.
     """
-    _start_workers(plan, supervisord)
-    all_processes = plan.deployment.services
-    for process in plan.deployment.entries:
-        supervisord.start(process.name)
-    readiness.wait(supervisord, all_processes, on_progress)
-    plan.directory.save_deployment(plan.deployment)
+    servers.start(plan, supervisord)
+    with console.step(f"Start the workers{' and the router' if plan.deployment.entries else ''}") as step:
+        _start_workers(plan, supervisord)
+        for process in plan.deployment.entries:
+            supervisord.start(process.name)
+        readiness.wait(supervisord, plan.deployment.services, lambda text: setattr(step, "note", text))
+        plan.directory.save_deployment(plan.deployment)
+        step.note = ", ".join(filter(None, ["all ready", plan.deployment.url]))
 
 
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
@@ -138,26 +112,16 @@ def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
 
 
 def bring_up(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start everything in order, with progress.
-
-    Raises:
-        BlueprintError: a step failed.
-    """
+    """Start everything in order, with progress."""
     start_emulator(plan, supervisord)
     create_bucket(plan)
     serve(plan, supervisord)
 
 
 def serve(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Upload the models to the bucket and start all other processes, with progress.
-
-    Raises:
-        BlueprintError: a step failed.
-    """
-    write_config(plan)
-    supervisord.update()
+    """Upload the models to the bucket and start all other processes, with progress."""
     _upload_weights(plan)
-    _start_with_progress(plan, supervisord)
+    start_roles(plan, supervisord)
 
 
 def is_bucket_ready(plan: DeploymentPlan) -> bool:
@@ -174,11 +138,7 @@ def is_bucket_ready(plan: DeploymentPlan) -> bool:
 
 
 def update(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Update a running deployment to `plan`; processes that do not change keep running.
-
-    Raises:
-        BlueprintError: a step failed.
-    """
+    """Update a running deployment to `plan`; processes that do not change keep running."""
     deployed = plan.directory.load_deployment()
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
         create_bucket(plan)
@@ -189,7 +149,7 @@ def update(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     write_config(plan)
     with console.step("Restart changed processes") as step:
         step.note = ", ".join(supervisord.update()) or "none"
-    _start_with_progress(plan, supervisord)
+    start_roles(plan, supervisord)
 
 
 def _upload_weights(plan: DeploymentPlan) -> None:
@@ -201,24 +161,6 @@ def _upload_weights(plan: DeploymentPlan) -> None:
     with console.step(f"Upload model {model_names} to S3") as step:
         weights.upload_models(plan.directory, plan.deployment, step.note_bytes)
         step.note = f"{format_bytes(weights.check(plan.deployment))} at {uris}"
-
-
-def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    servers.start(plan, supervisord)
-    with console.step(f"Start the workers{' and the router' if plan.deployment.entries else ''}") as step:
-        start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
-        step.note = ", ".join(filter(None, ["all ready", plan.deployment.url]))
-
-
-@contextmanager
-def stop_on_failure(directory: DeploymentDir) -> Iterator[None]:
-    """Stop every process of a deployment if the block fails or is interrupted."""
-    try:
-        yield
-    except BaseException:
-        with processes.ignore_signals():
-            stop(directory)
-        raise
 
 
 def exists(directory: DeploymentDir) -> bool:
@@ -262,15 +204,7 @@ def destroy(directory: DeploymentDir) -> bool:
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> DeploymentPlan | None:
-    """Deploy a blueprint, or update what runs; return None if nothing changes.
-
-    Args:
-        confirm: gets the diff; raises if the user declines.
-        force: overwrite a rendered file that was edited by hand.
-
-    Raises:
-        BlueprintError: a check or a step failed; after a failed step nothing runs.
-    """
+    """Deploy a blueprint, or update what runs; return None if nothing changes. After a failed step nothing runs."""
     with plan.directory.lock():
         supervisord = _find_healthy_supervisor(plan)
         if (
@@ -282,31 +216,32 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             return None
         orphan = supervisor.find_orphan(plan.directory)
         if orphan is None:  # before anybody reads the changes
-            check_machine(plan, _list_missing_processes(plan))
+            resource_check.check(plan, _list_missing_processes(plan))
         confirm(diff(plan))
         if orphan is not None:  # it has the memory that this deployment needs
             supervisor.end_orphan(orphan)
-            check_machine(plan, _list_missing_processes(plan))
+            resource_check.check(plan, _list_missing_processes(plan))
         # All that can refuse runs before anything that serves is touched.
         planning.write_rendered(plan, force=force)
         plan.directory.save_ports(plan.deployment.environment.ports)  # another plan may have chosen others meanwhile
-        with stop_on_failure(plan.directory):
+        try:
             if supervisord is not None:
                 update(plan, supervisord)
             else:
                 prepare_start(plan)
                 bring_up(plan, supervisor.start_detached(plan.directory))
+        except BaseException:
+            with processes.ignore_signals():
+                stop(plan.directory)
+            raise
         return plan
 
 
 def prepare_start(plan: DeploymentPlan) -> None:
-    """Stop what an earlier deployment left, and write the configuration of a new one.
-
-    Raises:
-        InputError: the rendered file was edited by hand.
-    """
+    """Stop what an earlier deployment left, and write the configuration of a new one."""
     stop(plan.directory)
-    _delete_logs(plan.directory)
+    # A validation's among them: what is read there is of this deployment.
+    shutil.rmtree(plan.directory.logs, ignore_errors=True)
     write_config(plan)
 
 
@@ -329,9 +264,3 @@ def _list_missing_processes(plan: DeploymentPlan) -> list[Service]:
 
 def _is_fully_ready(plan: DeploymentPlan) -> bool:
     return all(readiness.is_answering(process) for process in plan.deployment.all_services if process.probe)
-
-
-def _delete_logs(directory: DeploymentDir) -> None:
-    """Delete an earlier deployment's logs, a validation's among them, so that what is read there is of this one."""
-    shutil.rmtree(directory.logs, ignore_errors=True)
-    directory.create()

@@ -20,7 +20,10 @@ from llm_serving.targets.local.supervisor import ProcessState, Supervisor
 _RESPONSE_TIMEOUT_S = 60.0
 """Longest wait for one answer, in seconds; the first one on a busy machine takes several."""
 
-_POLL_INTERVAL_S = 0.5
+_POLL_INTERVAL_S, _SERVER_POLL_S = 0.5, 0.2
+
+_REFUSED = "connect() failed"
+"""What nginx logs of requests that come before the program behind it has started, such as a probe's."""
 
 _SIGNAL_EXIT_BASE = 128
 """An exit status above it is this and the signal that ended a process, as with shells and `subreaper`."""
@@ -69,6 +72,20 @@ def wait(
     supervisor.directory.save_first_answers(answers)
 
 
+def wait_for(supervisor: Supervisor, name: str, is_ready: Callable[[], bool], limit_s: float) -> None:
+    """Wait until a server that was started is ready.
+
+    Raises:
+        RoleFailed: it ended, or was not ready in time.
+    """
+    deadline, restarts = time.monotonic() + limit_s, supervisor.read_state(name).restarts
+    while not is_ready():
+        raise_if_failed(supervisor.directory, supervisor.read_state(name), restarts)
+        if time.monotonic() > deadline:
+            raise RoleFailed(supervisor.directory, name, f"was not ready within {limit_s:.0f} s")
+        time.sleep(_SERVER_POLL_S)
+
+
 def is_answering(process: Service, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:
     """Whether a process answers a completion within `timeout_s` seconds."""
     if process.probe is None or not is_listening(process):
@@ -99,9 +116,10 @@ def is_listening(process: Service) -> bool:
 
 
 def _describe_progress(directory: DeploymentDir, processes: Sequence[Service], pending: dict[str, Service]) -> str:
-    parts = [f"{process.name} {'starting' if process.name in pending else 'ready'}" for process in processes]
+    parts = ", ".join(f"{process.name} {'starting' if process.name in pending else 'ready'}" for process in processes)
     path = directory.get_log_path(next(iter(pending))) if pending else None
     if path is None or not path.exists():
-        return ", ".join(parts)
-    last_lines = log_diagnosis.extract_tail(path.read_text(encoding="utf-8", errors="replace"), 1)
-    return f"{', '.join(parts)}; {last_lines[0][:100]}" if last_lines else ", ".join(parts)
+        return parts
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    telling = [line for line in lines if line.strip() and _REFUSED not in line]
+    return f"{parts}; {telling[-1][:100]}" if telling else parts

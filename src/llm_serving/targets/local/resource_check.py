@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import psutil
 
 from llm_serving import processes
-from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_plan import DeploymentPlan
 
 LOGS_BYTES = 200_000_000
 """Disk for logs, Terraform's state and its copies, and the engine's small files."""
@@ -21,15 +21,16 @@ EMULATOR_MEMORY_FACTOR = 1.3
 """Bytes of memory that the embedded AWS takes for each byte of weights; measured 1.2 with `mid`, moto 5.2.5."""
 
 
-def check(directory: DeploymentDir, deployment: Deployment, starting: Sequence[Service]) -> None:
+def check(plan: DeploymentPlan, starting: Sequence[Service]) -> None:
     """Check ports, memory and disk for the processes that are about to start.
 
     Raises:
         Unavailable: something is missing; says how much, and how to get it.
     """
     _check_ports(starting)
-    _check_memory(deployment, starting)
-    _check_disk(directory, deployment)
+    weight_bytes = sum(loaded_model.weights.bytes for loaded_model in plan.deployment.loaded_models)
+    _check_memory(weight_bytes, starting)
+    _check_disk(plan.directory, weight_bytes)
 
 
 def _check_ports(starting: Sequence[Service]) -> None:
@@ -41,8 +42,8 @@ def _check_ports(starting: Sequence[Service]) -> None:
         )
 
 
-def _check_memory(deployment: Deployment, starting: Sequence[Service]) -> None:
-    emulator_copy_bytes = int(EMULATOR_MEMORY_FACTOR * _sum_weight_bytes(deployment))
+def _check_memory(weight_bytes: int, starting: Sequence[Service]) -> None:
+    emulator_copy_bytes = int(EMULATOR_MEMORY_FACTOR * weight_bytes)
     required_by_process = {
         process.name: process.resources.memory_bytes + (emulator_copy_bytes if process.is_stateful else 0)
         for process in starting
@@ -56,12 +57,8 @@ def _check_memory(deployment: Deployment, starting: Sequence[Service]) -> None:
         )
 
 
-def _sum_weight_bytes(deployment: Deployment) -> int:
-    return sum(loaded_model.weights.bytes for loaded_model in deployment.loaded_models)
-
-
-def _check_disk(directory: DeploymentDir, deployment: Deployment) -> None:
-    required = LOGS_BYTES + _sum_weight_bytes(deployment)
+def _check_disk(directory: DeploymentDir, weight_bytes: int) -> None:
+    required = LOGS_BYTES + weight_bytes
     existing_parent = next(parent for parent in (directory.data, *directory.data.parents) if parent.exists())
     available = shutil.disk_usage(existing_parent).free
     if required > available:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import functools
 from typing import Any
 
 from llm_serving import console
@@ -12,10 +12,7 @@ from llm_serving.services.service import Service
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness
-from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-
-_POLL_INTERVAL_S = 0.2
 
 
 def list_servers(blueprint: Any) -> tuple[LocalServer, ...]:
@@ -57,14 +54,5 @@ def start(plan: DeploymentPlan, supervisord: Supervisor) -> None:
             if not supervisord.read_state(server.NAME).pid:
                 (plan.directory.data / server.NAME).mkdir(exist_ok=True)
                 supervisord.start(server.NAME)
-            _wait_ready(plan, supervisord, server)
-
-
-def _wait_ready(plan: DeploymentPlan, supervisord: Supervisor, server: LocalServer) -> None:
-    deadline = time.monotonic() + server.START_S
-    restarts = supervisord.read_state(server.NAME).restarts
-    while not server.is_ready(plan.deployment.environment.ports[server.NAME]):
-        readiness.raise_if_failed(plan.directory, supervisord.read_state(server.NAME), restarts)
-        if time.monotonic() > deadline:
-            raise RoleFailed(plan.directory, server.NAME, f"was not ready within {server.START_S:.0f} s")
-        time.sleep(_POLL_INTERVAL_S)
+            is_ready = functools.partial(server.is_ready, plan.deployment.environment.ports[server.NAME])
+            readiness.wait_for(supervisord, server.NAME, is_ready, server.START_S)
