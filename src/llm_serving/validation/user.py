@@ -69,7 +69,7 @@ class OpenAIUser(User):  # type: ignore[misc]
         pooled = self.plan.pooled
         if pooled:
             drawn = self.plan.traffic.draw.build_fields() if self.plan.traffic.draw else {}
-            return {"model": model, **pooled.build(prompt.texts), **drawn}
+            return {"model": model, **pooled.build(prompt.texts), **drawn, **prompt.fields}
         return request_body.build(prompt, model, self.plan.traffic.api, engine_dialect=self.load.engine_dialect)
 
     def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002

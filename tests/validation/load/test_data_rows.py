@@ -8,7 +8,7 @@ import pytest
 
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
-from llm_serving.validation.load import data_rows
+from llm_serving.validation.load import data_rows, request_body
 from llm_serving.validation.load.load import cycle_prompts
 from llm_serving.validation.load.load_plan import LoadPlan, Shard
 
@@ -68,6 +68,12 @@ def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
             "chat",
             r"`output_tokens` of at most 64\. Fix: write 64 or less, or output_tokens: 65 in blueprint\.yaml",
         ),
+        ('{"prompt": "a", "max_tokens": 65}', "chat", r"max_tokens: .*`output_tokens` of at most 64\. Fix: write 64"),
+        (
+            '{"prompt": "a", "max_tokens": 4, "output_tokens": 4}',
+            "chat",
+            "its exact length. Fix: remove one of the two",
+        ),
         ("[1, {}]", "chat", "it has no prompts"),
         ("[", "chat", "it is not JSON"),
     ],
@@ -85,6 +91,18 @@ def test_the_tool_calls_of_an_assistant_need_no_content(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({"messages": messages}))
     assert list(data_rows.read_rows(file, CHAT)[0].messages) == messages
+
+
+def test_the_request_has_the_fields_of_its_row(tmp_path: Path) -> None:
+    fields = {"temperature": 0.7, "max_tokens": 9, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    file = tmp_path / "data.jsonl"
+    lines = [{**fields, "id": 1, "seed": None}, {"max_completion_tokens": 9}, {}]
+    file.write_text("\n".join(json.dumps({"prompt": "a", **line}) for line in lines))
+    plan = LoadPlan(url="http://x", models=("tiny",), traffic=CHAT, folder="/x")
+    prompts = itertools.islice(cycle_prompts(plan, "load", data_rows.read_rows(file, CHAT), {}), 3)
+    whole, bounded, plain = (request_body.build(prompt, "tiny", "chat", engine_dialect=True) for prompt in prompts)
+    assert whole.items() >= fields.items() and not {"id", "seed", "min_tokens"} & whole.keys()
+    assert (bounded["max_tokens"], plain["max_tokens"], plain["temperature"]) == (9, 64, 0)
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
 from llm_serving.validation.pages import charts, html_report
 from llm_serving.validation.reports import report, report_builder
 from llm_serving.validation.reports.report import Report, WeightLoading
+from llm_serving.validation.search import sweep
 from llm_serving.validation.statistics import sample_statistics, time_series
 from llm_serving.validation.statistics.engine_metrics import KvTransfers
 from tests.known_server import ServerRecord
@@ -150,6 +151,9 @@ def test_the_rate_of_users_is_held_against_its_minimum_without_ramp_and_end(
     built = report_builder.build(target, result, samples)
     assert (built.verdict, round(built.throughput.requests_per_s, 1)) == (verdict, 8.4)
     assert ("8.40, 10 without ramp and drain" in html_report.render(built, samples)) == ("users" in traffic)
+    point = sweep.build_point(built, 20, 12, "")
+    lasting = 10 if "users" in traffic else 8.4
+    assert (point.requests_per_s, point.output_tokens_per_s) == pytest.approx((lasting, 4 * lasting), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +214,15 @@ def _build_samples_of_two_models() -> list[Sample]:
         _build_sample(number, **({"model": "fast"} if number % 2 == 0 else slow if number % 4 == 1 else failed))
         for number in range(60)
     ]
+
+
+def test_a_cell_with_a_limit_shows_what_is_held_against_it(build_report: Any) -> None:
+    """Of all requests: the p95 of those answered is 50 ms, and that of all a slow one's, since five failed."""
+    failed = [_build_sample(number, error="http_500", ttft_ms=None, e2e_ms=None) for number in range(4)]
+    samples = [*failed, *(_build_sample(number, ttft_ms=90.0 if number < 7 else 50.0) for number in range(4, 100))]
+    built = build_report(samples, {"ttft_ms": {"p95": 60}})
+    cell = html_report.build_cells(built)["ttft_ms"]["p95"]
+    assert (built.metrics["ttft_ms"].p95, cell.value, cell.state) == (50.0, 90.0, "missed")
 
 
 def test_each_model_has_its_own_requests_latencies_and_rates(build_report: Any) -> None:

@@ -160,7 +160,7 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
             count = len(other.messages)
             raise InputError(
                 f"{plan.data}: {driver.title} sends one message of text a request, and a row has "
-                f"{f'{count} messages' if count > 1 else 'one with other parts'}. "
+                f"{f'{count} messages' if count > 1 else 'other parts, or fields of its own'}. "
                 "Fix: use rows with a prompt, or remove --driver."
             )
     job = Job(plan.url, plan.models[0], traffic, created, due, dialect, folder)

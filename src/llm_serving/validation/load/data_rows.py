@@ -8,8 +8,8 @@ is as long as the recorded one; conversations of fewer than two messages are lef
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ from llm_serving.settings.untrusted_file import open_regular
 
 _EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
 _HUMAN, _ASSISTANT = ("human", "user"), ("gpt", "chatgpt", "assistant")
+
+
+_SENT = {
+    *("chat_template_kwargs", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "min_p", "presence_penalty"),
+    *("parallel_tool_calls", "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop"),
+    *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
+}
+"""Keys of a row that its request has too, by OpenAI's API and the engines'; others, such as an id, are notes."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,15 @@ class DataRow:
     recorded_answer: str | None = None
     """Text whose length the answer should have."""
 
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What its request has besides, such as tools."""
+
 
 def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
     """Read the user's prompts, by `traffic`'s API and bounds.
 
-    JSONL has `{"prompt": ...}` or `{"messages": [...]}` per line, optionally with `"output_tokens"` and `"expected"`: a
-    text, or a JSON Schema for `score_by: json_schema`.
+    JSONL has `{"prompt": ...}` or `{"messages": [...]}` per line, optionally with `"output_tokens"`, fields of the
+    request such as `"tools"`, and `"expected"`: a text, or a JSON Schema for `score_by: json_schema`.
 
     Raises:
         InputError: the file cannot be read, or every invalid line.
@@ -79,9 +90,9 @@ def _read_lines(path: Path, text: str, traffic: Traffic) -> list[DataRow]:
 
 
 class _RowError(Exception):
-    def __init__(self, field: str, reason: str, fix: str = _EXAMPLE) -> None:
+    def __init__(self, key: str, reason: str, fix: str = _EXAMPLE) -> None:
         super().__init__(reason)
-        self.field, self.reason, self.fix = field, reason, fix
+        self.field, self.reason, self.fix = key, reason, fix
 
 
 def _parse_row(line: str, traffic: Traffic) -> DataRow:
@@ -89,14 +100,20 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
     if not isinstance(data, dict):
         raise _RowError("", "it is not a JSON object")
     expected = _parse_expected(data.get("expected"), traffic)
+    fields = {key: value for key, value in data.items() if key in _SENT and value is not None}
+    if (most := data.get("max_completion_tokens")) is not None:
+        fields["max_tokens"] = most
     output_tokens = data.get("output_tokens")
-    _check_output_tokens(output_tokens, traffic.output_tokens.max)
+    for key, value in (("output_tokens", output_tokens), ("max_tokens", fields.get("max_tokens"))):
+        _check_tokens(key, value, traffic.output_tokens.max)
+    if output_tokens is not None and "max_tokens" in fields:
+        raise _RowError("max_tokens", "the row's output_tokens is its exact length", "remove one of the two")
     if ("prompt" in data) == ("messages" in data):
         raise _RowError("", "exactly one of `prompt` and `messages` is required")
     if "prompt" in data:
         if not isinstance(data["prompt"], str) or not data["prompt"]:
             raise _RowError("prompt", "it is empty or not a string")
-        return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens)
+        return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens, fields=fields)
     if traffic.api != "chat":
         raise _RowError(
             "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "write prompt: TEXT"
@@ -107,7 +124,7 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
         raise _RowError(
             "messages", "it is not a list of chat messages", 'write "messages": [{"role": "user", "content": "Hi"}]'
         )
-    return DataRow(tuple(messages), expected, output_tokens)
+    return DataRow(tuple(messages), expected, output_tokens, fields=fields)
 
 
 def _is_message(message: Any) -> bool:
@@ -140,15 +157,15 @@ def _parse_expected(value: Any, traffic: Traffic) -> str | None:
     return json.dumps(value)
 
 
-def _check_output_tokens(value: Any, most: int) -> None:
+def _check_tokens(key: str, value: Any, most: int) -> None:
     """Check that a row's own length is a whole number that the blueprint's memory and context cover."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _RowError("output_tokens", "it is not a number of tokens", 'write "output_tokens": 64')
+        raise _RowError(key, "it is not a number of tokens", f'write "{key}": 64')
     if value > most:
         reason = f"the blueprint's traffic has `output_tokens` of at most {most}"
-        raise _RowError("output_tokens", reason, f"write {most} or less, or output_tokens: {value} in blueprint.yaml")
+        raise _RowError(key, reason, f"write {most} or less, or output_tokens: {value} in blueprint.yaml")
 
 
 def _read_sharegpt(path: Path, text: str) -> list[DataRow]:

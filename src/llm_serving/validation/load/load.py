@@ -353,4 +353,5 @@ def cycle_prompts(
         length = row.output_tokens
         if row.recorded_answer is not None:
             length = max(1, min(most, round(len(row.recorded_answer) * tokens_per_character[model])))
-        yield Prompt(row.messages, length or most, exact=length is not None, expected=row.expected, model=model)
+        is_exact = length is not None
+        yield Prompt(row.messages, length or most, is_exact, expected=row.expected, model=model, fields=row.fields)

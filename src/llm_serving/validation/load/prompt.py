@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from llm_serving.validation.load import pictures
@@ -24,6 +25,8 @@ class Prompt:
     """The session's next turns, each without what came before it."""
     further_texts: tuple[str, ...] = ()
     """Texts of the same request, for tasks that answer several at once."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What the request's body has besides."""
 
     @property
     def text(self) -> str:
@@ -32,7 +35,7 @@ class Prompt:
 
     @property
     def is_plain(self) -> bool:
-        return len(self.messages) == 1 and isinstance(self.messages[0]["content"], str)
+        return not self.fields and len(self.messages) == 1 and isinstance(self.messages[0]["content"], str)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def build(prompt: Prompt, model: str, api: str, *, engine_dialect: bool) -> dict
     """
     content = {"messages": prompt.messages} if api == "chat" else {"prompt": prompt.text}
     options = {"include_usage": True}
-    body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
+    body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0, **prompt.fields}
     if engine_dialect:
         options["continuous_usage_stats"] = True
         body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens} if prompt.exact else {}

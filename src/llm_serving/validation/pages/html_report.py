@@ -96,9 +96,11 @@ State = Literal["met", "missed", "not shown"]
 
 
 class Cell(NamedTuple):
-    """A statistic of the answered requests, and what holds of its limit, if it has one."""
+    """A statistic, and what holds of its limit, if it has one."""
 
     value: float | None
+    """Of answered requests; with a limit of all, unless failures make that infinite."""
+
     limit: float | None
     state: State
     upper: float | None
@@ -111,7 +113,10 @@ def _build_cell(run_report: Report, metric: Metric, statistic: str, limit: float
     missed = any(objective.metric == f"{metric}.{statistic}" for objective in run_report.missed)
     shown = limit is None or (upper is not None and upper <= limit)
     state: State = "missed" if missed else "met" if shown else "not shown"
-    return Cell(getattr(run_report.metrics[metric], statistic), limit, state, upper)
+    value = getattr(run_report.metrics[metric], statistic)
+    if limit is not None and bound.value is not None:
+        value = bound.value  # what the limit is held against
+    return Cell(value, limit, state, upper)
 
 
 def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:

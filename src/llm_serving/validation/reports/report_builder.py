@@ -57,7 +57,7 @@ MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
 
 METHOD = (
-    "The table's latencies are of answered requests; the SLO is held against all of them, failed ones as infinite.",
+    "The table's latencies are of answered requests, but with a limit of all, as the SLO is: failed ones as infinite.",
     "A limit is met where the upper bound of its statistic, at 95% confidence for independent requests, is within it.",
     "Goodput is the share of requests that meet every limit on a latency at once.",
     "Time to first token ends at the first event with content, reasoning among it, or whose usage counts a token.",

@@ -28,7 +28,7 @@ from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.pages import sweep_page
 from llm_serving.validation.reports import run_folder
-from llm_serving.validation.reports.report import Report
+from llm_serving.validation.reports.report import Report, compute_lasting_rates
 from llm_serving.validation.search import knee
 from llm_serving.validation.search.knee import Axis, Knee, Point, Search, SearchEndedError, Sweep
 from llm_serving.validation.statistics import sample_statistics, soundness
@@ -266,7 +266,9 @@ def compute_least_time(report: Report) -> float:
 
 
 def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
-    metrics = report.metrics
+    metrics, throughput, users = report.metrics, report.throughput, report.settings["traffic"].get("users")
+    rates = compute_lasting_rates(throughput, report.steady, users)
+    growth = rates["requests_per_s"] / (throughput.requests_per_s or 1)
     ttft, itl = (metrics.get(metric, Latency(count=0)) for metric in ("ttft_ms", "itl_ms"))
     return Point(
         load=load,
@@ -275,10 +277,10 @@ def build_point(report: Report, load: float, seconds: float, folder: str) -> Poi
         shown_by_no_load=bool(report.shown_by_no_load),
         requests=report.requests.total,
         failed=report.requests.failed,
-        requests_per_s=report.throughput.requests_per_s,
-        output_tokens_per_s=report.throughput.output_tokens_per_s,
+        requests_per_s=round(rates["requests_per_s"], 3),
+        output_tokens_per_s=round(rates["output_tokens_per_s"], 3),
         goodput_share=report.goodput.share,
-        goodput_per_s=report.goodput.requests_per_s,
+        goodput_per_s=round(report.goodput.requests_per_s * growth, 3),
         ttft_p50_ms=ttft.p50,
         ttft_p95_ms=ttft.p95,
         itl_p50_ms=itl.p50,
