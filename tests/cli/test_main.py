@@ -149,12 +149,16 @@ def test_debug_0_is_off(monkeypatch: pytest.MonkeyPatch, make_schema_raise: obje
     assert main.run(arguments) == 70
 
 
-def test_a_closed_pipe_ends_the_program_without_a_message() -> None:
+@pytest.mark.parametrize("arguments", [("schema", "fleet"), ("--help",), ("check", "--help")])
+def test_a_closed_pipe_ends_the_program_without_a_message(arguments: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # before the first byte
     with os.fdopen(writer, "wb") as closed_pipe:
-        result = subprocess.run([BLUEPRINT, "schema", "fleet"], stdout=closed_pipe, stderr=subprocess.PIPE, timeout=240)
+        result = subprocess.run([BLUEPRINT, *arguments], stdout=closed_pipe, stderr=subprocess.PIPE, timeout=240)
     assert (result.returncode, result.stderr) == (program.PIPE_CLOSED, b"")
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
     without_output = ["sh", "-c", '"$0" schema fleet >&-', BLUEPRINT]
     result = subprocess.run(without_output, stderr=subprocess.PIPE, timeout=240, check=False)
     assert (result.returncode, result.stderr) == (0, b"")

@@ -64,10 +64,6 @@ def list_commands() -> list[CommandEntry]:
     return sorted(entries, key=lambda entry: PANELS.index(entry.panel))
 
 
-class _OutputClosedError(BrokenPipeError):
-    """The reader of standard output has closed the pipe."""
-
-
 class _LazyCommand(TyperCommand):
     """A command whose module is imported when it is called; until then, its name and summary."""
 
@@ -84,13 +80,6 @@ class _LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": {entry.name: _LazyCommand(entry) for entry in list_commands()}})
-
-    def invoke(self, ctx: Any) -> Any:
-        # Typer itself ends with 1, a failed check, when a pipe is closed.
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _OutputClosedError from None
 
 
 def load_command(entry: CommandEntry) -> Any:
@@ -160,6 +149,11 @@ def _run_app(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except typer.TyperException as error:
         return _report_usage_error(error)
+    except SystemExit as error:
+        # Typer, and Rich in a help, end with 1, a failed check, when a pipe is closed.
+        if isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None
+        raise
     # Typer turns a Ctrl-C in a command into this code, without a message.
     if code == program.INTERRUPTED:
         raise KeyboardInterrupt
