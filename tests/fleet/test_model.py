@@ -209,6 +209,10 @@ RESERVATION_REASON = "a reservation holds instances of one"
             ['fleet.yaml:2:9: region: "us-west-9": the registry of EKS\'s own images is not known there. Fix: use a region such as us-west-2, eu-west-1, or orchestrator: ecs.'],
         ),
         (
+            VALID.replace("region: us-west-2", "region: us-wst-2"),
+            ['fleet.yaml:2:9: region: "us-wst-2": the registry of EKS\'s own images is not known there. Fix: use a region such as us-west-2, eu-west-1, or orchestrator: ecs.'],
+        ),
+        (
             VALID.replace("us-west-2", "us-iso-east-1"),
             ['fleet.yaml:2:9: region: "us-iso-east-1": the region is isolated, and engines come from public registries. Fix: use a region such as us-west-2, eu-west-1.'],
         ),
@@ -231,6 +235,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
                 "fleet.yaml:9:56: eks.csi_drivers: \"efs\": the cluster platform exists, and the fleet does not change it. Fix: remove csi_drivers, or `cluster` for a new one.",
             ],
         ),
+        (VALID + "storage: {tier_buckets: {bucket: bb}}\n", ['fleet.yaml:8:34: storage.tier_buckets.bucket: "bb": it is not the name of an S3 bucket without dots. Fix: use the name of an S3 bucket without dots such as my-kv.']),
         # the file as a whole
         ("", ["fleet.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
         ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),

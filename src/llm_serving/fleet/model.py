@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from llm_serving.catalog import account_needs
 from llm_serving.catalog.eks import REGISTRY_ACCOUNTS, CsiDriver
-from llm_serving.fleet.pool import FORMATS, Orchestrator, Zone, check_unique
+from llm_serving.fleet.pool import FORMATS, Orchestrator, Zone
 from llm_serving.fleet.pool import Pool as Pool
 from llm_serving.fleet.pool import Reservation as Reservation
-from llm_serving.settings.document import AllowSingleItem, Conflict, OneOrMore, Settings, parse_default
+from llm_serving.settings.document import (
+    AllowSingleItem,
+    Conflict,
+    OneOrMore,
+    Settings,
+    find_duplicates,
+    parse_default,
+)
 from llm_serving.settings.units import Days, OrOff, Spend, Switch, build_error
 
 Name = Annotated[str, FORMATS["name"]]
@@ -137,8 +144,7 @@ class ExistingNetwork(Settings):
     private_subnets: OneOrMore[SubnetId]
     """Ids of its private subnets, one a zone, in the order of `zones`."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (check_unique("private_subnets", self.private_subnets),)
+    distinct = ("private_subnets",)
 
 
 def _select_network_tag(value: Any) -> str:
@@ -200,13 +206,12 @@ class Storage(Settings):
     tier_buckets: Annotated[tuple[TierBucket, ...], Field(max_length=20), AllowSingleItem()] = ()
     """Buckets in which engines may keep cached prompts (`tuning.kv_tiers`), one or a list."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (check_unique("repositories", self.repositories), *super().find_conflicts())
+    distinct = ("repositories",)
 
     def _check_buckets(self) -> Iterator[Conflict]:
         """Yield buckets that are listed twice, and those of weights that engines could write to."""
-        yield from check_unique("model_buckets", [row.bucket for row in self.model_buckets])
-        yield from check_unique("tier_buckets", [row.bucket for row in self.tier_buckets])
+        yield from find_duplicates("model_buckets", [row.bucket for row in self.model_buckets])
+        yield from find_duplicates("tier_buckets", [row.bucket for row in self.tier_buckets])
         weights = {row.bucket for row in self.model_buckets}
         for index, row in enumerate(self.tier_buckets):
             if row.bucket in weights:
@@ -309,9 +314,7 @@ class Eks(Settings):
     bottlerocket: Annotated[str, FORMATS["eks-bottlerocket"]] | None = None
     """Release of the Bottlerocket nodes' AMI; the pinned one by default."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        names = ("node_security_groups", "public_from", "private_from", "admins", "csi_drivers")
-        return (*(check_unique(name, getattr(self, name)) for name in names), *super().find_conflicts())
+    distinct = ("node_security_groups", "public_from", "private_from", "admins", "csi_drivers")
 
     def _check_cluster(self) -> Iterator[Conflict]:
         """Yield what says how to make a cluster, beside one that exists."""
@@ -438,8 +441,7 @@ class Fleet(Settings):
     tags: Annotated[dict[TagKey, TagValue], Field(max_length=40)] = Field(default_factory=dict)
     """Tags on all resources. A change replaces the instances of node groups and of ECS, some at a time."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (check_unique("zones", self.zones), *super().find_conflicts())
+    distinct = ("zones",)
 
     @property
     def orchestrators(self) -> tuple[Orchestrator, ...]:
@@ -485,7 +487,7 @@ class Fleet(Settings):
     def _check_own_buckets(self) -> Iterator[Conflict]:
         """Yield buckets of the fleet itself that engines could write to."""
         for index, row in enumerate(self.storage.tier_buckets):
-            if re.fullmatch(rf"{re.escape(self.name)}-[a-z]+-[0-9]{{12}}-{re.escape(self.region)}", row.bucket):
+            if re.fullmatch(rf"{re.escape(self.name)}-[a-z]+-[0-9]{{12}}-{re.escape(self.region)}", str(row.bucket)):
                 reason = "it is the fleet's own, and engines could change what others read there"
                 yield Conflict(("storage", "tier_buckets", index, "bucket"), reason, "use another bucket", row.bucket)
 
@@ -493,13 +495,15 @@ class Fleet(Settings):
         if self.region.startswith(_ISOLATED_REGIONS):
             reason = "the region is isolated, and engines come from public registries"
             yield Conflict(("region",), reason, f"use a region such as {', '.join(_EXAMPLE_REGIONS)}")
-        elif "eks" in self.orchestrators and self.region not in REGISTRY_ACCOUNTS:
+        elif self.region not in REGISTRY_ACCOUNTS and "eks" in self.orchestrators:
             reason = "the registry of EKS's own images is not known there"
             yield Conflict(
                 ("region",), reason, f"use a region such as {', '.join(_EXAMPLE_REGIONS)}, or orchestrator: ecs"
             )
 
     def _check_zones(self) -> Iterator[Conflict]:
+        if any(self._check_region()):  # which says it already
+            return
         for index, zone in enumerate(self.zones):
             if zone[:-1] != self.region:
                 reason = f"the zone is outside the fleet's region, {self.region}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
@@ -23,13 +23,6 @@ ImageId = Annotated[str, FORMATS["image-id"]]
 LabelKey = Annotated[str, FORMATS["label-key"]]
 LabelValue = Annotated[str, FORMATS["label-value"]]
 TaintText = Annotated[str, FORMATS["taint-text"]]
-
-
-def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
-    """Refuse a list in order of preference that names an item twice."""
-    for index, item in enumerate(items):
-        if item in items[:index]:
-            yield Conflict((field, index), "it is listed twice", "remove the duplicate")
 
 
 class Reservation(Settings):
@@ -128,9 +121,7 @@ class Pool(Settings):
     taints: Annotated[tuple[TaintText, ...], Field(max_length=10), AllowSingleItem()] = ()
     """Taints of EKS nodes, besides the one that keeps other pods off accelerators."""
 
-    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        names = ("types", "zones", "buy", "taints")
-        return (*(check_unique(name, getattr(self, name)) for name in names), *super().find_conflicts())
+    distinct = ("types", "zones", "buy", "taints")
 
     def _check_capacity_block(self) -> Iterator[Conflict]:
         if len(self.buy) > 1 and any(

@@ -59,9 +59,13 @@ class Settings(Described):
     other_names: ClassVar[Mapping[str, str]] = {}
     """What engines call some of its keys, in Python's form: who writes one is told the key."""
 
+    distinct: ClassVar[tuple[str, ...]] = ()
+    """Its fields with lists that name no item twice."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         """Return the conflicts between fields, one iterator for each rule."""
-        return [getattr(self, name)() for name in _list_rules(type(self))]
+        rules = [getattr(self, name)() for name in _list_rules(type(self))]
+        return [*(find_duplicates(name, getattr(self, name)) for name in self.distinct), *rules]
 
     @model_validator(mode="after")
     def _raise_conflicts(self) -> Self:
@@ -91,6 +95,13 @@ def _list_rules(model: type[Settings]) -> tuple[str, ...]:
     """Return the names of a model's rules, those of its bases first."""
     names = (name for base in reversed(model.__mro__) for name in vars(base) if name.startswith("_check_"))
     return tuple(dict.fromkeys(names))
+
+
+def find_duplicates(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
+    """Yield the items of a list that are there before."""
+    for index, item in enumerate(items):
+        if item in items[:index]:
+            yield Conflict((field, index), "it is listed twice", "remove the duplicate")
 
 
 def check_one_of(settings: Settings, *names: str, fix: str) -> Iterator[Conflict]:
