@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.tables import status_table
+from llm_serving.cli.commands import status
 from llm_serving.targets.base import DeploymentStatus
 from llm_serving.targets.eks import pods, scaling_health
 
@@ -52,8 +52,8 @@ def test_a_role_whose_metrics_fail_is_named_with_what_that_means(monkeypatch: py
 
 def test_notes_stand_in_both_forms_of_status_and_change_no_state() -> None:
     rows = [{"role": "decode", "name": "mine-decode-0", "state": "ready"}]
-    status = DeploymentStatus("mine", "http://mine", "members", rows, "", ["decode: does not scale"])
-    assert status.build_payload()["notes"] == ["decode: does not scale"]
-    assert status.unready == []
-    *_, note = status_table.render(status).renderables  # type: ignore[union-attr]
+    shown = DeploymentStatus("mine", "http://mine", "members", rows, "", ["decode: does not scale"])
+    assert shown.build_payload()["notes"] == ["decode: does not scale"]
+    assert shown.unready == []
+    *_, note = status.render(shown).renderables  # type: ignore[union-attr]
     assert str(note) == "• decode: does not scale"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from llm_serving import console, paths
 from llm_serving.options.arguments import AsJson
@@ -17,10 +21,10 @@ from llm_serving.services.runs import SWEEP_FILE
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.settings.untrusted_file import open_regular
-from llm_serving.tables import comparison_table
 from llm_serving.validation.load import driver_result
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.pages import comparison_page
+from llm_serving.validation.pages.comparison_page import format_percent, format_value
 from llm_serving.validation.reports import comparison, run_folder
 from llm_serving.validation.reports.comparison import Change, Comparison
 from llm_serving.validation.reports.validation_run import ValidationRun
@@ -71,7 +75,7 @@ def compare(
     comparisons = [comparison.compare(baseline, run, margin / 100) for run in others]
     if page:
         page.write_text(comparison_page.render(baseline.title, comparisons, margin / 100), encoding="utf-8")
-    payload, table = _build_payload(baseline, comparisons), comparison_table.render(comparisons)
+    payload, table = _build_payload(baseline, comparisons), render(comparisons)
     console.print_rows(payload, table, as_json=as_json, soft_wrap=False)
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
     if gate and worse:
@@ -204,3 +208,34 @@ def _build_change(change: Change) -> dict[str, Any]:
         name: value if isinstance(value, str) or math.isfinite(value) else None
         for name, value in change._asdict().items()
     }
+
+
+_STYLES = {"better": "green", "worse": "red", "no difference shown": "dim"}
+_WORDS = {"no difference shown": "not shown"}
+"""Verdicts in a column that is headed `difference`, for terminals of 80 columns."""
+
+
+def render(comparisons: Sequence[Comparison]) -> RenderableType:
+    """Render each run's changes, its notes and its verdict."""
+    return Group(*(part for comparison in comparisons for part in _render_parts(comparison)))
+
+
+def _render_parts(comparison: Comparison) -> Iterator[RenderableType]:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("baseline", "run", "change", "interval"):
+        table.add_column(heading, justify="right")
+    table.add_column("difference")
+    for change in comparison.changes:
+        table.add_row(
+            change.metric,
+            format_value(change.baseline),
+            format_value(change.value),
+            format_percent(change.change),
+            f"{format_percent(change.low)} to {format_percent(change.high)}",
+            Text(_WORDS.get(change.verdict, change.verdict), _STYLES[change.verdict]),
+        )
+    yield table
+    yield from comparison.differences
+    yield from (Text.assemble(("• ", "yellow"), note) for note in comparison.notes)
+    yield Text.assemble((comparison.verdict.upper(), f"bold {_STYLES[comparison.verdict]}"), f" {comparison.title}")

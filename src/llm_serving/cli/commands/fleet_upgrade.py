@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from llm_serving import console, processes
 from llm_serving.fleet import model, upgrade
@@ -15,7 +18,7 @@ from llm_serving.options.arguments import FLEET, AsJson, Fleet
 from llm_serving.services import inputs
 from llm_serving.settings import overrides
 from llm_serving.settings.errors import Unavailable
-from llm_serving.tables import fleet_plan_table, upgrade_table
+from llm_serving.tables import fleet_plan_table
 
 
 def show_upgrade(
@@ -37,7 +40,7 @@ def show_upgrade(
         )
     steps = upgrade.list_steps(settings, running)
     if as_json:
-        console.print_json(upgrade_table.build_payload(steps, unread))
+        console.print_json(_build_payload(steps, unread))
     else:
         _print(fleet, settings, steps, unread)
     if write and steps and steps[0].edit:
@@ -63,7 +66,7 @@ def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[s
     if not steps:
         console.out.print("Nothing is behind.")
         return
-    console.out.print(upgrade_table.render(steps))
+    console.out.print(_render(steps))
     console.out.print(f"Next: {_describe(fleet, steps[0])}", markup=False, soft_wrap=True)
 
 
@@ -75,3 +78,32 @@ def _describe(fleet: Path, step: Step) -> str:
         for command in step.commands
     )
     return edit + ", then ".join(commands)
+
+
+def _render(steps: Sequence[Step]) -> Table:
+    table = Table.grid("", "", padding=(0, 2, 0, 0))
+    for number, step in enumerate(steps, start=1):
+        table.add_row(str(number), Text(step.name, "bold"))
+        for change in step.changes:
+            table.add_row("", Text(change))
+        table.add_row("", Text(f"drains: {step.drains}"))
+        table.add_row("", Text(f"because: {step.rule.reason} ({step.rule.source})"))
+    return table
+
+
+def _build_payload(steps: Sequence[Step], unread: Sequence[str]) -> dict[str, Any]:
+    return {
+        "steps": [
+            {
+                "name": step.name,
+                "changes": list(step.changes),
+                "drains": step.drains,
+                "reason": step.rule.reason,
+                "source": step.rule.source,
+                "edit": {".".join(step.edit[0]): step.edit[1].strip('"')} if step.edit else {},
+                "commands": list(step.commands),
+            }
+            for step in steps
+        ],
+        "not_read": list(unread),
+    }

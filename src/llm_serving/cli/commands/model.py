@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.table import Table
 
 from llm_serving import console
 from llm_serving.aws import s3
@@ -29,7 +30,7 @@ from llm_serving.services.models import build_bucket_prefix
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError, quote_value, require_choice
 from llm_serving.settings.units import Tokens, format_bytes, format_count
-from llm_serving.tables import fit_table, models_table
+from llm_serving.tables import fit_table
 
 _FORMATS = tuple(models.FORMATS)
 
@@ -92,7 +93,7 @@ def list_(as_json: AsJson = False) -> None:
         }
         for row in rows
     ]
-    console.print_rows(payload, models_table.render(rows), as_json=as_json, soft_wrap=False)
+    console.print_rows(payload, _render_models(rows), as_json=as_json, soft_wrap=False)
 
 
 @app.command()
@@ -316,3 +317,24 @@ def _resolve_fleet_uri(fleet_file: Path, name: str, weights_format: models.Weigh
     account = identity.fetch_identity(AwsSession.from_environment(fleet.region)).account
     bucket = aws_limits.build_bucket_name(fleet.name, "models", account, fleet.region)
     return f"s3://{bucket}/{build_bucket_prefix(name, weights_format)}"
+
+
+def _render_models(models: Iterable[Model]) -> Table:
+    table = Table("name", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("billion\nparam.", "weights", "KV B/\ntoken", "max\ncontext"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in models:
+        billions = model.parameters / 1e9
+        table.add_row(
+            _describe_name(model),
+            f"{billions:.{3 if billions > 0.001 else 1}g}" if billions < 1000 else f"{billions:,.0f}",
+            format_bytes(model.weight_bytes),
+            f"{memory.compute_kv_bytes_per_token(model):,}",
+            f"{model.max_context:,}" if model.max_context < pipelines.UNBOUNDED else "–",
+        )
+    return table
+
+
+def _describe_name(model: Model) -> str:
+    remarks = [remark for remark in ("random weights" * model.random, model.task) if remark not in ("", "generate")]
+    return f"{model.name} ({', '.join(remarks)})" if remarks else model.name

@@ -6,12 +6,14 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from rich.table import Table
+from rich.text import Text
 
 from llm_serving import console, paths
 from llm_serving.fleet.model import Name
@@ -24,7 +26,6 @@ from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.services.kinds import Capability
 from llm_serving.settings.errors import InputError, quote_value, require_choice
-from llm_serving.tables import patterns_table
 from llm_serving.targets import render
 
 ROOT = paths.ROOT
@@ -47,7 +48,7 @@ def list_(as_json: AsJson = False) -> None:
         }
         for folder in paths.list_patterns()
     ]
-    console.print_rows(entries, patterns_table.render(entries), as_json=as_json, soft_wrap=False)
+    console.print_rows(entries, _render_patterns(entries), as_json=as_json, soft_wrap=False)
 
 
 def new(
@@ -169,3 +170,12 @@ def _read_summary(folder: Path) -> str:
 def _update_schema_comment(file: Path, schema: str) -> None:
     schema_path = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
     file.write_text(re.sub(r"(?<=\$schema=)\S+", schema_path, file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _render_patterns(entries: Iterable[Mapping[str, Any]]) -> Table:
+    table = Table("pattern", "targets", "description", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    for entry in entries:
+        presets = f" Presets: {', '.join(entry['presets'])}." if entry["presets"] else ""
+        table.add_row(Text(entry["name"], "bold"), ", ".join(entry["targets"]), Text(f"{entry['about']}{presets}"))
+    return table

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from llm_serving import console
 from llm_serving.fleet import loading, shift_plan, traffic_curves
-from llm_serving.fleet.shift_plan import PoolPlan, Violation
+from llm_serving.fleet.shift_plan import Hours, PoolPlan, Violation
 from llm_serving.options.arguments import FLEET, AsJson, Fleet
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.tables import shift_plan_table
 from llm_serving.validation.pages import shift_plan_page
 
 Traffic = Annotated[Path, typer.Option("--traffic", metavar="FILE", help="A week's load of the fleet's pools.")]
@@ -35,7 +35,7 @@ def show_plan(traffic: Traffic, fleet: Fleet = FLEET, page: Page = None, as_json
     if as_json:
         console.print_json(_build_payload(fleet_document.value.name, plans))
     else:
-        console.out.print(shift_plan_table.render(plans))
+        console.out.print(_render(plans))
         if page:
             console.out.print(console.shorten_path(page), markup=False)
     violations = [violation for plan in plans for violation in plan.violations]
@@ -68,3 +68,26 @@ def _describe(violations: Sequence[Violation]) -> str:
     }[first.kind]
     others = f", and {len(violations) - 1} more" if len(violations) > 1 else ""
     return f"{first.pool}, day {int(day) + 1}, {int(hour)}h: {what}{others}"
+
+
+def _render(plans: Sequence[PoolPlan]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("GPU-hours of a week")
+    for heading in ("static", "planned", "oracle", "saved", "of oracle", "violations"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for plan in plans:
+        hours = shift_plan.sum_hours([plan], "gpu")
+        table.add_row(plan.pool, *_format_hours(hours), str(len(plan.violations)))
+    count = sum(len(plan.violations) for plan in plans)
+    table.add_row("all", *_format_hours(shift_plan.sum_hours(plans, "gpu")), str(count), style="bold")
+    if all(plan.usd_h is not None for plan in plans):
+        table.add_row("USD, on demand", *_format_hours(shift_plan.sum_hours(plans, "usd")), "")
+    return table
+
+
+def _format_hours(hours: Hours) -> tuple[str, ...]:
+    """Format the three, what the plan saves of the static peak, and the oracle's share of the plan."""
+    saved = 1 - hours.planned / hours.static if hours.static else 0
+    reached = hours.oracle / hours.planned if hours.planned else 1
+    amounts = (f"{value:,.0f}" for value in (hours.static, hours.planned, hours.oracle))
+    return (*amounts, f"{saved:.1%}", f"{reached:.1%}")

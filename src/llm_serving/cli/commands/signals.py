@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from rich.table import Table
+from rich.text import Text
+
 from llm_serving import console
 from llm_serving.catalog import signals
 from llm_serving.options.arguments import AsJson
-from llm_serving.tables import signals_table
 
 
 def list_signals(as_json: AsJson = False) -> None:
@@ -14,7 +18,7 @@ def list_signals(as_json: AsJson = False) -> None:
     A signal has a row for each program's name of it.
     """
     rows = [_build_row(name) for name in signals.list_program_names()]
-    console.print_rows(rows, signals_table.render(rows), as_json=as_json)
+    console.print_rows(rows, _render(rows), as_json=as_json)
 
 
 def _build_row(program_name: signals.ProgramName) -> dict[str, str]:
@@ -28,3 +32,12 @@ def _build_row(program_name: signals.ProgramName) -> dict[str, str]:
         "meaning": signal.meaning,
         "action": signal.action,
     }
+
+
+def _render(rows: Iterable[Mapping[str, str]]) -> Table:
+    table = Table("signal", "program's name", "meaning", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.columns[0].no_wrap = True
+    table.columns[1].overflow = "fold"
+    for row in rows:
+        table.add_row(Text(row["name"], "bold"), f"{row['program_name']}\n{row['program']}", row["meaning"])
+    return table

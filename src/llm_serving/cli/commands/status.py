@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from llm_serving import console
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.tables import starts_table, status_table
 from llm_serving.targets import registry
+from llm_serving.targets.base import DeploymentStatus
+from llm_serving.targets.starts import Start
 
 
 def status(
@@ -39,7 +44,7 @@ def _show_status(folder: Path, fleet: Path, target: str, *, as_json: bool) -> No
     if as_json:
         console.print_json(deployment_status.build_payload())
     elif deployment_status.rows:
-        console.out.print(status_table.render(deployment_status))
+        console.out.print(render(deployment_status))
     if not deployment_status.rows:
         raise CheckFailed(deployment_status.missing)
     if deployment_status.unready:
@@ -51,7 +56,7 @@ def _show_starts(folder: Path, fleet: Path, target: str, *, as_json: bool) -> No
     if not starts:
         raise CheckFailed(f"{folder.name}: no replica runs. Fix: run blueprint deploy {console.shorten_path(folder)}")
     payload = {"starts": [asdict(start) for start in starts]}
-    console.print_rows(payload, starts_table.render(starts), as_json=as_json)
+    console.print_rows(payload, _render_starts(starts), as_json=as_json)
 
 
 def logs(
@@ -66,3 +71,43 @@ def logs(
 ) -> None:
     """Print the logs of a deployment."""
     registry.load_target(target).show_logs(folder, fleet, process, lines=lines, follow=follow)
+
+
+def render(status: DeploymentStatus) -> RenderableType:
+    """Render the rows, and the endpoint below them."""
+    columns = [
+        name for name in ("role", "name", "state", "uptime", "port", "restarts", "pid", "machine") if _has(status, name)
+    ]
+    headings = {"machine": "node"} | ({} if "role" in columns else {"name": "process"})
+    table = Table(*(headings.get(name, name) for name in columns))
+    for row in status.rows:
+        table.add_row(*(_format_cell(row, name) for name in columns))
+    address = "not deployed yet" if status.url is None else status.url or "no endpoint"
+    notes = [Text.assemble(("• ", "yellow"), note) for note in status.notes]
+    return Group(table, Text(f"{status.name}: {address}"), *notes)
+
+
+def _has(status: DeploymentStatus, column: str) -> bool:
+    return any(("uptime_s" if column == "uptime" else column) in row for row in status.rows)
+
+
+def _format_cell(row: Mapping[str, Any], column: str) -> str:
+    if column == "uptime":
+        return _format_uptime(row["uptime_s"]) if row["pid"] else ""
+    if column in ("port", "pid"):
+        return str(row[column] or "")
+    return str(row[column])
+
+
+def _format_uptime(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _render_starts(starts: Sequence[Start]) -> Table:
+    table = Table("role", "replica")
+    for heading in ("pull s", "copy s", "load s", "compile s", "first answer s"):
+        table.add_column(heading, justify="right")
+    for start in starts:
+        parts = (start.pull_s, start.copy_s, start.load_s, start.compile_s, start.first_answer_s)
+        table.add_row(start.role, start.name, *("" if part is None else f"{part:.1f}" for part in parts))
+    return table

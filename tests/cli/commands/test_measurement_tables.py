@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from llm_serving.tables import comparison_table, sweep_table, tune_table
+from llm_serving.cli.commands import compare, sweep, tune
 from llm_serving.validation.reports import comparison, terminal_summary
 from llm_serving.validation.search.knee import Sweep
 from llm_serving.validation.search.racing import Trial, Tuning
@@ -52,7 +52,7 @@ def build_comparison() -> RenderableType:
     runs = [_simulate(seed, factor=factor) for seed, factor in ((1, 10.0), (2, 100.0))]
     for run in runs:
         run.report["cost"] = {"usd_h": 1_234.5}  # type: ignore[index]
-    return comparison_table.render([comparison.compare(*runs)])
+    return compare.render([comparison.compare(*runs)])
 
 
 def build_sweep() -> RenderableType:
@@ -61,7 +61,7 @@ def build_sweep() -> RenderableType:
         name="mine", target="local", axis="rate", precision=0.1, started_at="2026-11-24T10:00:00+00:00", seconds=60.0,
         kept=kept, missed=missed, capacity=None, per_replica={}, points=LOADS, settings={}, notes=[],
     )  # fmt: skip
-    return sweep_table.render(result, Path("runs/mine/sweep-2026-11-24T10-00-00Z"))
+    return sweep.render(result, Path("runs/mine/sweep-2026-11-24T10-00-00Z"))
 
 
 def build_tuning() -> RenderableType:
@@ -73,7 +73,7 @@ def build_tuning() -> RenderableType:
     state = Tuning(
         name="mine", target="eks", digest="", axis="rate", precision=0.1, point_s=20, started_at="", trials=trials, best=1
     )  # fmt: skip
-    return tune_table.render(state, Path("runs/mine/tune-2026-11-24T10-00-00Z"))
+    return tune.render(state, Path("runs/mine/tune-2026-11-24T10-00-00Z"))
 
 
 @pytest.mark.parametrize("build", [build_summary, build_comparison, build_sweep, build_tuning])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from llm_serving.cli.commands import fleet_show
 from llm_serving.fleet import capacity
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
-from llm_serving.tables import capacity_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def _render(name: str, width: int) -> list[str]:
@@ -20,7 +20,7 @@ def _render(name: str, width: int) -> list[str]:
     console = Console(width=width, no_color=True)
     with console.capture() as capture:
         machines = sum(pool.size.max for pool in fleet.pools.values())
-        console.print(capacity_table.render(capacity.compute(fleet), machines))
+        console.print(fleet_show.render_capacity(capacity.compute(fleet), machines))
     return capture.get().splitlines()
 
 
@@ -47,7 +47,7 @@ def test_a_small_fleet_shows_no_launch_time_and_no_zone_loss() -> None:
 
 def test_the_payload_has_the_same_facts() -> None:
     fleet = load(ROOT / "infra/fleets/p5-efa.yaml", Fleet).value
-    response = capacity_table.build_payload(capacity.compute(fleet))
+    response = fleet_show.build_capacity_payload(capacity.compute(fleet))
     assert response["pools_in_one_zone"] == ["h100"]
     assert {row["zone"] for row in response["subnets"]} == {"us-east-1a", "us-east-1b"}
     codes = {row["code"] for row in response["quotas"]}

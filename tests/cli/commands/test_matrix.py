@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llm_serving.tables.matrix_table import MatrixTable
+from llm_serving.cli.commands.matrix import MatrixTable
 from llm_serving.targets import matrix
 from llm_serving.targets.matrix import Cell
 

@@ -4,13 +4,13 @@ import io
 
 from rich.console import Console
 
+from llm_serving.cli.commands import rehearse
 from llm_serving.rehearsal.run import Rehearsal, StackResult
-from llm_serving.tables import rehearsal_table
 
 
 def render(*rehearsals: Rehearsal) -> str:
     output = io.StringIO()
-    Console(file=output, width=80).print(rehearsal_table.render(rehearsals))
+    Console(file=output, width=80).print(rehearse.render(rehearsals))
     return output.getvalue()
 
 
