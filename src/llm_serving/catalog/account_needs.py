@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_serving.catalog.eks import CsiDriver
-from llm_serving.catalog.instances import Row
 from llm_serving.catalog.quotas import Quota
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FILE = "account.yaml"
 
@@ -25,7 +25,7 @@ Orchestrator = Literal["eks", "ecs"]
 ORCHESTRATORS: tuple[Orchestrator, ...] = ("eks", "ecs")
 
 
-class Endpoint(Row):
+class Endpoint(PlainData):
     """An interface endpoint of a service that nodes or programs call."""
 
     service: str
@@ -42,7 +42,7 @@ class Endpoint(Row):
     """The driver of volumes that calls it; None where no driver does."""
 
 
-class ServiceRole(Row):
+class ServiceRole(PlainData):
     """A role by which an AWS service acts in the account."""
 
     name: str
@@ -52,7 +52,7 @@ class ServiceRole(Row):
     """What goes wrong without it."""
 
 
-class NeededQuota(Row):
+class NeededQuota(PlainData):
     """The use that one deployment of a kind makes of a quota."""
 
     orchestrator: Orchestrator
@@ -61,7 +61,7 @@ class NeededQuota(Row):
     breakdown: str
 
 
-class _Needs(Row):
+class _Needs(PlainData):
     read_on: str
     endpoints: tuple[Endpoint, ...] = ()
 

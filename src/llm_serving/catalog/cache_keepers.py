@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from llm_serving.catalog.command_parts import Row
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 CACHE_KEEPERS_FILE = Path(__file__).with_name("cache_keepers.yaml")
 
 
-class CacheKeeper(Row):
+class CacheKeeper(PlainData):
     """What keeps cached prompts in place of the engine."""
 
     source: str

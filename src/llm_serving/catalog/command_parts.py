@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, Field
 
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 VALUES_FILE = Path(__file__).with_name("values.yaml")
 """All values that rows can use, with what each is."""
@@ -52,15 +53,11 @@ FileSettings = Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
 """Keys of an engine's file of settings; a text that is one value in braces becomes that value, a number too."""
 
 
-class Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CommandPart(Row):
+class CommandPart(PlainData):
     """Arguments and environment that one option or circumstance adds."""
 
     arguments: tuple[Template, ...] = ()
-    settings: FileSettings = {}
+    settings: FileSettings = Field(default_factory=dict)
     """For engines that take a file of settings (`Engine.settings_arguments`)."""
 
     environment: Mapping[str, Template] = {}
@@ -71,7 +68,7 @@ class CommandPart(Row):
     """A program that runs beside the engine, and starts again where it ends."""
 
 
-class NamedChoice(Row):
+class NamedChoice(PlainData):
     """A row that a blueprint names."""
 
     source: str

@@ -18,7 +18,6 @@ from llm_serving.catalog.command_parts import (
     CommandPart,
     FileSettings,
     NamedChoice,
-    Row,
     Template,
     get_default,
     list_option_names,
@@ -26,6 +25,7 @@ from llm_serving.catalog.command_parts import (
 from llm_serving.catalog.models import WeightsFormat
 from llm_serving.catalog.quantizations import Quantization
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FOLDER = Path(__file__).with_name("engines")
 
@@ -50,7 +50,7 @@ class WeightStreaming(CommandPart):
     """Regular expression of the line that it logs: bytes, their unit and seconds; empty if it logs none."""
 
 
-class StartLines(Row):
+class StartLines(PlainData):
     """Regular expressions of what the engine logs of its start, whose group is seconds."""
 
     begins: str
@@ -63,7 +63,7 @@ class StartLines(Row):
     """Lines on what follows: profiling, the KV cache, compiling and warming up."""
 
 
-class AttentionKernels(Row):
+class AttentionKernels(PlainData):
     """Kernels of attention that the engine chooses between by itself."""
 
     argument: str
@@ -92,7 +92,7 @@ class WideExperts(CommandPart):
     """Models whose experts the engine copies, by transformers' `model_type`."""
 
 
-class Sleeping(Row):
+class Sleeping(PlainData):
     """What an engine keeps that sleeps, so that others have its accelerators: its weights go to the host's memory."""
 
     source: str
@@ -124,7 +124,7 @@ class Sleeping(Row):
         return accelerators * (int(self.host_copies * weight_bytes) + self.host_bytes)
 
 
-class EngineLimits(Row):
+class EngineLimits(PlainData):
     """What the engine runs on one kind of accelerator, where its programs are compiled for fixed shapes."""
 
     source: str
@@ -152,7 +152,7 @@ class EngineLimits(Row):
         return max((size for size in self.segments if size <= max_tokens and size < context), default=self.segments[0])
 
 
-class LocalSetup(Row):
+class LocalSetup(PlainData):
     """How the local target gets the engine's programs and the router's, into an environment of the engine's own."""
 
     folder: str
@@ -254,7 +254,7 @@ EngineMetric = Literal[
 """Signals of an engine; `signals.yaml` says what each means."""
 
 
-class FinishReasons(Row):
+class FinishReasons(PlainData):
     """How the counter of finished requests separates answered requests from others."""
 
     label: str = ""
@@ -262,7 +262,7 @@ class FinishReasons(Row):
     """Values of the label that mean: without an answer."""
 
 
-class AnswerParsers(Row):
+class AnswerParsers(PlainData):
     """How the engine reads the answers of some models, in its own names."""
 
     models: tuple[str, ...] = ()
@@ -285,7 +285,7 @@ class AnswerParsers(Row):
     """What the model's config.json is to say instead, JSON, for a ranking model that is stored as one that chats."""
 
 
-class AdapterApi(Row):
+class AdapterApi(PlainData):
     """How LoRA adapters come and go while the engine runs: paths, and fields of the bodies that are posted to them."""
 
     load: str
@@ -295,14 +295,14 @@ class AdapterApi(Row):
     """Of the adapter's folder."""
 
 
-class RefusedArguments(Row):
+class RefusedArguments(PlainData):
     """Options or variables of the engine that a blueprint cannot set, and why."""
 
     names: tuple[str, ...]
     reason: str
 
 
-class RefusedBeside(Row):
+class RefusedBeside(PlainData):
     """Values of variables that cannot be beside options that the deployment writes."""
 
     variables: tuple[str, ...]

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from llm_serving.catalog.command_parts import CommandPart, FileSettings, NamedChoice, Row, Template
+from llm_serving.catalog.command_parts import CommandPart, FileSettings, NamedChoice, Template
 from llm_serving.catalog.engines import Engine, EngineMetric, Transfer, load_engines
 from llm_serving.catalog.routers import Router, load_routers
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
 
 _Value = TypeVar("_Value")
 
 
-class FrameworkSetup(Row):
+class FrameworkSetup(PlainData):
     """How the local target gets a framework and the engine that it pins, into an environment of their own."""
 
     folder: str
@@ -33,7 +34,7 @@ class FrameworkSetup(Row):
     """What the user should know of it, a sentence."""
 
 
-class FrameworkEngine(Row):
+class FrameworkEngine(PlainData):
     """An engine under a framework: what differs from the engine's own row."""
 
     version: str
@@ -111,7 +112,7 @@ class FrameworkEngine(Row):
         return own if own in self.parsers[key] else ""
 
 
-class Workload(Row):
+class Workload(PlainData):
     """The custom kind by which a framework runs a deployment on EKS."""
 
     api_version: str

@@ -29,11 +29,7 @@ DEVICES: Mapping[Kind, str] = MappingProxyType({"gpu": "nvidia.com/gpu", "neuron
 """What the device plugins call accelerators on Kubernetes; their nodes' taints have the same keys."""
 
 
-class Row(PlainData):
-    """Base of catalog data: frozen, rejects unknown fields."""
-
-
-class Source(Row):
+class Source(PlainData):
     """Source and date."""
 
     name: str
@@ -41,7 +37,7 @@ class Source(Row):
     """Day it was read or published, YYYY-MM-DD, or YYYY-MM where no day is known."""
 
 
-class Accelerators(Row):
+class Accelerators(PlainData):
     """The accelerators of one instance, all alike."""
 
     kind: Kind
@@ -77,7 +73,7 @@ class Accelerators(Row):
         return self.logical_cores or self.cores or 1
 
 
-class Processor(Row):
+class Processor(PlainData):
     """The CPU of an instance's host, of which the instance has a share."""
 
     name: str
@@ -91,7 +87,7 @@ class Processor(Row):
     """Memory bandwidth of one socket at its peak, in 10^9 bytes a second."""
 
 
-class NetworkCard(Row):
+class NetworkCard(PlainData):
     """One network card. A request for interfaces names its card by `index`."""
 
     index: int
@@ -105,14 +101,14 @@ class NetworkCard(Row):
     """Whether the card takes an EFA interface; card 0 of p6-b300 does not."""
 
 
-class Price(Row):
+class Price(PlainData):
     """On demand, Linux, shared tenancy."""
 
     usd_h: float
     source: Source
 
 
-class Instance(Row):
+class Instance(PlainData):
     """One EC2 instance type."""
 
     name: str

@@ -300,11 +300,7 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
 
 
 def _read_pipeline(folder: Path) -> Model:
-    """Return the model in the folder of a pipeline, by its index and the sizes of its files.
-
-    Raises:
-        ModelError: the index is no pipeline's, or no part has safetensors.
-    """
+    """Return the model in the folder of a pipeline, by its index and the sizes of its files."""
     index = _read_json(folder / pipelines.INDEX_FILE)
     if not isinstance(index, dict) or not pipelines.is_index(index):
         reason = f"{folder / pipelines.INDEX_FILE}: it names no class of a pipeline"
@@ -405,11 +401,7 @@ def merge_quantization(config: Mapping[str, Any], quantization: Any) -> Mapping[
 
 
 def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
-    """Return the model in a folder of one GGUF file, by the file's own header.
-
-    Raises:
-        ModelError: there are several, or the file cannot be used.
-    """
+    """Return the model in a folder of one GGUF file, by the file's own header."""
     header = gguf.read_file(files[0])  # first, since one of a split model's files says what to do with them
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:4])
@@ -418,11 +410,7 @@ def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
 
 
 def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None) -> Model:
-    """Return the model of a GGUF file.
-
-    Raises:
-        ModelError: llama.cpp does not run it, or a number that memory follows from is missing.
-    """
+    """Return the model of a GGUF file."""
     gguf.check_known(header, source)
     return Model(
         **{**dict(gguf.build_architecture(header, source)), "pooled": header.task != "generate"},

@@ -148,11 +148,7 @@ def _read_modelopt(settings: Mapping[str, Any]) -> Scheme:
 
 
 def _read_mixed(settings: Mapping[str, Any] | None) -> Mapping[str, Scheme]:
-    """Return the scheme of each module that a ModelOpt checkpoint of mixed precision names; else nothing.
-
-    Raises:
-        UnknownSchemeError: it names none, or the size of one is not known here.
-    """
+    """Return the scheme of each module that a ModelOpt checkpoint of mixed precision names; else nothing."""
     if not settings or settings.get("quant_algo") != _MIXED:
         return {}
     modules = settings.get("quantized_layers")
@@ -287,11 +283,7 @@ class NamedModules:
 
 
 def _compile(rule: str) -> re.Pattern[str]:
-    """Return the pattern of a rule, which anybody may have written.
-
-    Raises:
-        UnknownSchemeError: it is no pattern, or one that Python's engine may never finish.
-    """
+    """Return the pattern of a rule, which anybody may have written."""
     if not rule.startswith("re:"):
         return re.compile(fnmatch.translate(rule))
     pattern = rule.removeprefix("re:")

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from llm_serving.catalog.command_parts import CommandPart, FileSettings, Row, Template
+from llm_serving.catalog.command_parts import CommandPart, FileSettings, Template
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 
@@ -26,7 +27,7 @@ class DiscoveryMode(CommandPart):
     """Put before the router's own command: the program that finds engines for it."""
 
 
-class Discovery(Row):
+class Discovery(PlainData):
     """How a router finds the engines."""
 
     aggregated: DiscoveryMode
@@ -40,7 +41,7 @@ class Discovery(Row):
     `aggregated`."""
 
 
-class RouterProgram(Row):
+class RouterProgram(PlainData):
     """What routes in place of the router's own container, in the engine's image, in a container beside that."""
 
     name: str
@@ -56,7 +57,7 @@ class RouterProgram(Row):
     """For the engine's image, unpacked."""
 
 
-class Router(Row):
+class Router(PlainData):
     """What spreads requests over the replicas."""
 
     source: str

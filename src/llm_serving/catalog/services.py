@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_serving.catalog.instances import Row, Source
+from llm_serving.catalog.instances import Source
 from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 
 FILE = Path(__file__).with_name("services.yaml")
 
 
-class Service(Row):
+class Service(PlainData):
     """What one unit of a service costs."""
 
     usd_h: float

@@ -6,9 +6,10 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_serving.catalog.instances import Accelerators, Row
+from llm_serving.catalog.instances import Accelerators
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import InputError
+from llm_serving.settings.plain import PlainData
 
 FILE = Path(__file__).with_name("step_times.yaml")
 """Written by scripts/fit_step_times.py."""
@@ -17,7 +18,7 @@ FILE = Path(__file__).with_name("step_times.yaml")
 LINKS_FILE = Path(__file__).with_name("links.yaml")
 
 
-class Coefficients(Row):
+class Coefficients(PlainData):
     """The numbers that were fitted; efficiencies are shares of the hardware's peak."""
 
     memory_efficiency: float
@@ -60,7 +61,7 @@ SECONDS = ["step_s", "layer_s", "expert_layer_s", "sequence_s", "reduce_s"]
 _OF_WEIGHTS = ("memory_efficiency", "expert_efficiency")
 
 
-class Link(Row):
+class Link(PlainData):
     """What joins the accelerators of a node."""
 
     accelerators: tuple[str, ...]
@@ -72,7 +73,7 @@ class Link(Row):
     date: str
 
 
-class Interval(Row):
+class Interval(PlainData):
     """What 80% of measured times were, as multiples of the predicted ones."""
 
     low: float
@@ -81,7 +82,7 @@ class Interval(Row):
     """Measurements that it follows from."""
 
 
-class FittedDevice(Row):
+class FittedDevice(PlainData):
     """An accelerator with measurements among those of the fit."""
 
     scale: float
@@ -90,7 +91,7 @@ class FittedDevice(Row):
     points: int
 
 
-class StepTimes(Row):
+class StepTimes(PlainData):
     """All of step_times.yaml and links.yaml."""
 
     source: str

@@ -181,11 +181,7 @@ def _edit(fleet: Fleet, version: str) -> tuple[tuple[str, str], str] | None:
 
 
 def _list_minors(running: str) -> Iterator[tuple[str, str]]:
-    """Yield each minor version with the next, up to the newest that is pinned.
-
-    Raises:
-        InputError: the next one is not pinned.
-    """
+    """Yield each minor version with the next, up to the newest that is pinned."""
     pinned = sorted(eks.END_OF_STANDARD_SUPPORT, key=_parse)
     major, minor = _parse(running)
     while (major, minor) < _parse(pinned[-1]):

@@ -91,20 +91,13 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if error_type in _EXPECTED_TYPES:
         keys = _list_keys(model_type, detail["loc"]) if error_type == "model_type" else ""
         return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", f"use {_EXPECTED_TYPES[error_type]}{keys}"
-    if "ge" in context or "gt" in context:
-        least = (
-            f"{_format_bound(model_type, detail['loc'], context['ge'])} or more"
-            if "ge" in context
-            else f"a number above {context['gt']:g}"
-        )
-        return "it is too small", f"use {least}"
-    if "le" in context or "lt" in context:
-        most = (
-            f"{_format_bound(model_type, detail['loc'], context['le'])} or less"
-            if "le" in context
-            else f"a number below {context['lt']}"
-        )
-        return "it is too large", f"use {most}"
+    if "gt" in context:
+        return "it is too small", f"use a number above {context['gt']:g}"
+    if "lt" in context:
+        return "it is too large", f"use a number below {context['lt']}"
+    for key, size, word in (("ge", "small", "more"), ("le", "large", "less")):
+        if key in context:
+            return f"it is too {size}", f"use {_format_bound(model_type, detail['loc'], context[key])} or {word}"
     if error_type == "too_short":
         return "it is empty", "name at least one"
     if error_type == "too_long":

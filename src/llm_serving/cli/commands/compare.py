@@ -90,11 +90,7 @@ def compare(
 
 
 def _find_runs(folders: list[Path], repeats: int) -> list[list[Path]]:
-    """Return the folders of the validations that count together, the baseline's first.
-
-    Raises:
-        InputError: there is only one, or a blueprint has too few.
-    """
+    """Return the folders of the validations that count together, the baseline's first."""
     groups = 2 if len(folders) == 1 else 1
     runs = [group for folder in folders for group in _find_newest(folder, groups, repeats)]
     if len(runs) < 2:
@@ -165,12 +161,7 @@ def read_run(folder: Path) -> ValidationRun:
 
 
 def _read_samples(file: Path) -> list[Sample]:
-    """Read the requests of a validation.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is no request; says which.
-    """
+    """Read the requests of a validation."""
     samples = []
     with open(file, encoding="utf-8", opener=open_regular) as lines:
         for number, line in enumerate(lines, 1):

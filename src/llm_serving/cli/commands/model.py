@@ -155,11 +155,7 @@ def fit(
 
 
 def _find_draft(name: str, model: Model) -> Model:
-    """Return the draft model of another.
-
-    Raises:
-        InputError: what is computed of the other has no place for it.
-    """
+    """Return the draft model of another."""
     reason = ""
     if not model.is_known:
         reason = f"of {model.name} only the weights and a tenth are computed"

@@ -63,11 +63,7 @@ def test_network(
 
 
 def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> Group:
-    """Return the instances of the pool's first choice.
-
-    Raises:
-        InputError: there is no such pool, or nccl-tests cannot run on it.
-    """
+    """Return the instances of the pool's first choice."""
     fleet = document.value
     if name not in fleet.pools:
         raise InputError(f"POOL: {name}: {document.path} has no such pool. Fix: use one of {', '.join(fleet.pools)}.")

@@ -62,11 +62,7 @@ def validate(
 
 
 def _choose_origin(origin: LoadOrigin | None, driver: str | None) -> LoadOrigin | None:
-    """Return from where the load is sent; other drivers run on this machine.
-
-    Raises:
-        InputError: another driver is to run elsewhere.
-    """
+    """Return from where the load is sent; other drivers run on this machine."""
     if driver is None:
         return origin
     if origin is LoadOrigin.CLUSTER:
