@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from llm_serving.catalog.eks import Arch, Variant
 
 AL2023 = "2023.0.20260918"
 """Release of the ECS AMI for Amazon Linux 2023, of all its variants.
 
 Source: github.com/aws/amazon-ecs-ami, CHANGELOG.md, 2026-09-18.
 """
-
-Variant = Literal["nvidia", "neuron", "standard"]
-Arch = Literal["x86_64", "arm64"]
 
 MAX_STOP_S = 120
 """Longest that Fargate waits between asking a container to stop and killing it.

@@ -160,14 +160,8 @@ def _read_mixed(settings: Mapping[str, Any] | None) -> Mapping[str, Scheme]:
 def _read_awq(settings: Mapping[str, Any]) -> Scheme:
     # vLLM 0.32.0, quantization/awq.py: qweight and qzeros packed in int32, scales in 16 bits, one group of inputs each.
     bits = settings.get("bits") or settings.get("w_bit") or 4
-    return Scheme(
-        label="int4" if bits == 4 else "int8",
-        bits=bits,
-        block_rows=1,
-        block_columns=max(0, settings.get("group_size") or settings.get("q_group_size") or 128),
-        scale_bytes=2,
-        zero_bits=bits if settings.get("zero_point", True) else 0,
-    )
+    scheme = _build_grouped(bits, settings.get("group_size") or settings.get("q_group_size") or 128)
+    return scheme if settings.get("zero_point", True) else scheme.model_copy(update={"zero_bits": 0})
 
 
 def _read_gptq(settings: Mapping[str, Any]) -> Scheme:
@@ -175,15 +169,12 @@ def _read_gptq(settings: Mapping[str, Any]) -> Scheme:
     bits = settings.get("bits") or 4
     if bits not in (4, 8):
         raise UnknownSchemeError(f"quantization_config.bits: {quote_value(bits)}")
-    return Scheme(
-        label="int4" if bits == 4 else "int8",
-        bits=bits,
-        block_rows=1,
-        block_columns=max(0, settings.get("group_size", 128)),
-        scale_bytes=2,
-        zero_bits=bits,
-        column_bytes=4,
-    )
+    return _build_grouped(bits, settings.get("group_size", 128)).model_copy(update={"column_bytes": 4})
+
+
+def _build_grouped(bits: int, group: int) -> Scheme:
+    label: Quantization = "int4" if bits == 4 else "int8"
+    return Scheme(label=label, bits=bits, block_rows=1, block_columns=max(0, group), scale_bytes=2, zero_bits=bits)
 
 
 def _read_compressed(settings: Mapping[str, Any]) -> Scheme:

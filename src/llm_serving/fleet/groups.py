@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, TypedDict
 
-from llm_serving.catalog import instances
+from llm_serving.catalog import eks, instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.interfaces import Interface
@@ -157,11 +157,11 @@ class Group:
     nvme: bool = False
     """Whether images and scratch are on the NVMe disks, as a RAID 0."""
 
-    os: Literal["al2023", "bottlerocket"]
-    variant: Literal["nvidia", "neuron", "standard"]
+    os: eks.Os
+    variant: eks.Variant
     """Which of AWS's AMIs: by the accelerators that it has drivers for."""
 
-    arch: Literal["x86_64", "arm64"]
+    arch: eks.Arch
     ami: str | None = None
     """The user's own AMI; None takes the pinned release."""
 
@@ -370,11 +370,8 @@ def _needs_single_type(fleet: Fleet, pool: Pool) -> bool:
 
 def _classify_purchase(purchase: Purchase) -> tuple[PurchaseOption, str | None]:
     if isinstance(purchase, Reservation):
-        return (
-            ("capacity-block", purchase.capacity_block)
-            if purchase.capacity_block
-            else ("reservation", purchase.reservation)
-        )
+        block = purchase.capacity_block
+        return ("capacity-block", block) if block else ("reservation", purchase.reservation)
     return ("spot", None) if purchase == "spot" else ("on-demand", None)
 
 

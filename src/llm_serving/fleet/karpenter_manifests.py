@@ -10,6 +10,7 @@ Source: karpenter.sh/v1.14/concepts, and the CRDs of aws/karpenter-provider-aws 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def build_node_pool(group: Group) -> Manifest:
         "limits": _build_limits(group),
         "labels": dict(group.labels),
         "requirements": list(_build_requirements(group)),
-        "taints": [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints],
+        "taints": [asdict(taint) for taint in group.taints],
     }
     manifest: Manifest = own_yaml.fill_values(own_yaml.read(_NODE_POOL), values)
     return manifest

@@ -26,9 +26,6 @@ from llm_serving.settings.units import Days, OrOff, Spend, Switch, build_error
 
 Name = Annotated[str, FORMATS["name"]]
 Region = Annotated[str, FORMATS["region"]]
-VpcId = Annotated[str, FORMATS["vpc-id"]]
-SubnetId = Annotated[str, FORMATS["subnet-id"]]
-State = Annotated[str, FORMATS["state"]]
 TagKey = Annotated[str, FORMATS["tag-key"]]
 TagValue = Annotated[str, FORMATS["tag-value"]]
 
@@ -64,8 +61,6 @@ def _validate_caller_cidr(value: str) -> str:
 
 CallerCidr = Annotated[str, FORMATS["caller-cidr"], AfterValidator(_validate_caller_cidr)]
 
-AccountId = Annotated[str, FORMATS["account-id"]]
-
 
 def _validate_client(value: str) -> str:
     if value.startswith("sg-"):
@@ -80,15 +75,11 @@ PrivateClient = Annotated[str, FORMATS["private-client"], AfterValidator(_valida
 
 Email = Annotated[str, FORMATS["email"]]
 RoleArn = Annotated[str, FORMATS["role-arn"]]
-PolicyArn = Annotated[str, FORMATS["policy-arn"]]
-TopicArn = Annotated[str, FORMATS["topic-arn"]]
 SecretArn = Annotated[str, FORMATS["secret-arn"]]
-BucketName = Annotated[str, FORMATS["bucket-name"]]
 TierBucketName = Annotated[str, FORMATS["tier-bucket-name"]]
 """Of a bucket whose name stands in the host of its address: S3's certificate is for names without dots."""
 
 KeyArn = Annotated[str, FORMATS["key-arn"]]
-ClusterName = Annotated[str, FORMATS["cluster-name"]]
 SecurityGroupId = Annotated[str, FORMATS["security-group-id"]]
 
 
@@ -138,10 +129,10 @@ class NewNetwork(Settings):
 class ExistingNetwork(Settings):
     """An existing VPC."""
 
-    vpc: VpcId
+    vpc: Annotated[str, FORMATS["vpc-id"]]
     """The VPC's id."""
 
-    private_subnets: OneOrMore[SubnetId]
+    private_subnets: OneOrMore[Annotated[str, FORMATS["subnet-id"]]]
     """Ids of its private subnets, one a zone, in the order of `zones`."""
 
     distinct = ("private_subnets",)
@@ -163,7 +154,7 @@ class ModelBucket(Settings):
     """A bucket of weights or adapters that the fleet does not own. In another account, the policies of the bucket and
     of its key must allow this account too."""
 
-    bucket: BucketName
+    bucket: Annotated[str, FORMATS["bucket-name"]]
     """Its name; engines may list and read all of it."""
 
     key: KeyArn | None = None
@@ -224,13 +215,10 @@ class Storage(Settings):
         return tuple(dict.fromkeys(row.key for row in self.model_buckets if row.key))
 
 
-LogTarget = Annotated[str, FORMATS["log-target"]]
-
-
 class Logs(Settings):
     """What containers write."""
 
-    to: LogTarget | None = None
+    to: Annotated[str, FORMATS["log-target"]] | None = None
     """Where AWS for Fluent Bit sends it from each node of EKS: `cloudwatch`, `s3`, or the host of a domain of
     OpenSearch Service. Default is nowhere: it stays on the node until its pod is gone. Tasks on ECS write to
     CloudWatch."""
@@ -279,7 +267,7 @@ class ImageCache(Settings):
 class Eks(Settings):
     """The EKS cluster: a new one, or an existing one by its name."""
 
-    cluster: ClusterName | None = None
+    cluster: Annotated[str, FORMATS["cluster-name"]] | None = None
     """Name of an existing cluster, in the VPC that `network` names. Pools then describe the nodes that it has, and
     `add_ons` the controllers; the stack `eks` holds only the engines' role (docs/own-cluster.md)."""
 
@@ -377,7 +365,7 @@ class Fleet(Settings):
     name: Annotated[Name, Field(examples=["demo"])]
     """Prefix of all resource names."""
 
-    account: AccountId | None = None
+    account: Annotated[str, FORMATS["account-id"]] | None = None
     """Number of the only AWS account that the fleet may use, in quotes; default is the account that is signed in."""
 
     region: Region
@@ -398,19 +386,19 @@ class Fleet(Settings):
     when all of it is forecast. It counts by the tag `fleet` in the fleet's region: nothing until the paying account
     activates this as a cost allocation tag, and then some hours late."""
 
-    alarms_to: TopicArn | None = None
+    alarms_to: Annotated[str, FORMATS["topic-arn"]] | None = None
     """ARN of the SNS topic for CloudWatch's alarms on quotas and on ECS and, with `add_ons.observability`, Prometheus'
     alerts on EKS, when they start and when they end, and for Capacity Blocks that end, of which events.amazonaws.com
     tells: the topic's policy must let it publish, on no condition, as it tells SNS no source. If your own key encrypts
     it, the key's policy must let it and cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*, and the
     former on no condition of a source either."""
 
-    permissions_boundary: PolicyArn | None = None
+    permissions_boundary: Annotated[str, FORMATS["policy-arn"]] | None = None
     """ARN of the IAM policy that every role of the fleet and of its deployments has as its permissions boundary. It
     must allow what the roles' own policies do. On roles that exist, setting it takes
     iam:PutRolePermissionsBoundary."""
 
-    state: State = "local"
+    state: Annotated[str, FORMATS["state"]] = "local"
     """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
 
     network: Network = NewNetwork()

@@ -16,10 +16,7 @@ Orchestrator = Literal["eks", "ecs"]
 FORMATS = read_formats(Path(__file__).with_name("formats.yaml"))
 
 Zone = Annotated[str, FORMATS["zone"]]
-InstanceType = Annotated[str, FORMATS["instance-type"]]
 ReservationId = Annotated[str, FORMATS["reservation-id"]]
-SnapshotId = Annotated[str, FORMATS["snapshot-id"]]
-ImageId = Annotated[str, FORMATS["image-id"]]
 LabelKey = Annotated[str, FORMATS["label-key"]]
 LabelValue = Annotated[str, FORMATS["label-value"]]
 TaintText = Annotated[str, FORMATS["taint-text"]]
@@ -54,7 +51,7 @@ Purchase = Annotated[
 class Snapshot(Settings):
     """An EBS snapshot that the images were pulled into beforehand."""
 
-    snapshot: SnapshotId
+    snapshot: Annotated[str, FORMATS["snapshot-id"]]
     """The snapshot's id; every instance's image volume is made from it."""
 
 
@@ -67,7 +64,7 @@ Images = Annotated[
 class Pool(Settings):
     """One line of the fleet: like instances that are bought and scaled together."""
 
-    types: OneOrMore[InstanceType]
+    types: OneOrMore[Annotated[str, FORMATS["instance-type"]]]
     """EC2 instance types in order of preference; one, or a list."""
 
     zones: OneOrMore[Zone] = Field((), validate_default=False)
@@ -104,7 +101,7 @@ class Pool(Settings):
     os: Literal["al2023", "bottlerocket"] = "al2023"
     """Operating system of EKS nodes."""
 
-    ami: ImageId | None = None
+    ami: Annotated[str, FORMATS["image-id"]] | None = None
     """Your own AMI instead of the pinned release of AWS."""
 
     warm: Annotated[int, Field(ge=0, le=1000)] = 0

@@ -22,8 +22,8 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, c
 from pydantic_core.core_schema import CoreSchema
 
 from llm_serving.settings import diagnostics, yaml_source
-from llm_serving.settings.described import Described
 from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.plain import Described
 from llm_serving.settings.yaml_source import KeyPath, Position
 
 FILE_CONTEXT = {"written": True}

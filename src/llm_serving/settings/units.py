@@ -28,6 +28,10 @@ def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> Pydantic
     return PydanticCustomError(error_type, "{why}. Fix: {write}", {"why": reason, "write": fix})
 
 
+def _write_sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _build_format_error(reason: str, fix: str) -> PydanticCustomError:
     """Return an error that the JSON Schema finds too, where `wrong` is beyond it."""
     return build_error(reason, fix, error_type="form")
@@ -56,7 +60,7 @@ class TextFormat:
         return {
             "type": "string",
             "pattern": f"^(?:{self.pattern})$" if "|" in self.pattern else f"^{self.pattern}$",
-            "description": f"{self.description[0].upper()}{self.description[1:]}.",
+            "description": _write_sentence(self.description),
             "examples": [self.example],
         }
 
@@ -121,7 +125,7 @@ class Quantity:
         return core_schema.with_info_plain_validator_function(self._parse)
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        description = f"{self.description[0].upper()}{self.description[1:]}."
+        description = _write_sentence(self.description)
         return {
             "type": "string",
             "pattern": f"^{self._pattern}$",
@@ -155,14 +159,8 @@ class Quantity:
         return f"use {self.description}{units} such as {self.example}"
 
     def _format_range(self) -> str:
-        upper = f"up to {self.format_bound(self.max)}"
-        return (
-            upper
-            if self.allow_zero
-            else f"from {self.format_bound(self.min)} {upper}"
-            if self.min
-            else f"above 0 and {upper}"
-        )
+        lower = "" if self.allow_zero else f"from {self.format_bound(self.min)} " if self.min else "above 0 and "
+        return f"{lower}up to {self.format_bound(self.max)}"
 
     def format_bound(self, number: Decimal) -> str:
         """Return a bound in the largest unit that gives a whole number."""
@@ -199,7 +197,7 @@ class _IntegerFormat(ABC):
         return core_schema.no_info_plain_validator_function(self._parse)
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        description = f"{self.description[0].upper()}{self.description[1:]}{self.alternative}."
+        description = _write_sentence(self.description + self.alternative)
         number = {"type": "integer", "minimum": self.min, "maximum": self.max}
         text = {"type": "string", "pattern": f"^{self.pattern}$"}
         return {"anyOf": [number, text], "description": description, "examples": [self.example]}

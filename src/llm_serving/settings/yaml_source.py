@@ -254,11 +254,12 @@ class _Builder:
         self.yaml_file.positions[()] = Position(1, 1, 1, 1)
         self.yaml_file.data = self._build_value(node, (), ())
 
-    def _add_mistake(self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str) -> None:
-        mistake = Mistake(
-            self.yaml_file.path, mark.line + 1, mark.column + 1, format_key_path(key_path), "", reason, fix
-        )
-        self.yaml_file.mistakes.append(mistake)
+    def _add_mistake(
+        self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str, known: Position | None = None
+    ) -> None:
+        line, column = (known.line, known.column) if known else (mark.line + 1, mark.column + 1)
+        name = format_key_path(key_path)
+        self.yaml_file.mistakes.append(Mistake(self.yaml_file.path, line, column, name, "", reason, fix))
 
     def _count_value(self) -> None:
         self.count += 1
@@ -357,13 +358,7 @@ class _Builder:
     def _reject(self, node: yaml.Node, key_path: KeyPath, reason: str, fix: str) -> None:
         """Add a mistake; the field's other mistakes are then not reported."""
         self.yaml_file.rejected.add(key_path)
-        position = self.yaml_file.positions.get(key_path)
-        line, column = (
-            (position.line, position.column) if position else (node.start_mark.line + 1, node.start_mark.column + 1)
-        )
-        self.yaml_file.mistakes.append(
-            Mistake(self.yaml_file.path, line, column, format_key_path(key_path), "", reason, fix)
-        )
+        self._add_mistake(key_path, node.start_mark, reason, fix, self.yaml_file.positions.get(key_path))
 
 
 def _find_text_problem(text: str) -> tuple[str, str] | None:

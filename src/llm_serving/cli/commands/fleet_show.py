@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_serving import console
-from llm_serving.fleet import capacity, checks, image_platforms
+from llm_serving.fleet import capacity, checks
 from llm_serving.fleet.capacity import Capacity, Need
 from llm_serving.fleet.checks import join_words
-from llm_serving.fleet.groups import has_known_types
+from llm_serving.fleet.groups import has_known_types, resolve_pool
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.system_group import build_system_group
 from llm_serving.options import arguments
 from llm_serving.services import kinds
 from llm_serving.settings.document import load
@@ -39,7 +40,7 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     if as_json:
         payload = {
             **fleet_table.build_payload(document.value, deployed),
-            "image_platforms": image_platforms.list_platforms(document.value) if is_in_catalog else [],
+            "image_platforms": _list_platforms(document.value) if is_in_catalog else [],
             "scale": build_capacity_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
@@ -52,6 +53,16 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
         console.out.print(render_capacity(fleet_capacity, machines), soft_wrap=False)
     if mistakes:
         raise InputError(mistakes)
+
+
+def _list_platforms(fleet: Fleet) -> list[str]:
+    """Return the platforms of images: of the pools' instances, of the system's nodes on EKS and of Fargate on ECS."""
+    architectures: set[str] = {group.arch for name in fleet.pools for group in resolve_pool(fleet, name)}
+    if fleet.creates_eks:
+        architectures.add(build_system_group(fleet).arch)
+    if "ecs" in fleet.orchestrators:
+        architectures.add("x86_64")  # as the task definitions of Fargate have it
+    return sorted({"x86_64": "linux/amd64", "arm64": "linux/arm64"}[architecture] for architecture in architectures)
 
 
 def build_capacity_payload(capacity: Capacity) -> dict[str, Any]:

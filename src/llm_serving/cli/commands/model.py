@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from llm_serving import console
 from llm_serving.aws import s3
@@ -205,10 +206,7 @@ def predict(
         raise InputError(f"--output-tokens: {output_tokens}: {reason}. Fix: use shorter requests.")
     instance = instances.find(type_)
     loop = closed_loop.predict(model_row, instance, tensor, input_tokens, output_tokens, concurrency)
-    if as_json:
-        console.print_json(_build_prediction(loop))
-        return
-    console.out.print(_describe_prediction(loop), markup=False)
+    console.print_rows(_build_prediction(loop), Text(_describe_prediction(loop)), as_json=as_json)
 
 
 def _build_prediction(loop: closed_loop.ClosedLoop) -> dict[str, Any]:

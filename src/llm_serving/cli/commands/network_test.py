@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from llm_serving import console
 from llm_serving.catalog import instances
@@ -54,10 +55,8 @@ def test_network(
         confirm.ask(_describe_run(document.value, group, nodes, minutes), yes)
         text = network_test.run(document.value, group, nodes=nodes, limit_s=minutes * _MINUTE_S)
     verdict = network_test.judge(text, group)
-    if as_json:
-        console.print_json(_build_payload(verdict))
-    else:
-        console.out.print(_describe_verdict(verdict, group), markup=False)
+    payload = {"healthy": verdict.healthy, **dataclasses.asdict(verdict)}
+    console.print_rows(payload, Text(_describe_verdict(verdict, group)), as_json=as_json)
     if verdict.failures:
         raise CheckFailed(f"the network of pool {pool} is not healthy: {'; '.join(verdict.failures)}")
 
@@ -79,13 +78,8 @@ def _select_group(document: Document[FleetSettings], name: str, nodes: int) -> G
         raise InputError([document.build_mistake(("pools", name, "types"), list(pool.types), reason, fix)])
     if group.max_size < nodes:
         reason = f"{nodes} instances are to be tested, and the pool has at most {group.max_size}"
-        raise InputError(
-            [
-                document.build_mistake(
-                    ("pools", name, "size"), str(pool.size), reason, "choose a larger pool, or fewer --nodes"
-                )
-            ]
-        )
+        fix = "choose a larger pool, or fewer --nodes"
+        raise InputError([document.build_mistake(("pools", name, "size"), str(pool.size), reason, fix)])
     return group
 
 
@@ -112,7 +106,3 @@ def _describe_verdict(verdict: Verdict, group: Group) -> str:
         f"{group.types[0]}: {verdict.bus_gb_s:.1f} GB/s of bus bandwidth at {verdict.message_bytes:,} bytes "
         f"({lowest}); network: {verdict.network}"
     )
-
-
-def _build_payload(verdict: Verdict) -> dict[str, Any]:
-    return {"healthy": verdict.healthy, **dataclasses.asdict(verdict)}

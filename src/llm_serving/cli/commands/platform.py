@@ -68,12 +68,11 @@ def check(fleet: Fleet = FLEET, as_json: AsJson = False) -> None:
     cluster.require_own(fleet_settings)
     groups = cluster_check.check(fleet_settings, kube_api.open_api(None))
     counts = count_by_status(groups)
-    if as_json:
-        payload = {"fleet": fleet_settings.name, "cluster": names.find_eks_cluster(fleet_settings)}
-        console.print_json({**payload, "counts": counts, "groups": build_group_payloads(groups)})
-    else:
-        title = Text.assemble((names.find_eks_cluster(fleet_settings), "bold"), f"  as {fleet} describes it")
-        console.out.print(preflight_table.render_groups(title, groups, console.out.width), soft_wrap=False)
+    name = names.find_eks_cluster(fleet_settings)
+    payload = {"fleet": fleet_settings.name, "cluster": name, "counts": counts, "groups": build_group_payloads(groups)}
+    title = Text.assemble((name, "bold"), f"  as {fleet} describes it")
+    table = preflight_table.render_groups(title, groups, console.out.width)
+    console.print_rows(payload, table, as_json=as_json, soft_wrap=False)
     if counts["fail"]:
         raise typer.Exit(CheckFailed.exit_code)
 

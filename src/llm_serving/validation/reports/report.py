@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from llm_serving.settings.described import Described
+from llm_serving.settings.plain import Described
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.driver_result import ProcessWatch
 from llm_serving.validation.statistics.engine_metrics import Agreement, KvTransfers, Replica

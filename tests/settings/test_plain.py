@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from llm_serving.settings.described import Described
+from llm_serving.settings.plain import Described
 
 
 class Base(Described):
