@@ -59,11 +59,7 @@ def require_capability(folder: Path, capability: Capability) -> None:
 
 
 def _read_kind(file: Path) -> str:
-    """Return the kind that a blueprint names; the default one without `kind` or without a file, which `read` reports.
-
-    Raises:
-        InputError: there is no such kind, or its pattern is one of another kind.
-    """
+    """Return the kind that a blueprint names; the default one without `kind`, or without a file, as `read` reports."""
     data = yaml_source.read(file).data if file.is_file() else {}
     keys = data if isinstance(data, dict) else {}
     kind, pattern = keys.get("kind", DEFAULT_KIND), keys.get("pattern")

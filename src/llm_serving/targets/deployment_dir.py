@@ -186,11 +186,7 @@ def _list_socket_roots() -> list[Path]:
 
 
 def _require_private(folder: Path) -> None:
-    """Check that only this user can list and change a directory.
-
-    Raises:
-        Unavailable: it is a link, another user's, or open to others; says which.
-    """
+    """Check that only this user can list and change a directory."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         reason = "is no directory"

@@ -88,14 +88,7 @@ def _build_plan(
     environment: Environment,
     aws: AwsSession | None = None,
 ) -> DeploymentPlan:
-    """Resolve a blueprint in `environment` and render its template.
-
-    Args:
-        aws: the session to deploy with; the user's own environment if left out.
-
-    Raises:
-        InputError: the blueprint cannot work there, or its template is missing or wrong.
-    """
+    """Resolve a blueprint in `environment` and render its template."""
     template = render.find_template(folder, environment.target)
     deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
     text = render.render_text(deployment, template)

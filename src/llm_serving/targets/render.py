@@ -168,11 +168,7 @@ def _find_writer(rendered: str, templates: Sequence[Path]) -> tuple[Path, int]:
 
 
 def _check_printable(text: str, source: Path) -> None:
-    """Check that people see the whole of a text: a terminal hides what its escape sequences erase.
-
-    Raises:
-        InputError: a line has characters that do not print; shows it with them spelled out.
-    """
+    """Check that people see the whole of a text: a terminal hides what its escape sequences erase."""
     for number, line in enumerate(text.split("\n"), start=1):
         escaped = escape_unprintable(line, keep="\t")
         if escaped != line:

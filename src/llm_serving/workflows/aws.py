@@ -375,12 +375,7 @@ def _apply_with_cdktf(fleet_context: FleetContext, names: Sequence[str]) -> None
 
 
 def _build_images(plan: DeploymentPlan, fleet_context: FleetContext) -> None:
-    """Build and push the blueprint's images that the fleet's registry does not have.
-
-    Raises:
-        CheckFailed: this machine has nothing that builds images.
-        CommandFailed: an image could not be built; the same command resumes there.
-    """
+    """Build and push the blueprint's images that the fleet's registry does not have."""
     missing = images.list_missing(plan, (service.image for service in plan.deployment.services))
     missing_names = [images.get_name(row.image) for row in missing]
     commands = {name: ("images/build", name, "--fleet", str(plan.fleet.path)) for name in missing_names}

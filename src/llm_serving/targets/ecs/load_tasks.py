@@ -72,11 +72,7 @@ def run(plan: DeploymentPlan, urls: Sequence[str], program: LoadProgram | None =
 
 
 def _sign_program(plan: DeploymentPlan, program: LoadProgram, url: str) -> dict[str, str]:
-    """Return the URLs of a program's input and of its archive.
-
-    Raises:
-        Unavailable: the archive is not there.
-    """
+    """Return the URLs of a program's input and of its archive."""
     folder, _, name = program.archive.rpartition("/")
     if name not in s3.Bucket(s3.parse_location(f"{folder}/"), env=plan.aws.variables).list_sizes():
         reason = "is not there: what is deployed was built from other code"

@@ -31,12 +31,7 @@ _GIVEN_UP = "ECS rolled it back to what ran before; if nothing did, it starts no
 
 
 def wait_until_managed_run(plan: DeploymentPlan) -> None:
-    """Wait until what AWS runs in place of tasks does its work: after a deploy or a failure that takes minutes.
-
-    Raises:
-        CheckFailed: it does not in time; says how far it is.
-        Unavailable: it is not deployed, or AWS refuses or does not answer.
-    """
+    """Wait until what AWS runs in place of tasks does its work: after a deploy or a failure that takes minutes."""
     name, deadline = plan.deployment.name, time.monotonic() + _MANAGED_TIMEOUT_S
     with console.step(f"Wait until {name} runs (up to {_MANAGED_TIMEOUT_S / 60:.0f} min)") as step:
         while True:

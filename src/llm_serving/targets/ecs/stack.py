@@ -86,9 +86,6 @@ def _see_through(plan: DeploymentPlan, given_up: Mapping[str, Mapping[str, Any]]
 def _require_names(plan: DeploymentPlan, deployed: EcsDeployment, stack_name: str) -> None:
     """Check that no other deployment has an ECS service of these names: `a-b` with a role `c`, and `a` with `b-c`; and
     that no role has the name of another's second choice.
-
-    Raises:
-        CheckFailed: some are taken, or would be twice; names all of them.
     """
     if twice := [name for name, count in Counter(deployed.all_service_names).items() if count > 1]:
         raise CheckFailed(

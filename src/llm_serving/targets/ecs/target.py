@@ -58,7 +58,6 @@ class EcsTarget(AwsTarget):
     def launch_drivers(
         self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
     ) -> AbstractContextManager[Containers]:
-        """Run Fargate tasks."""
         return load_tasks.run(plan, urls, program)
 
 

@@ -53,11 +53,7 @@ def build_command(command: str, plan: DeploymentPlan) -> list[str]:
 
 
 def read(plan: DeploymentPlan) -> Release:
-    """Read the state of the release.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """Read the state of the release."""
     revisions = list_revisions(plan)
     # A helm that was killed may leave no deployed revision; then the last superseded one runs.
     rank = ("superseded", "deployed")

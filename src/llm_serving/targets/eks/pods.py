@@ -30,20 +30,12 @@ WORKLOADS = (Kind("apps/v1", "Deployment"), Kind("leaderworkerset.x-k8s.io/v1", 
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """List the release's pods, by role and name, but for those that are to end.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """List the release's pods, by role and name, but for those that are to end."""
     return sorted(map(parse_pod, _list_lasting_pods(plan)), key=lambda pod: (pod.role, pod.name))
 
 
 def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
-    """List the containers of a role's pods, but for those that are to end.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """List the containers of a role's pods, but for those that are to end."""
     api = open_api(plan)
     return [
         ReplicaContainer(
@@ -63,11 +55,7 @@ def _list_lasting_pods(plan: DeploymentPlan, role: str | None = None) -> list[Ma
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Print the pods' logs, each line with its pod and container.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """Print the pods' logs, each line with its pod and container."""
     pods = list_pods(plan, role)
     with ThreadPoolExecutor(max(1, len(pods))) as executor:
         list(executor.map(lambda pod: _print_log(plan, pod, lines=lines, follow=follow), pods))
@@ -85,11 +73,7 @@ def _print_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool)
 
 
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
-    """List the metrics pages of the release's pods, by their addresses in the cluster.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """List the metrics pages of the release's pods, by their addresses in the cluster."""
     addresses = [
         (pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["status"]["podIP"])
         for pod in list_pods(plan)

@@ -29,28 +29,13 @@ _WAKE_INTERVAL_S = 30.0
 
 
 def diff(plan: DeploymentPlan) -> str:
-    """Return what a deploy would change: a unified diff, or the objects' names for a first deploy.
-
-    Raises:
-        Unavailable: helm is missing, or the cluster does not answer.
-        CommandFailed: the chart refuses the values.
-    """
+    """Return what a deploy would change: a unified diff, or the objects' names for a first deploy."""
     addons.require_tools()
     return helm.diff(plan, helm.read(plan))
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
-    """Upgrade the release and wait until it is ready; returns whether anything changed.
-
-    Args:
-        confirm: shows the changes; raises if the user declines.
-        force: overwrite a rendered file that was edited by hand.
-
-    Raises:
-        Unavailable: helm is missing, or the cluster does not answer.
-        CommandFailed: the cluster refuses an object.
-        CheckFailed: an image is missing, or it did not become ready; says why, and what runs now.
-    """
+    """Upgrade the release and wait until it is ready; returns whether anything changed."""
     from llm_serving.aws.preflight import identity
 
     addons.require_tools()
@@ -112,14 +97,7 @@ def _describe_other_owner(plan: DeploymentPlan, api: KubeApi, resource: Manifest
 
 @contextlib.contextmanager
 def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
-    """Forward a port of this machine to what clients call; suits trials, not thousands of requests per second.
-
-    Args:
-        port: another one of a pod than that behind the Service's.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """Forward a port of this machine to what clients call; suits trials, not thousands of requests per second."""
     planning.require_endpoint(plan)
     address = urlsplit(plan.deployment.url)
     service = str(address.hostname).partition(".")[0]
@@ -130,11 +108,7 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
 
 
 def destroy(plan: DeploymentPlan) -> bool:
-    """Uninstall the release and wait until its pods are gone; returns whether there was one.
-
-    Raises:
-        Unavailable: helm is missing, or the cluster does not answer.
-    """
+    """Uninstall the release and wait until its pods are gone; returns whether there was one."""
     addons.require_tools()
     if not helm.list_revisions(plan):
         return False
@@ -169,9 +143,6 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
     """Run the chart's test: a pod calls the release's Service as a client would.
 
     Where a role sleeps, the request fails and wakes it; it is sent again until a replica had the time to start.
-
-    Raises:
-        CheckFailed: the request failed; with the pod's log.
     """
     deadline = time.monotonic() + readiness.compute_start_s(plan)
     with console.step("Send a test request") as step:

@@ -15,11 +15,7 @@ _FAILING = "Failing"
 
 
 def list_notes(plan: DeploymentPlan) -> list[str]:
-    """List the roles whose metrics cannot be read, with what that means.
-
-    Raises:
-        Unavailable: the cluster does not answer.
-    """
+    """List the roles whose metrics cannot be read, with what that means."""
     api = pods.open_api(plan)
     if not api.has_kind(SCALED_OBJECT):
         return []

@@ -40,13 +40,7 @@ def format_stack_file(deployment: Deployment) -> str:
 
 
 def diff(plan: DeploymentPlan) -> str:
-    """Return what a deploy would change, in AWS and then in the cluster; empty if nothing.
-
-    Raises:
-        InputError: the rendered file was edited by hand.
-        Unavailable: a program is missing, or AWS or the cluster does not answer.
-        CommandFailed: Terraform failed, or the chart refuses the values.
-    """
+    """Return what a deploy would change, in AWS and then in the cluster; empty if nothing."""
     file = _find_stack_file(plan, planning.write_rendered(plan))
     with deployment_stack.open_context(plan, file) as stack_context:
         [stack] = fleet_plans.create(stack_context)
@@ -54,17 +48,7 @@ def diff(plan: DeploymentPlan) -> str:
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
-    """Apply the stack, upgrade the release and wait until it is ready; returns whether anything changed.
-
-    Args:
-        confirm: shows the changes of both; raises if the user declines.
-        force: overwrite a rendered file that was edited by hand.
-
-    Raises:
-        Unavailable: a program is missing, or AWS or the cluster does not answer.
-        CheckFailed: an image is missing, or the release did not become ready and was rolled back.
-        CommandFailed: Terraform failed; run the command again to resume.
-    """
+    """Apply the stack, upgrade the release and wait until it is ready; returns whether anything changed."""
     addons.require_tools()
     file = _find_stack_file(plan, planning.write_rendered(plan, force=force))
     with deployment_stack.open_context(plan, file) as stack_context:
@@ -76,7 +60,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         if not stack.is_empty:
             apply.apply(stack_context, [stack])
         try:
-            is_upgraded = release.deploy(plan, _accept, force=force)
+            is_upgraded = release.deploy(plan, lambda _: None, force=force)  # the user has seen its changes
         except CheckFailed as error:
             name = plan.deployment.name
             raise CheckFailed(f"{error}\nthe stack {stack.name} stays: deploy {name} again, or destroy it") from None
@@ -84,12 +68,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 
 def destroy(plan: DeploymentPlan) -> bool:
-    """Uninstall the release, then destroy the stack; returns whether there was any of it.
-
-    Raises:
-        Unavailable: a program is missing, or AWS or the cluster does not answer.
-        CommandFailed: helm or Terraform failed; run the command again to resume.
-    """
+    """Uninstall the release, then destroy the stack; returns whether there was any of it."""
     file = _find_stack_file(plan, planning.ensure_rendered(plan, FILE))
     with deployment_stack.open_context(plan, file) as stack_context:
         was_released = release.destroy(plan)
@@ -108,7 +87,3 @@ def has_stack_file(deployment: Deployment) -> bool:
 
 def _join(*changes: str) -> str:
     return "\n".join(filter(None, changes))
-
-
-def _accept(changes: str) -> None:
-    """Accept: the user has seen the release's changes with the stack's."""

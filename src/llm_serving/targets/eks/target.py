@@ -56,7 +56,6 @@ class EksTarget(AwsTarget):
     launch_drivers = staticmethod(load_job.run)
 
     def format_namespace(self, fleet: Fleet) -> str:  # noqa: ARG002
-        """Return that of all releases."""
         return names.SERVING_NAMESPACE
 
     def render_companions(self, deployment: Deployment) -> Mapping[str, str]:
@@ -69,7 +68,6 @@ class EksTarget(AwsTarget):
         return {namespace.FILE: namespace.format_file(deployment), **stacks}
 
     def list_warnings(self, fleet: Fleet) -> list[str]:
-        """Say how a private cluster endpoint is reached."""
         if not cluster.can_tunnel(fleet):
             return []
         return [
@@ -78,7 +76,6 @@ class EksTarget(AwsTarget):
         ]
 
     def list_tools(self, fleet: Fleet) -> Mapping[str, str]:
-        """List those of the cluster, and of the tunnel where its endpoint is open to the VPC only."""
         is_tunneled = cluster.can_tunnel(fleet) and not fleet.eks.private_from
         return {**cluster.TOOLS, **(tunnel.TOOLS if is_tunneled else {})}
 
@@ -86,26 +83,21 @@ class EksTarget(AwsTarget):
         return fleet.creates_eks
 
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
-        """List the commands that write a kubeconfig, and install the platform's charts in a new cluster."""
         install = ("blueprint", "platform", "install", "--fleet", console.shorten_path(fleet_file))
         return [cluster.build_kubeconfig_command(fleet), *([install] if self.installs_charts(fleet) else [])]
 
     def diff(self, plan: DeploymentPlan) -> str:
-        """Return what a deploy would change in the cluster, and in AWS where the deployment has a stack."""
         return stacked_release.diff(plan) if plan.deployment.stack else release.diff(plan)
 
     def apply(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool) -> bool:
-        """Upgrade the release and wait until all pods are ready; returns whether anything changed."""
         deploy = stacked_release.deploy if plan.deployment.stack else release.deploy
         return deploy(plan, confirm, force=force)
 
     def wait_until_ready(self, plan: DeploymentPlan) -> None:
-        """Wait for the release's own conditions."""
         release.require_release(plan)
         readiness.wait_until_ready(plan)
 
     def remove(self, plan: DeploymentPlan) -> bool:
-        """Uninstall the release and wait until its pods are gone."""
         return stacked_release.destroy(plan) if plan.deployment.stack else release.destroy(plan)
 
 

@@ -68,9 +68,6 @@ def create_bucket(plan: DeploymentPlan) -> None:
 
     It is all of the fleet that a deployment here uses. `./install.sh` and `blueprint rehearse` apply whole stacks with
     Terraform, whose provider waits for most of a minute for a bucket's lifecycle rules.
-
-    Raises:
-        Unavailable: the embedded AWS refuses.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -85,11 +82,7 @@ def create_bucket(plan: DeploymentPlan) -> None:
 
 
 def start_roles(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the servers, the workers and the router, wait until each answers, and save what is deployed.
-
-    Raises:
-        RoleFailed: one ended, or was not ready in time.
-    """
+    """Start the servers, the workers and the router, wait until each answers, and save what is deployed."""
     servers.start(plan, supervisord)
     with console.step(f"Start the workers{' and the router' if plan.deployment.entries else ''}") as step:
         _start_workers(plan, supervisord)

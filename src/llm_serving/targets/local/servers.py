@@ -44,11 +44,7 @@ def build_services(directory: DeploymentDir, blueprint: Any, ports: dict[str, in
 
 
 def start(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the servers that do not run, one after the other; wait until each is ready.
-
-    Raises:
-        RoleFailed: one ended, or was not ready in time.
-    """
+    """Start the servers that do not run, one after the other; wait until each is ready."""
     for server in list_servers(plan.blueprint.value):
         with console.step(f"Start {server.NAME}"):
             if not supervisord.read_state(server.NAME).pid:

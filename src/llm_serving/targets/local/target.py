@@ -41,7 +41,6 @@ class LocalTarget(Target):
     def resolve_environment(
         self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
     ) -> Environment:
-        """Choose ports, and return this machine's environment."""
         is_running = supervisor.find_running(directory) is not None
         return environment.resolve_environment(directory, blueprint, fleet, own_ports=is_running, port=port)
 
@@ -69,7 +68,6 @@ class LocalTarget(Target):
             return deploy.deploy(plan, confirm, force=force)
 
     def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
-        """Ask each process whether it answers."""
         directory = self.find_directory(folder)
         deployment = directory.load_deployment()
         ports = directory.load_ports()
@@ -113,7 +111,6 @@ class LocalTarget(Target):
         yield ValidationInputs(deployment, options)
 
     def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
-        """End all processes, and remove all that they wrote."""
         directory = self.find_directory(folder)
         if not deploy.exists(directory):
             console.out.print(f"{directory.name}: not deployed here", markup=False)
@@ -160,11 +157,7 @@ class LocalTarget(Target):
 
 
 def _require_same_root(directory: DeploymentDir, folder: Path) -> None:
-    """Refuse a deployment that is not here and was deployed from a directory above its blueprint.
-
-    Raises:
-        InputError: names that directory.
-    """
+    """Refuse a deployment that is not here and was deployed from a directory above its blueprint."""
     for root in () if deploy.exists(directory) else folder.resolve().parents:
         if DeploymentDir(directory.name, root).config.exists():
             fix = "run the command in that directory"

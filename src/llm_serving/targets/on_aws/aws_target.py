@@ -45,7 +45,11 @@ _SCRATCH = "/scratch"
 
 
 class AwsTarget(Target):
-    """A target in the fleet's AWS account."""
+    """A target in the fleet's AWS account.
+
+    Its methods raise Unavailable where a program is missing, AWS or the cluster refuses or does not answer; and
+    CommandFailed where Terraform or helm fails.
+    """
 
     needs_aws = True
 
@@ -145,7 +149,6 @@ class AwsTarget(Target):
         return []
 
     def read_starts(self, folder: Path, fleet_file: Path) -> list[Start]:
-        """Read how long the deployment's replicas took to start."""
         return self.list_starts(self._plan(folder, fleet_file))
 
     @abc.abstractmethod
@@ -161,7 +164,6 @@ class AwsTarget(Target):
         """List the containers of a role's replicas, in which commands can be run."""
 
     def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:
-        """Print the log output of the replicas of one role, or of all."""
         self.show_role_logs(self._plan(folder, fleet_file), process, lines=lines, follow=follow)
 
     @abc.abstractmethod
@@ -228,8 +230,8 @@ class AwsTarget(Target):
         """Wait until a deployment without replicas that answer requests does its work.
 
         Raises:
-            CheckFailed: it does not in time.
-            Unavailable: it is not deployed, or AWS or the cluster cannot be asked.
+            CheckFailed: it does not in time; says how far it is.
+            Unavailable: it is not deployed.
         """
 
     @abc.abstractmethod

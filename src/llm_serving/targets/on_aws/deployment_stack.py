@@ -36,14 +36,7 @@ def open_context(plan: DeploymentPlan, file: Path) -> Iterator[FleetContext]:
 
 
 def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
-    """Synthesize and initialize the stack of the rendered `file`.
-
-    Raises:
-        InputError: the file is wrong.
-        CheckFailed: a local state is of another account or region.
-        Unavailable: Terraform is missing, or AWS cannot be asked.
-        CommandFailed: Terraform failed.
-    """
+    """Synthesize and initialize the stack of the rendered `file`."""
     from llm_serving.aws.preflight import identity
 
     account = identity.require_account(plan.fleet, plan.aws).account
@@ -66,12 +59,7 @@ def describe_changes(stack: StackPlan) -> str:
 
 
 def destroy(plan: DeploymentPlan, stack_context: FleetContext) -> bool:
-    """Destroy the stack; returns whether there was one.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-        CommandFailed: Terraform failed; run the command again to resume.
-    """
+    """Destroy the stack; returns whether there was one."""
     if not any(state.resources for state in context.read_states(stack_context).values()):
         return False
     deployment, folders = plan.deployment, stack_context.folders
