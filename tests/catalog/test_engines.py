@@ -22,7 +22,7 @@ from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import RouterPolicy
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import load
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 from tests import engines_own, matrix_cells
 from tests.engines_own import EngineProbe
 from tests.kinds.serving import resolving

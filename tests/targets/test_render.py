@@ -22,7 +22,7 @@ from llm_serving.services.service import Service
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry, render, template_sandbox
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 
 ROOT = Path(__file__).parents[2]
 PATTERN = ROOT / "blueprints" / "aggregated"

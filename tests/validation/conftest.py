@@ -17,7 +17,7 @@ from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.units import Bounds
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.load.answer import Sample

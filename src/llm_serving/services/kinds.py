@@ -61,6 +61,9 @@ D = TypeVar("D", bound=Deployment)
 ReadRemoteFiles = Callable[[str, str], tuple[Container[str], str] | None]
 """Returns the names below s3://BUCKET/PREFIX and the text of one of them; None where access is denied."""
 
+Connect = Callable[[str], Any]
+"""Returns a client of a service of AWS."""
+
 
 class Kind(ABC, Generic[B, D]):
     """One kind of work. A target renders, deploys, watches and removes what `resolve` returns.
@@ -133,19 +136,14 @@ class Kind(ABC, Generic[B, D]):
         """Make what its stack uploads from this machine, before a deploy on AWS changes anything."""
         return
 
-    def list_managed(self, deployment: D, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
-        """Return a row of `status` for each service of AWS that does the deployment's work instead of replicas.
-
-        Args:
-            connect: returns a client of a service.
-        """
+    def list_managed(self, deployment: D, connect: Connect) -> list[dict[str, Any]]:
+        """Return a row of `status` for each service of AWS that does the deployment's work instead of replicas."""
         return []
 
-    def stop_work(self, deployment: D, connect: Callable[[str], Any], remove_services: Callable[[], None]) -> None:
+    def stop_work(self, deployment: D, connect: Connect, remove_services: Callable[[], None]) -> None:
         """Stop what keeps AWS from deleting the deployment's stack.
 
         Args:
-            connect: returns a client of a service.
             remove_services: removes the stack's ECS services, which would start again what is stopped.
         """
         return
@@ -154,12 +152,8 @@ class Kind(ABC, Generic[B, D]):
         """Return what sends the load of a deployment on AWS that answers no requests; None where no load is sent."""
         return None
 
-    def find_addresses(self, deployment: D, connect: Callable[[str], Any]) -> D:
-        """Return the deployment with those addresses that AWS chose.
-
-        Args:
-            connect: returns a client of a service.
-        """
+    def find_addresses(self, deployment: D, connect: Connect) -> D:
+        """Return the deployment with those addresses that AWS chose."""
         return deployment
 
     REFRESHED: ClassVar[tuple[str, ...]] = ()

@@ -11,7 +11,7 @@ import contextlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,9 +63,9 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
         with plan.directory.lock():
             _require_not_running(plan, folder)
             plan.directory.save_ports(plan.deployment.environment.ports)
-            with _start_engine_setup(plan) as engine_setup:
+            with _start_engine_setup(plan) as wait_for_engine:
                 resource_check.check(plan, plan.deployment.all_services)
-                report, report_dir = _deploy_and_validate(plan, engine_setup)
+                report, report_dir = _deploy_and_validate(plan, wait_for_engine)
     return QuickstartResult(plan, report, report_dir, steps)
 
 
@@ -76,7 +76,7 @@ def _require_not_running(plan: DeploymentPlan, folder: Path) -> None:
         raise Unavailable(f"{plan.directory.name} is deployed and runs. Fix: run `{command}` first.")
 
 
-def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tuple[Report, Path]:
+def _deploy_and_validate(plan: DeploymentPlan, wait_for_engine: Callable[[], None]) -> tuple[Report, Path]:
     data, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
     deploy.prepare_start(plan)
     try:
@@ -86,7 +86,7 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
             with stacks.apply_in_background(plan.fleet, folders, data=data, endpoint=endpoint) as terraform:
                 with console.step("Wait for Terraform to create the model bucket (the apply goes on)") as step:
                     terraform.wait_until(lambda: deploy.is_bucket_ready(plan), partial(setattr, step, "note"))
-                engine_setup.wait()  # the replicas need it next
+                wait_for_engine()  # the replicas need it next
                 deploy.serve(plan, supervisord)
                 report, report_dir = _validate(plan)
                 with console.step(f"Wait for the end of the apply of {join_words(STACKS)}") as step:
@@ -107,52 +107,35 @@ def _validate(plan: DeploymentPlan) -> tuple[Report, Path]:
     return report, report_dir
 
 
-class _EngineSetup:
-    """The set-up of the engine's environment, in a process of its own while Terraform applies the stacks."""
-
-    def __init__(self, programs: EngineEnv, child: subprocess.Popen[bytes] | None, log: Path) -> None:
-        self._programs = programs
-        self._child = child
-        self._log = log
-
-    def wait(self) -> None:
-        """Wait until the environment is ready.
-
-        Raises:
-            Unavailable: the set-up failed; has its message.
-        """
-        if self._child is None:
-            return
-        with console.step("Set up the engine's environment (started during the apply)") as step:
-            while self._child.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._child.wait(0.5)
-                step.note = self._describe_progress()
-            if self._child.returncode != 0:
-                raise Unavailable(self._log.read_text(errors="replace").strip())
-            step.note = self._programs.executables.parent.name
-
-    def _describe_progress(self) -> str:
-        install_log = self._programs.log
-        return locked_env.describe_download(install_log.read_text(errors="replace")) if install_log.exists() else ""
-
-
 @contextlib.contextmanager
-def _start_engine_setup(plan: DeploymentPlan) -> Iterator[_EngineSetup]:
+def _start_engine_setup(plan: DeploymentPlan) -> Iterator[Callable[[], None]]:
+    """Set up the engine's environment in a process of its own while Terraform applies; yield what waits for its end."""
     log = plan.directory.data / "engine-set-up.log"
     engine, framework = plan.deployment.engine, plan.deployment.framework
     programs = engine_setups.find(engine, framework)
     if programs.is_ready():
-        yield _EngineSetup(programs, None, log)
+        yield lambda: None
         return
     command = [sys.executable, "-m", "llm_serving.targets.local.engine_setups", engine, framework]
     console.show_command(command, cwd=engine_env.ROOT)
     with log.open("wb") as sink:
         child = processes.spawn(command, cwd=engine_env.ROOT, output=sink)
     try:
-        yield _EngineSetup(programs, child, log)
+        yield partial(_wait_for_setup, programs, child, log)
     finally:
         processes.stop(child)
+
+
+def _wait_for_setup(programs: EngineEnv, child: subprocess.Popen[bytes], log: Path) -> None:
+    with console.step("Set up the engine's environment (started during the apply)") as step:
+        while child.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.5)
+            if programs.log.exists():
+                step.note = locked_env.describe_download(programs.log.read_text(errors="replace"))
+        if child.returncode != 0:
+            raise Unavailable(log.read_text(errors="replace").strip())
+        step.note = programs.executables.parent.name
 
 
 def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> None:

@@ -20,7 +20,7 @@ from llm_serving.services.environment import Environment
 from llm_serving.services.models import ServedModel, Weights
 from llm_serving.services.service import Service
 from llm_serving.settings.units import Bounds
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 from tests import known_server
 from tests.cli.commands.conftest import Ended, RunCommand
 from tests.known_server import Behaviour

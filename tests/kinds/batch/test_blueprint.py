@@ -23,7 +23,7 @@ from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 
 MINIMAL = "kind: batch\npattern: offline-batch\nendpoint: {url: http://127.0.0.1:8000}\nsample: {model: m}\n"
 

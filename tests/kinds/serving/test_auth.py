@@ -19,7 +19,7 @@ from llm_serving.services.service import Secret
 from llm_serving.services.team_keys import TeamKeys
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 from llm_serving.validation.base import ValidationOptions
 from tests.kinds.serving import resolving
 from tests.kinds.serving.test_services import FLEET, SCALED

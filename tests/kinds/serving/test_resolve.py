@@ -18,7 +18,7 @@ from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 
 FLEET = """\
 name: demo

@@ -12,12 +12,13 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.services import kinds
 from llm_serving.services.blueprint import BaseBlueprint
-from llm_serving.services.environment import Environment
-from llm_serving.services.service import Resources, Service
+from llm_serving.services.environment import Conventions, Environment
+from llm_serving.services.service import LOOPBACK, Resources, Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_setups, servers, subreaper
-from llm_serving.targets.local.conventions import CONVENTIONS
+
+CONVENTIONS = Conventions(title="this machine", is_local=True, url=f"http://{LOOPBACK}:{{port}}")
 
 IMAGE_PROGRAMS = {
     "router-front": "router/router_front.py",

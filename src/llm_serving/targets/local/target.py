@@ -22,7 +22,7 @@ from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Targ
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_setups, environment, logs, servers, status, supervisor
-from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.local.environment import CONVENTIONS
 from llm_serving.targets.starts import Start
 from llm_serving.validation.base import ValidationOptions
 

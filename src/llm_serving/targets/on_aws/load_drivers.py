@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from llm_serving import console
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
@@ -14,8 +13,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import images
 from llm_serving.validation.base import LoadSource, MetricsPage
 from llm_serving.validation.load import api_key
-from llm_serving.validation.load.load_plan import LoadPlan
-from llm_serving.validation.remote.play import Containers, ProgramLoad, RemoteDrivers
+from llm_serving.validation.remote.play import Containers, RemoteDrivers
 
 MAX_DRIVERS = 64
 """Containers of one load; each sends hundreds of streams."""
@@ -56,23 +54,18 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
 
 def build_program_source(plan: DeploymentPlan, launch: LaunchDrivers) -> LoadSource:
     """Return a program in the fleet's network as the source of a load."""
-
-    def send(load: ProgramLoad, folder: Path) -> None:
-        _build_drivers(plan, launch, load.timeout_s).send(load, folder)
-
-    return LoadSource("The load came from a container in the fleet's network, on a core of its own.", play=send)
+    return LoadSource(
+        "The load came from a container in the fleet's network, on a core of its own.",
+        play=lambda load, folder: _build_drivers(plan, launch, load.timeout_s).send(load, folder),
+    )
 
 
 def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[MetricsPage]) -> LoadSource:
     """Return the drivers in the fleet's network as the source of a load."""
-
-    def play(load_plan: LoadPlan, user_file: Path) -> None:
-        _build_drivers(plan, launch, load_plan.timeout_s).play(load_plan, user_file)
-
     return LoadSource(
         "The load came from drivers in the fleet's network, each on a core of its own, apart from the engines where "
         "nodes allow it; they start at one moment of clocks that the Amazon Time Sync Service keeps.",
-        play=play,
+        play=lambda load_plan, user_file: _build_drivers(plan, launch, load_plan.timeout_s).play(load_plan, user_file),
         pages=tuple(pages),
         max_processes=MAX_DRIVERS,
     )
