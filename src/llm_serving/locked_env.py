@@ -104,11 +104,7 @@ def compute_digest(files: Iterable[Path], words: str = "") -> str:
 
 
 def find_uv() -> str:
-    """Return the path of uv.
-
-    Raises:
-        Unavailable: it is missing.
-    """
+    """Return the path of uv."""
     sibling = Path(sys.executable).with_name("uv")
     path = str(sibling) if sibling.exists() else shutil.which("uv")
     if path is None:

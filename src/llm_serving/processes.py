@@ -96,11 +96,7 @@ def _signal_group(group: int, signum: signal.Signals) -> None:
 
 
 def wait_until(is_ready: Callable[[], bool], subject: str, timeout_s: float, interval_s: float = 0.1) -> None:
-    """Poll `is_ready` until it is true.
-
-    Raises:
-        Unavailable: it was not within `timeout_s` seconds.
-    """
+    """Poll `is_ready` until it is true."""
     deadline = time.monotonic() + timeout_s
     while not is_ready():
         if time.monotonic() > deadline:

@@ -86,11 +86,7 @@ class Kind(ABC, Generic[B, D]):
         return ""
 
     def read(self, folder: Path) -> Document[B]:
-        """Read the blueprint in `folder`.
-
-        Raises:
-            InputError: with every mistake of its file.
-        """
+        """Read the blueprint in `folder`."""
         return load(folder / FILE_NAME, self.SETTINGS)
 
     def list_port_names(self, blueprint: B) -> list[str]:
@@ -217,11 +213,7 @@ def list_kinds() -> tuple[str, ...]:
 
 @functools.cache
 def get(kind: str) -> Kind[Any, Any]:
-    """Return a kind by its name.
-
-    Raises:
-        InputError: there is no such kind; names all of them.
-    """
+    """Return a kind by its name."""
     require_choice("kind", kind, "kind", list_kinds())
     module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
     found: Kind[Any, Any] = module.KIND

@@ -29,11 +29,7 @@ class LocalServer(ABC):
 
     @abstractmethod
     def install(self, on_progress: Callable[[str], None]) -> None:
-        """Install its programs.
-
-        Raises:
-            Unavailable: they cannot be had.
-        """
+        """Install its programs."""
 
     @abstractmethod
     def build_service(self, port: int, folder: Path) -> Service:

@@ -127,11 +127,7 @@ def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:
 
 
 def require_endpoint(plan: DeploymentPlan) -> None:
-    """Accept a deployment that clients can call.
-
-    Raises:
-        InputError: it is one that takes no requests.
-    """
+    """Accept a deployment that clients can call."""
     if not plan.deployment.services:
         reason, fix = "nothing of it answers HTTP requests", "send events from the fleet's network"
         raise InputError(f"{plan.deployment.name}: {reason}. Fix: {fix}, and read its topics there.")

@@ -56,11 +56,7 @@ SUFFIX = ".j2"
 
 
 def find_template(folder: Path, target: str) -> Path:
-    """Return the template of the blueprint in `folder` for `target`: TARGET.SUFFIX.j2, named after what it becomes.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the template of the blueprint in `folder` for `target`: TARGET.SUFFIX.j2, named after what it becomes."""
     matches = sorted(folder.glob(f"{target}.*{SUFFIX}"))
     if not matches:
         available = list_targets(folder)
@@ -135,11 +131,7 @@ def render_text(deployment: Deployment, source: Path) -> str:
 
 
 def check(target: Target, deployment: Deployment, text: str, templates: Sequence[Path]) -> None:
-    """Hold what a user's own templates rendered against the target and the deployment.
-
-    Raises:
-        InputError: with each mistake, at the line of the template that wrote it.
-    """
+    """Refuse what a user's own templates rendered wrong, each mistake at the line of the template that wrote it."""
     try:
         mistakes = list(target.find_mistakes(deployment, text))
     except InputError as error:
@@ -290,11 +282,7 @@ def count_mebibytes(count: int) -> int:
 
 
 def format_ini_value(value: Any) -> str:
-    """Format a value for supervisord: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
-
-    Raises:
-        ValueError: it cannot be written there.
-    """
+    """Format a value for supervisord: `%` is its sign for expansions, and ` ;` or ` #` starts a comment."""
     content = str(value)
     if any(sign in content for sign in ("\n", "\r", " ;", " #", "\t;", "\t#")):
         raise ValueError(

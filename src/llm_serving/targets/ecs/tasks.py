@@ -183,11 +183,7 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
 
 @contextlib.contextmanager
 def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
-    """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests per second.
-
-    Raises:
-        Unavailable: no such task runs.
-    """
+    """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests a second."""
     planning.require_endpoint(plan)
     addons.require_tools(tunnel.TOOLS)
     deployed, aws = read_deployed(plan), plan.aws

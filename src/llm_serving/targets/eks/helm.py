@@ -173,11 +173,7 @@ def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> 
 
 
 def run(plan: DeploymentPlan, command: str, *options: str, timeout_s: float = _INSTALL_TIMEOUT_S) -> None:
-    """Run a command that changes the release, with its output in the deployment's log.
-
-    Raises:
-        CommandFailed: it failed or timed out.
-    """
+    """Run a command that changes the release, with its output in the deployment's log."""
     plan.directory.logs.mkdir(parents=True, exist_ok=True)
     words = [*build_command(command, plan), *options]
     console.run(words, log=plan.directory.logs / "eks.log", environment=plan.aws.child_env, timeout_s=timeout_s)

@@ -24,11 +24,7 @@ _POLL_INTERVAL_S = 5.0
 
 
 def wait_until_ready(plan: DeploymentPlan) -> None:
-    """Wait until all pods are of the last revision and ready.
-
-    Raises:
-        CheckFailed: they are not ready in time; says which, and why.
-    """
+    """Wait until all pods are of the last revision and ready."""
     timeout_s = compute_start_s(plan)
     deadline = time.monotonic() + timeout_s
     with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:

@@ -129,11 +129,7 @@ def _uninstall(plan: DeploymentPlan) -> None:
 
 
 def require_release(plan: DeploymentPlan) -> None:
-    """Accept a deployment that has a release.
-
-    Raises:
-        Unavailable: it has none, helm is missing, or the cluster does not answer.
-    """
+    """Accept a deployment that has a release."""
     addons.require_tools()
     if not helm.list_revisions(plan):
         raise Unavailable(f"{plan.deployment.name}: not deployed on eks. Fix: run blueprint deploy.")

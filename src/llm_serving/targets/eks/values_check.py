@@ -9,7 +9,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -21,15 +21,6 @@ from llm_serving.settings.errors import Mistake, quote_value
 from llm_serving.settings.yaml_source import KeyPath, YamlFile
 
 _RENDERED = Path("eks.yaml")
-
-
-class _Rule(NamedTuple):
-    """A value that the deployment decides."""
-
-    key_path: KeyPath
-    expected: Any
-    reason: str
-    fix: str
 
 
 def find_mistakes(deployment: Deployment, text: str) -> Iterator[Mistake]:
@@ -74,45 +65,35 @@ def _compare(file: YamlFile, deployment: Deployment) -> Iterator[Mistake]:
     if file.data.get("fullnameOverride"):
         reason = "deploy, status and logs find objects by the release's name"
         yield _build_mistake(file, ("fullnameOverride",), reason, "remove it, and choose `name` in blueprint.yaml")
-    list_rules = _list_role_rules if "roles" in file.data else _list_service_rules
     for service in deployment.services:
-        for rule in list_rules(service, file.data):
-            if _find(file.data, rule.key_path, deployment.chart) != rule.expected:
-                yield _build_mistake(file, rule.key_path, rule.reason, rule.fix)
+        for key_path, expected, reason, fix in _list_rules(service, file.data):
+            if _find(file.data, key_path, deployment.chart) != expected:
+                yield _build_mistake(file, key_path, reason, fix)
 
 
-def _list_role_rules(service: Service, values: Mapping[str, Any]) -> Iterator[_Rule]:
-    """Yield what a service decides of its role in charts/inference."""
-    at = ("roles", service.name)
-    if service.name not in values["roles"]:
-        yield _Rule(at, object(), "it is missing", "render a role for each of deployment.services")
-        return
-    yield from _list_port_rules(at, service)
-    yield _Rule((*at, "nodes"), service.nodes, f"a replica has {service.nodes}", "write {{ service.nodes }}")
-    count, key_path = service.resources.accelerators, (*at, "resources", "accelerator", "count")
-    yield _Rule(key_path, count, f"the command uses {count}", "write {{ service.resources.accelerators }}")
-
-
-def _list_service_rules(service: Service, values: Mapping[str, Any]) -> Iterator[_Rule]:
-    """Yield what a service decides of its entry in charts/batch."""
-    names = [entry.get("name") for entry in values.get("services", [])]
-    if service.name not in names:
-        reason = f"{service.name} is missing"
-        yield _Rule(("services",), object(), reason, "render each of deployment.services")
-        return
-    yield from _list_port_rules(("services", names.index(service.name)), service)
-
-
-def _list_port_rules(at: KeyPath, service: Service) -> Iterator[_Rule]:
+def _list_rules(service: Service, values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, str, str]]:
+    """Yield what a service decides: where it is, what it must be, why, and the fix."""
+    at: KeyPath
+    if has_roles := "roles" in values:  # charts/inference; others have a list
+        at = ("roles", service.name)
+        if service.name not in values["roles"]:
+            yield at, object(), "it is missing", "render a role for each of deployment.services"
+            return
+    else:
+        names = [entry.get("name") for entry in values.get("services", [])]
+        if service.name not in names:
+            yield ("services",), object(), f"{service.name} is missing", "render each of deployment.services"
+            return
+        at = ("services", names.index(service.name))
     reason = f"the command listens on {service.port}, and probes and clients would ask elsewhere"
-    yield _Rule((*at, "port"), service.port, reason, "write {{ service.port }}")
+    yield (*at, "port"), service.port, reason, "write {{ service.port }}"
     listed = ", ".join(f"{name} {port}" for name, port in service.ports.items()) or "none"
-    yield _Rule(
-        (*at, "ports"),
-        dict(service.ports),
-        f"the command's further ports: {listed}",
-        "write {{ service.ports | yaml }}",
-    )
+    further = f"the command's further ports: {listed}"
+    yield (*at, "ports"), dict(service.ports), further, "write {{ service.ports | yaml }}"
+    if has_roles:
+        yield (*at, "nodes"), service.nodes, f"a replica has {service.nodes}", "write {{ service.nodes }}"
+        count, key_path = service.resources.accelerators, (*at, "resources", "accelerator", "count")
+        yield key_path, count, f"the command uses {count}", "write {{ service.resources.accelerators }}"
 
 
 def _find(values: Mapping[str, Any], key_path: KeyPath, chart: str) -> Any:

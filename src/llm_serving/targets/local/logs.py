@@ -14,12 +14,7 @@ _POLL_INTERVAL_S = 0.3
 
 
 def show_logs(directory: DeploymentDir, process: str | None, *, lines: int, follow: bool) -> None:
-    """Print the last lines of one process's log, or of all; with `follow`, new lines until the user interrupts.
-
-    Raises:
-        CheckFailed: nothing has run yet.
-        InputError: the deployment has no such process.
-    """
+    """Print the last lines of one process's log, or of all; with `follow`, new lines until the user interrupts."""
     files = _select_files(directory, process)
     offsets = {}
     for file in files:

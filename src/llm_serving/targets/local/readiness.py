@@ -73,11 +73,7 @@ def wait(
 
 
 def wait_for(supervisor: Supervisor, name: str, is_ready: Callable[[], bool], limit_s: float) -> None:
-    """Wait until a server that was started is ready.
-
-    Raises:
-        RoleFailed: it ended, or was not ready in time.
-    """
+    """Wait until a server that was started is ready."""
     deadline, restarts = time.monotonic() + limit_s, supervisor.read_state(name).restarts
     while not is_ready():
         raise_if_failed(supervisor.directory, supervisor.read_state(name), restarts)

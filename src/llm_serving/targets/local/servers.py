@@ -27,11 +27,7 @@ def list_port_names(blueprint: Any) -> list[str]:
 
 
 def install_missing(blueprint: Any) -> None:
-    """Install the servers whose programs are not on this machine.
-
-    Raises:
-        Unavailable: the programs cannot be had.
-    """
+    """Install the servers whose programs are not on this machine."""
     for server in list_servers(blueprint):
         if not server.is_installed():
             with console.step(f"Set up {server.NAME}") as step:

@@ -87,11 +87,7 @@ def list_starts(directory: DeploymentDir) -> list[Start]:
 
 
 def raise_if_orphaned(directory: DeploymentDir) -> None:
-    """Check that no process of the deployment runs on after its directory was removed.
-
-    Raises:
-        CheckFailed: some do.
-    """
+    """Check that no process of the deployment runs on after its directory was removed."""
     daemon = supervisor.find_orphan(directory)
     if daemon is None:
         return
@@ -109,11 +105,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
 
 
 def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
-    """Check that what the services need beside them runs: the embedded AWS, and servers such as Kafka.
-
-    Raises:
-        Unavailable: names what does not.
-    """
+    """Check that what the services need beside them runs: the embedded AWS, and servers such as Kafka."""
     ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process)]
     if ended:
         raise Unavailable(

@@ -223,6 +223,10 @@ class AwsTarget(Target):
         Args:
             limit_s: seconds after which they end by themselves.
             program: what they run; the image of load drivers if None.
+
+        Raises:
+            CheckFailed: the orchestrator starts none; with its reason.
+            Unavailable: the deployment lacks what they need.
         """
 
     @abc.abstractmethod
@@ -269,11 +273,7 @@ class AwsTarget(Target):
 
 
 def load_aws_target(name: str) -> AwsTarget:
-    """Return the target `name`.
-
-    Raises:
-        InputError: there is no such target, or it does not run on AWS.
-    """
+    """Return the target `name`."""
     target = registry.load_target(name)
     if not isinstance(target, AwsTarget):
         names = [other for other in registry.list_targets() if registry.load_target(other).needs_aws]

@@ -22,11 +22,7 @@ _DESTROY = ("destroy", "-auto-approve", "-input=false")
 
 @contextmanager
 def open_context(plan: DeploymentPlan, file: Path) -> Iterator[FleetContext]:
-    """Lock the deployment for this command, and yield the context of its stack; plans that are saved meanwhile go.
-
-    Raises:
-        Unavailable: another command is running on it.
-    """
+    """Lock the deployment for this command, and yield the context of its stack; plans that are saved meanwhile go."""
     data = context.build_data_path(plan.fleet.value) / _format_name(plan)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):

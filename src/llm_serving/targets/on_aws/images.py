@@ -62,11 +62,7 @@ def _build_result(plan: DeploymentPlan, image: str, missing: MissingImage | None
 
 
 def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[MissingImage]:
-    """Yield those of the images that are the fleet's own and that its registry does not have.
-
-    Raises:
-        Unavailable: AWS cannot be asked.
-    """
+    """Yield those of the images that are the fleet's own and that its registry does not have."""
     ecr = plan.aws.client("ecr")
     for image in _select_own(plan, images):
         with clients.translate_errors():
