@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import policy
+from infra.constructs import iam
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement
+from infra.constructs.iam import Statement
 
 _ABANDONED_UPLOAD_DAYS = 7
 """A multipart upload that nobody finishes is paid for until it is aborted."""
@@ -98,7 +98,7 @@ def _add_access_controls(
         stack,
         f"{name}-policy",
         bucket=s3_bucket.bucket,
-        policy=policy.build_document(policy.require_tls("s3:*", [s3_bucket.arn, f"{s3_bucket.arn}/*"]), *grants),
+        policy=iam.build_document(iam.require_tls("s3:*", [s3_bucket.arn, f"{s3_bucket.arn}/*"]), *grants),
         # S3 answers a conflict when both are set at once.
         depends_on=[block],
     )

@@ -1,4 +1,4 @@
-"""Capacity of an ECS cluster: an Auto Scaling group and a capacity provider for each instance group.
+"""Capacity of an ECS cluster: an Auto Scaling group and a capacity provider for each instance group, and their rights.
 
 How managed scaling, termination protection and draining work together: ECS sets each group's desired size by the tasks
 that wait. Instances start protected from scale-in; ECS removes the protection from one that has no task left. An
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import machines
-from infra.constructs.expression import format_reference
-from infra.constructs.lifecycle import keep_until_unused
+from infra.constructs import iam, machines
+from infra.constructs import security_group as security_group
+from infra.constructs.expression import format_reference, keep_until_unused
+from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.iam import add_role
 from llm_serving.fleet import ecs_node_config, groups, machine_images
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -200,3 +202,38 @@ def _build_warm_pool(group: Group) -> aws.autoscaling_group.AutoscalingGroupWarm
     return aws.autoscaling_group.AutoscalingGroupWarmPool(
         pool_state="Stopped", min_size=group.warm, max_group_prepared_capacity=group.warm
     )
+
+
+def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInstanceProfile:
+    """Add the instances' role and the instance profile that holds it.
+
+    Only the agent has it: images are pulled, logs shipped and weights read with roles of the tasks' own.
+    """
+    instance_role = add_role(
+        stack,
+        "instance",
+        description=f"Lets instances join the cluster {stack.cluster_name}",
+        trust=iam.build_trust_policy(f"ec2.{stack.account.dns_suffix}"),
+        statements=[
+            *iam.read_statements(stack, "container-instances"),
+            *iam.read_statements(stack, "session-manager"),
+        ],
+    )
+    return aws.iam_instance_profile.IamInstanceProfile(
+        stack, "instance-profile", name=instance_role.name, role=instance_role.name
+    )
+
+
+def add_security_group(stack: FleetStack, *, vpc_id: str) -> aws.security_group.SecurityGroup:
+    """Add the instances' security group: no ingress, and HTTPS egress only.
+
+    Tasks with network interfaces of their own (awsvpc) have groups of their own.
+    """
+    name = f"{stack.fleet.name}-{stack.node.id}-machines"
+    group = security_group.add_security_group(
+        stack, "machines", name=name, description="Machines of the ECS cluster", vpc_id=vpc_id
+    )
+    # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
+    rule, description, title = "machines-https", "HTTPS to AWS and to registries", f"{name}-https"
+    security_group.add_rule(stack, rule, group, "out", description, security_group.HTTPS, cidr="0.0.0.0/0", title=title)
+    return group

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from infra.bindings import aws
-from infra.constructs.cluster import Cluster
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant
@@ -24,7 +23,7 @@ _INSIGHTS_LEVELS = {"standard": "enabled", "enhanced": "enhanced"}
 
 def add_cluster(
     stack: FleetStack, *, functions: Sequence[str] = (), log_groups: Mapping[str, str] = MappingProxyType({})
-) -> Cluster:
+) -> tuple[aws.ecs_cluster.EcsCluster, aws.kms_key.KmsKey]:
     """Add the cluster with its key, log groups and Service Connect namespace.
 
     Args:
@@ -53,7 +52,7 @@ def add_cluster(
         stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
     )
     e = aws.ecs_cluster
-    resource = e.EcsCluster(
+    cluster = e.EcsCluster(
         stack,
         "cluster",
         name=name,
@@ -64,7 +63,7 @@ def add_cluster(
         service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
         depends_on=[insights_log],
     )
-    return Cluster(resource, kms_key)
+    return cluster, kms_key
 
 
 def build_exec_log_group_name(fleet: Fleet) -> str:

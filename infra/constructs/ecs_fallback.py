@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.constructs import alarm, policy
+from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_failure_alarm, add_function, add_trigger
 from llm_serving.fleet import groups
@@ -32,7 +32,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
         key=key,
         source="ecs_fallback",
         description="Moves tasks that find no instance to the next choice of their pool, and fits rollouts",
-        statements=policy.read_statements(stack, "ecs-fallback"),
+        statements=iam.read_statements(stack, "ecs-fallback"),
         timeout_s=_TIMEOUT_S,
     )
     _add_schedule(stack, fallback_function)

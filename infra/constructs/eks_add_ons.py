@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import model_reader, pod_identity, policy
+from infra.constructs import iam, model_reader
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement
-from infra.constructs.role import add_role, list_policies
+from infra.constructs.iam import Statement, add_role, list_policies
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
 
 
@@ -49,7 +48,7 @@ def _add_eks_add_on(
             stack,
             permissions.role,
             description=f"Lets the add-on {add_on.name} call AWS",
-            trust=pod_identity.build_trust_policy(stack),
+            trust=iam.build_pod_trust_policy(stack),
             managed=permissions.managed,
             statements=permissions.statements,
         )
@@ -75,7 +74,7 @@ def _build_permissions(stack: FleetStack) -> dict[str, _Permissions]:
         "vpc-cni": _Permissions("vpc-cni", ("AmazonEKS_CNI_Policy",)),
         "aws-ebs-csi-driver": _Permissions("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
         "aws-efs-csi-driver": _Permissions("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
-        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=policy.read_statements(stack, "fsx-csi-driver")),
+        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=iam.read_statements(stack, "fsx-csi-driver")),
         "aws-mountpoint-s3-csi-driver": _Permissions(
             "s3-csi", statements=model_reader.build_statements(stack.fleet, stack.account)
         ),

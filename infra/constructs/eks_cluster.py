@@ -9,16 +9,12 @@ from types import MappingProxyType
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import policy
-from infra.constructs.account import Account
-from infra.constructs.cluster import Cluster
-from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs import iam
+from infra.constructs.expression import format_expression, keep_until_unused
+from infra.constructs.fleet_stack import Account, FleetStack
 from infra.constructs.function import build_log_grants
+from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant
-from infra.constructs.lifecycle import keep_until_unused
-from infra.constructs.policy import Statement
-from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import HTTPS, add_client_rules, add_security_group
 from llm_serving.catalog import eks
 from llm_serving.fleet.model import Fleet, NewNetwork
@@ -40,7 +36,7 @@ def add_cluster(
     subnet_ids: Sequence[str],
     functions: Sequence[str] = (),
     log_groups: Mapping[str, str] = MappingProxyType({}),
-) -> Cluster:
+) -> tuple[aws.eks_cluster.EksCluster, aws.kms_key.KmsKey]:
     """Add the cluster, its key, role, log group and access entries.
 
     Args:
@@ -55,7 +51,7 @@ def add_cluster(
         stack,
         "cluster",
         description=f"Lets EKS run the cluster {name}",
-        trust=policy.build_trust_policy("eks.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}),
+        trust=iam.build_trust_policy("eks.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}),
         managed=("AmazonEKSClusterPolicy",),
         statements=(
             {
@@ -66,11 +62,11 @@ def add_cluster(
         ),
     )
     client_groups = [_add_client_group(stack, vpc_id).id] if stack.fleet.eks.private_from else []
-    resource = _add_eks_cluster(
+    cluster = _add_eks_cluster(
         stack, service_role, kms_key, subnet_ids, client_groups, depends_on=[logs, *list_policies(stack, "cluster")]
     )
-    _add_admins(stack, resource)
-    return Cluster(resource, kms_key)
+    _add_admins(stack, cluster)
+    return cluster, kms_key
 
 
 def _add_cluster_key(
@@ -193,4 +189,4 @@ def _build_events_grant(account: Account) -> Statement:
     Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.
     """
     actions, here = ["kms:GenerateDataKey", "kms:Decrypt"], {"StringEquals": {"aws:SourceAccount": account.id}}
-    return policy.allow_service("EventsIntoQueue", policy.EVENTS, actions, "*", condition=here)
+    return iam.allow_service("EventsIntoQueue", iam.EVENTS, actions, "*", condition=here)

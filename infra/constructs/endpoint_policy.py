@@ -6,10 +6,9 @@ Credentials that somebody brings along are of no use in the VPC then, and weight
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.constructs import policy
-from infra.constructs.account import Account
+from infra.constructs import iam
 from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack
 
 OPEN = "open"
 
@@ -71,7 +70,7 @@ def build_s3_policy(access: str, account: Account) -> str | None:
         "Action": "s3:GetObject",
         "Resource": [account.build_bucket_arn(f"{name}/*") for name in [*names, *registries]],
     }
-    return policy.build_document(own, public_buckets)
+    return iam.build_document(own, public_buckets)
 
 
 def add_policy(stack: FleetStack, name: str, service_name: str, access: str) -> str | None:
@@ -94,7 +93,7 @@ def add_policy(stack: FleetStack, name: str, service_name: str, access: str) -> 
         "Condition": {"StringEquals": _build_condition("Principal", access, stack.account.id_reference)},
     }
     supported = f"data.aws_vpc_endpoint_service.{service.friendly_unique_id}.vpc_endpoint_policy_supported"
-    return format_expression(f"{supported} ? jsonencode({policy.build_document(statement)}) : null")
+    return format_expression(f"{supported} ? jsonencode({iam.build_document(statement)}) : null")
 
 
 def _build_condition(subject: str, access: str, account_id: str) -> dict[str, str]:

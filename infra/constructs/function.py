@@ -11,13 +11,11 @@ from pathlib import Path
 
 from infra.bindings import aws
 from infra.bindings.cdktf import App
-from infra.constructs import alarm, policy
-from infra.constructs.account import Account
+from infra.constructs import alarm, iam
 from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.key import add_log_group, build_log_group_grant
-from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import Unavailable
@@ -60,7 +58,7 @@ def add_function(
         stack,
         name,
         description=description,
-        trust=policy.build_trust_policy("lambda.amazonaws.com"),
+        trust=iam.build_trust_policy("lambda.amazonaws.com"),
         statements=(allow("Log", ["logs:CreateLogStream", "logs:PutLogEvents"], events), *statements),
     )
     archive = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
@@ -119,7 +117,7 @@ def add_trigger(
         statement_id=name,
         action="lambda:InvokeFunction",
         function_name=function.function_name,
-        principal=policy.EVENTS,
+        principal=iam.EVENTS,
         source_arn=rule.arn,
     )
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.constructs import key, valkey
-from infra.constructs.account import Account
-from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement, allow
+from infra.constructs import alarm, key, valkey
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement, allow
 from infra.constructs.security_group import add_rule, add_security_group
+from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import (
     AUTHORITY,
     CACHE_NODES,
@@ -236,3 +236,57 @@ def _list_model_arns(account: Account, model: str) -> Iterator[str]:
     yield f"arn:{account.partition}:bedrock:{region}::foundation-model/{name}"
     if is_profile:
         yield account.build_arn("bedrock", f"inference-profile/{model}")
+
+
+MAX_PERCENT = 80.0
+"""Of CPU and of memory."""
+
+MIN_SPACE = 0.08
+"""Free share of the storage that the database began with. At a tenth of what it has RDS makes it larger, unless it may
+grow no more."""
+
+PERIODS = 15
+"""Minutes in a row: an instance of the family t may work above its baseline for a while."""
+
+
+def add_alarms(context: GatewayContext, servers: Servers) -> None:
+    """Add the alarms. CPU and memory are measured as long as a server runs: where they are not, it is gone."""
+    gateway = context.gateway
+    database = [("DBInstanceIdentifier", gateway.name)]
+    nodes = valkey.list_node_dimensions(gateway.name, CACHE_NODES)
+    space_bytes = MIN_SPACE * gateway.database_gib * 2**30
+    cpu = _add_alarm(context, "database-cpu", database, "Maximum", MAX_PERCENT, missing="breaching")
+    _add_alarm(context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")
+    memory = _add_alarm(context, "cache-memory", nodes, "Maximum", MAX_PERCENT, missing="breaching")
+    # Or they ring while the servers are made.
+    for resource, server in ((cpu, servers.database), (memory, servers.cache)):
+        resource.add_override("depends_on", [f"{server.terraform_resource_type}.{server.friendly_unique_id}"])
+
+
+def _add_alarm(
+    context: GatewayContext,
+    name: str,
+    servers: list[tuple[str, str]],
+    stat: str,
+    threshold: float,
+    comparison: str = "GreaterThanThreshold",
+    missing: str = "notBreaching",
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
+    """Add the alarm on a signal of the worst of some servers, each a dimension and its value."""
+    queries = [
+        alarm.build_signal_query(f"m{number}", name, dict([server]), stat) for number, server in enumerate(servers)
+    ]
+    function = "MIN" if stat == "Minimum" else "MAX"
+    gone = ", or it does not run" if missing == "breaching" else ""
+    return alarm.add_alarm(
+        context.stack,
+        f"{name}-alarm",
+        name=f"{context.gateway.name}-{name}",
+        description=f"{signals.load()[name].meaning}{gone}: {context.name}",
+        signal=name,
+        threshold=threshold,
+        comparison=comparison,
+        periods=PERIODS,
+        missing=missing,
+        metric_query=[*queries, alarm.build_expression_query("e", f"{function}(METRICS())", name)],
+    )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from infra.bindings import aws
-from infra.constructs import alarm, policy
+from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_failure_alarm, add_function
 from infra.functions.gpu_repair import STOP_TAG
@@ -41,7 +41,7 @@ def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key
         key=key,
         source="gpu_repair",
         description="Replaces instances whose GPUs fail or whose agent is lost",
-        statements=policy.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
+        statements=iam.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
         timeout_s=_TIMEOUT_S,
     )
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
@@ -94,7 +94,7 @@ def _add_queue(
     """Add the queue, by which the function is called once at a time, and have the rules fill it."""
     name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", stack.cluster_name
     arn = stack.account.build_arn("sqs", name)
-    from_rules = policy.allow_rules("FromRules", arn, [rule.arn for rule in rules.values()])
+    from_rules = iam.allow_rules("FromRules", arn, [rule.arn for rule in rules.values()])
     queue = aws.sqs_queue.SqsQueue(
         stack,
         f"{NAME}-queue",
@@ -105,7 +105,7 @@ def _add_queue(
         message_retention_seconds=_RETENTION_S,
         visibility_timeout_seconds=_VISIBILITY_S,
         sqs_managed_sse_enabled=True,
-        policy=policy.build_document(from_rules, policy.require_tls("sqs:*", arn)),
+        policy=iam.build_document(from_rules, iam.require_tls("sqs:*", arn)),
     )
     t = aws.cloudwatch_event_target
     for purpose, rule in rules.items():

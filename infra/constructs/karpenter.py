@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from infra.bindings import aws
-from infra.constructs import pod_identity, policy
+from infra.constructs import iam
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.node_groups import add_node_role
 from llm_serving.fleet import names
@@ -40,14 +40,14 @@ def add_karpenter(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, kms
         stack, "karpenter-nodes", cluster_name=cluster.name, principal_arn=node_iam_role.arn, type="EC2_LINUX"
     )
     queue = _add_interruption_queue(stack, kms_key)
-    pod_identity.add_role(
+    iam.add_pod_role(
         stack,
         "karpenter",
         cluster,
         namespace=NAMESPACE,
         service_account=SERVICE_ACCOUNT,
         description="Lets Karpenter start and terminate the fleet's instances",
-        statements=policy.read_statements(
+        statements=iam.read_statements(
             stack, "karpenter", queue=queue.arn, key=kms_key.arn, node_role=node_iam_role.arn
         ),
     )
@@ -72,12 +72,12 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
         for name, (source, detail_type) in EVENTS.items()
     }
     # Karpenter drains the node of any message: only the fleet's own rules may send one.
-    from_rules = policy.allow_rules("FromEvents", queue.arn, [rule.arn for rule in rules.values()])
+    from_rules = iam.allow_rules("FromEvents", queue.arn, [rule.arn for rule in rules.values()])
     aws.sqs_queue_policy.SqsQueuePolicy(
         stack,
         "interruptions-policy",
         queue_url=queue.url,
-        policy=policy.build_document(from_rules, policy.require_tls("sqs:*", queue.arn)),
+        policy=iam.build_document(from_rules, iam.require_tls("sqs:*", queue.arn)),
     )
     for name, rule in rules.items():
         aws.cloudwatch_event_target.CloudwatchEventTarget(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from infra.bindings import aws
-from infra.constructs import policy
-from infra.constructs.account import Account
-from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement
+from infra.constructs import iam
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement
 
 DELETION_DAYS = 30
 """KMS's longest: what the key has encrypted is lost with it."""
@@ -26,7 +25,7 @@ def add_key(
         description=description,
         enable_key_rotation=True,
         deletion_window_in_days=DELETION_DAYS,
-        policy=policy.build_document(_build_delegation(stack.account), *grants),
+        policy=iam.build_document(_build_delegation(stack.account), *grants),
     )
     aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=kms_key.key_id)
     return kms_key
@@ -71,7 +70,7 @@ def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -
     service = f"logs.{account.region}.{account.dns_suffix}"
     actions = ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"]
     context = {"kms:EncryptionContext:aws:logs:arn": account.build_arn("logs", f"log-group:{group}")}
-    return policy.allow_service(sid, service, actions, "*", condition={"ArnEquals": context})
+    return iam.allow_service(sid, service, actions, "*", condition={"ArnEquals": context})
 
 
 def find_key(stack: FleetStack, alias: str) -> str:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.constructs import pod_identity
-from infra.constructs.account import Account
-from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement, allow
+from infra.constructs import iam
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement, allow
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet, TierBucket
@@ -57,11 +56,11 @@ def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[
     ]
 
 
-def add_engine_role(stack: FleetStack, *, cluster: pod_identity.Cluster) -> None:
+def add_engine_role(stack: FleetStack, *, cluster: iam.Cluster) -> None:
     """Add the role of all engines on EKS, tied to one service account: an association names its account in full, so
     that a release with its own account would need Terraform for each.
     """
-    pod_identity.add_role(
+    iam.add_pod_role(
         stack,
         "engines",
         cluster,

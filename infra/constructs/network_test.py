@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.constructs import image_cache, role, task_roles
+from infra.constructs import iam, registry, task_roles
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_log_group
 from infra.constructs.task import LogDestination
@@ -28,17 +28,17 @@ def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.km
     """
     group_name = network_test.format_log_group(stack.fleet)
     log_group = add_log_group(stack, "network-test-logs", group_name, key, keep_days=_RETENTION_DAYS)
-    start_role = role.add_role(
+    start_role = iam.add_role(
         stack,
         ROLE,
         description="Starts nccl-tests",
         trust=task_roles.build_trust_policy(stack.account),
         statements=(
             *task_roles.build_start_statements(stack.fleet, stack.account, log_group),
-            *image_cache.build_statements(stack.fleet, stack.account),
+            *registry.build_statements(stack.fleet, stack.account),
         ),
     )
-    image = image_names.rewrite(images.pin(images.NCCL_TESTS), image_cache.build_prefixes(stack.fleet, stack.account))
+    image = image_names.rewrite(images.pin(images.NCCL_TESTS), registry.build_prefixes(stack.fleet, stack.account))
     logs = LogDestination(log_group.name, stack.account.region).build_configuration("pool")
     for group in groups:
         aws.ecs_task_definition.EcsTaskDefinition(
@@ -49,5 +49,5 @@ def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.km
             requires_compatibilities=["EC2"],
             execution_role_arn=start_role.arn,
             container_definitions=json.dumps([network_test.build_task_container(group, image=image, logs=logs)]),
-            depends_on=role.list_policies(stack, ROLE),
+            depends_on=iam.list_policies(stack, ROLE),
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import policy
+from infra.constructs import iam
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_function
 from infra.functions.gpu_repair import CONDITIONS, XIDS, Rule, Verdict
@@ -102,8 +102,8 @@ def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], 
         source="node_group",
         description="Applies settings of node groups",
         statements=[
-            *policy.read_statements(stack, "node-group-settings"),
-            *(policy.read_statements(stack, "capacity-blocks") if has_blocks else ()),
+            *iam.read_statements(stack, "node-group-settings"),
+            *(iam.read_statements(stack, "capacity-blocks") if has_blocks else ()),
         ],
         timeout_s=_TIMEOUT_S,
         models=("eks",),

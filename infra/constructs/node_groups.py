@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import image_cache, machines, policy
+from infra.constructs import iam, machines, registry
 from infra.constructs.expression import format_reference
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.role import add_role
+from infra.constructs.iam import add_role
 from llm_serving.fleet import machine_images, node_config
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.groups import Group
@@ -45,11 +45,11 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
         stack,
         name,
         description=f"Lets nodes join the cluster {stack.cluster_name}",
-        trust=policy.build_trust_policy(f"ec2.{stack.account.dns_suffix}"),
+        trust=iam.build_trust_policy(f"ec2.{stack.account.dns_suffix}"),
         managed=NODE_POLICIES,
         statements=[
-            *policy.read_statements(stack, "session-manager"),
-            *image_cache.build_statements(stack.fleet, stack.account),
+            *iam.read_statements(stack, "session-manager"),
+            *registry.build_statements(stack.fleet, stack.account),
         ],
     )
 

@@ -1,11 +1,15 @@
-"""An ECR repository whose tags never move, scanned on push."""
+"""The fleet's registry: repositories whose tags never move, scanned on push, and ECR's pull-through cache."""
 
 from __future__ import annotations
 
 import json
 
 from infra.bindings import aws
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement, allow
+from llm_serving.catalog.registry import format_registry
+from llm_serving.fleet import image_cache
+from llm_serving.fleet.model import Fleet
 
 _UNTAGGED_DAYS = 14
 """Layers of a failed or replaced push; a tagged image stays, since a deployment may name it."""
@@ -43,3 +47,55 @@ def _build_lifecycle_policy() -> str:
         "action": {"type": "expire"},
     }
     return json.dumps({"rules": [rule]})
+
+
+def add_rules(stack: FleetStack) -> None:
+    """Add a rule for each registry of the fleet's cache, and the template of the repositories that ECR makes for it."""
+    for upstream in image_cache.list_upstreams(stack.fleet):
+        prefix = image_cache.format_prefix(stack.fleet, upstream)
+        rule = aws.ecr_pull_through_cache_rule.EcrPullThroughCacheRule(
+            stack,
+            f"cache-{upstream.suffix}",
+            ecr_repository_prefix=prefix,
+            upstream_registry_url=upstream.url,
+            credential_arn=image_cache.get_secret(stack.fleet, upstream),
+        )
+        aws.ecr_repository_creation_template.EcrRepositoryCreationTemplate(
+            stack,
+            f"cache-{upstream.suffix}-template",
+            prefix=prefix,
+            applied_for=["PULL_THROUGH_CACHE"],
+            description=f"Cached images of {upstream.host} for the fleet {stack.fleet.name}",
+            # ECR moves a cached tag to what the registry has now.
+            image_tag_mutability="MUTABLE",
+            depends_on=[rule],
+        )
+
+
+def build_statements(fleet: Fleet, account: Account) -> tuple[Statement, ...]:
+    """Return what a role needs that pulls images by the cache; nothing without one.
+
+    Source: ECR user guide, "IAM permissions required to sync an upstream registry", 2026-11.
+    """
+    prefixes = [image_cache.format_prefix(fleet, upstream) for upstream in image_cache.list_upstreams(fleet)]
+    if not prefixes:
+        return ()
+    return (
+        allow(
+            "PullThroughCache",
+            [
+                "ecr:BatchCheckLayerAvailability",
+                "ecr:BatchGetImage",
+                "ecr:BatchImportUpstreamImage",
+                "ecr:CreateRepository",
+                "ecr:GetDownloadUrlForLayer",
+            ],
+            [account.build_arn("ecr", f"repository/{prefix}/*") for prefix in prefixes],
+        ),
+    )
+
+
+def build_prefixes(fleet: Fleet, account: Account) -> dict[str, str]:
+    """Prefixes of images' names by the host that each replaces."""
+    registry = format_registry(account.id, account.region)
+    return image_cache.build_prefixes(fleet, registry)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import network, policy, secrets, task_network, task_roles, valkey
+from infra.constructs import iam, network, task_network, task_roles, valkey
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role, list_policies
+from infra.constructs.iam import Statement, add_role, allow, list_policies
+from infra.constructs.network import Network
 from infra.constructs.security_group import HTTPS, add_rule, add_security_group
-from infra.constructs.vpc import Network
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
 from llm_serving.kinds.streaming.stack import (
@@ -232,12 +231,14 @@ def _add_job_role(context: StreamContext) -> aws.iam_role.IamRole:
         stack,
         _format_job_purpose(context),
         description=f"The job of {context.name}",
-        trust=policy.build_trust_policy(
+        trust=iam.build_trust_policy(
             "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
         ),
         statements=(
             *build_job_statements(context),
-            *secrets.build_statements(stream.secrets, secrets.find_arns(stack, stream.secrets), stack.fleet.region),
+            *iam.build_secret_statements(
+                stream.secrets, iam.find_secret_arns(stack, stream.secrets), stack.fleet.region
+            ),
         ),
     )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from infra.constructs import alarm, valkey
-from infra.constructs.gateway_watch import MAX_PERCENT
+from infra.constructs.gateway import MAX_PERCENT
 from infra.constructs.stream import StreamContext
 from llm_serving.kinds.streaming.stack import CACHE_NODES
 

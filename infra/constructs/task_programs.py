@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import task, task_network, task_place, task_roles, task_service, task_watch
+from infra.constructs import iam, task, task_network, task_place, task_roles, task_service, task_watch
+from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_log_group
-from infra.constructs.program_roles import ProgramRoles
-from infra.constructs.role import list_policies
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.constructs.task_service import ServiceContext
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
+from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Service
 
 
 def add_programs(
@@ -81,3 +85,43 @@ def add_programs(
         added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
         task_watch.add_running_alarm(stack, name, service, task_service.list_names(fleet, name, service))
     task_place.add_outputs(stack, deployment, place, added, roles=roles[entry], security_group=groups[entry])
+
+
+@dataclass(frozen=True)
+class ProgramRoles:
+    """What a role may do, by its program; each has one of its own."""
+
+    stack: FleetStack
+    deployment: Rendered[Any]
+    secret_arns: Mapping[str, str]
+    """ARNs of the secrets that programs read, by their name in the programs."""
+
+    list_calls: Callable[[Service], tuple[str, Iterable[Statement]]]
+    """Returns a word for the role's name, and what the program's code calls."""
+
+    def add(
+        self, service: Service, *, trust: str, statements: Iterable[Statement] = ()
+    ) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
+        """Add the role of a program; returns its policies too.
+
+        Args:
+            statements: additional ones for the orchestrator.
+        """
+        word, calls = self.list_calls(service)
+        purpose = names.format_deployment_purpose(self.deployment.name, word)
+        reads = iam.build_secret_statements(service.secrets, self.secret_arns, self.stack.fleet.region)
+        role = add_role(
+            self.stack,
+            purpose,
+            description=f"{service.name} of {self.deployment.name}",
+            trust=trust,
+            statements=(*calls, *reads, *statements),
+        )
+        return role, list_policies(self.stack, purpose)
+
+    def add_for_pods(self) -> None:
+        """Add each role, tied to its program's own service account, which the deployment's chart names."""
+        trust = iam.build_pod_trust_policy(self.stack)
+        for service in self.deployment.services:
+            role, _ = self.add(service, trust=trust)
+            iam.add_service_association(self.stack, self.deployment.name, service.name, role)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from infra.bindings import aws
-from infra.constructs import image_cache, model_reader, policy
-from infra.constructs.account import Account
+from infra.constructs import iam, model_reader, registry
 from infra.constructs.ecs_cluster import build_exec_log_group_name
-from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement, add_role, allow
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 
 def build_trust_policy(account: Account) -> str:
     """Return the trust policy for ECS tasks of this account only."""
-    return policy.build_trust_policy(
+    return iam.build_trust_policy(
         "ecs-tasks.amazonaws.com",
         ArnLike={"aws:SourceArn": account.build_arn("ecs", "*")},
         StringEquals={"aws:SourceAccount": account.id},
@@ -42,7 +40,7 @@ def add_execution_role(
         trust=build_trust_policy(stack.account),
         statements=(
             *build_start_statements(stack.fleet, stack.account, log_group),
-            *image_cache.build_statements(stack.fleet, stack.account),
+            *registry.build_statements(stack.fleet, stack.account),
             *([allow("Secrets", ["secretsmanager:GetSecretValue"], secret_arns)] if secrets else ()),
         ),
     )
@@ -159,4 +157,4 @@ def _build_monitoring_statements(
 
 def build_exec_statements(stack: FleetStack, cluster_key: str) -> list[Statement]:
     log_group = build_exec_log_group_name(stack.fleet)
-    return policy.read_statements(stack, "ecs-exec", log_group=log_group, key=cluster_key)
+    return iam.read_statements(stack, "ecs-exec", log_group=log_group, key=cluster_key)

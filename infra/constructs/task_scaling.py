@@ -3,7 +3,7 @@
 Target tracking cannot scale from zero: it multiplies the running tasks, and without one measures no load. So a role
 whose least is 0 has alarms and steps beside it: requests that find no replica bring the first, and replicas that nobody
 asked for a while go. What they read is counted by the router's and the replicas' collectors
-(infra/constructs/collector.py).
+(infra/constructs/sidecars.py).
 
 Source: Application Auto Scaling user guide, "Target tracking scaling policies" and "Step scaling policies"; EC2 Auto
 Scaling user guide, "Target tracking scaling policies" (a capacity of 0 is not scaled); 2026-11. Never seen on AWS.
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import alarm, collector
+from infra.constructs import alarm, sidecars
 from infra.constructs.alarm import build_expression_query
-from infra.constructs.collector import INTERVAL_S, MetricStream
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.sidecars import INTERVAL_S, MetricStream
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.services.service import Service
 
@@ -124,7 +124,7 @@ def build_task_metric(
     period_s: int = alarm.PERIOD_S,
     returned: bool = False,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    program_name, dimensions = collector.select_metrics(service, stream)[name], build_dimensions(stream, service)
+    program_name, dimensions = sidecars.select_metrics(service, stream)[name], build_dimensions(stream, service)
     return alarm.build_metric_query(
         query_id, stream.namespace, program_name, dimensions, stat, period_s=period_s, returned=returned
     )
@@ -134,7 +134,7 @@ def build_errors(
     stream: MetricStream, router: Service, *, period_s: int = alarm.PERIOD_S
 ) -> tuple[list[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery], str]:
     """Return what a router counts of requests that failed, under one name or several, and their sum."""
-    names, dimensions = collector.select_metrics(router, stream)["errors"].split("|"), build_dimensions(stream, router)
+    names, dimensions = sidecars.select_metrics(router, stream)["errors"].split("|"), build_dimensions(stream, router)
     queries = [
         alarm.build_metric_query(f"errors{number}", stream.namespace, name, dimensions, "Sum", period_s=period_s)
         for number, name in enumerate(names)
@@ -175,7 +175,7 @@ def _build_metric(service: Service, stream: MetricStream) -> Any:
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
     """
-    scale, names = service.replicas.scale, collector.select_metrics(service, stream)
+    scale, names = service.replicas.scale, sidecars.select_metrics(service, stream)
     assert scale
     dimensions = build_dimensions(stream, service).items()
     if service.replicas.min:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.constructs import alarm, collector, dashboard, task_service
+from infra.constructs import alarm, dashboard, sidecars, task_service
 from infra.constructs.alarm import build_expression_query
-from infra.constructs.collector import MetricStream
 from infra.constructs.dashboard import Curve, Graph
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.sidecars import MetricStream
 from infra.constructs.task_scaling import build_dimensions, build_errors, build_task_metric
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -84,14 +84,14 @@ def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: 
 def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream, service: Service) -> None:
     """Add the alarm on transfers of KV caches that fail: the engine sends the metric from the first failure on."""
     query = build_task_metric(
-        "failed", stream, service, collector.TRANSFERS, "Sum", period_s=_TRANSFERS_PERIOD_S, returned=True
+        "failed", stream, service, sidecars.TRANSFERS, "Sum", period_s=_TRANSFERS_PERIOD_S, returned=True
     )
     alarm.add_alarm(
         stack,
         f"{service.role}-transfers-alarm",
         name=f"{stack.fleet.name}-{deployment}-{service.role}-transfers",
         description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
-        signal=collector.TRANSFERS,
+        signal=sidecars.TRANSFERS,
         threshold=0,
         periods=1,
         metric_query=[query],
@@ -148,16 +148,16 @@ def _build_service_dimensions(fleet: Fleet, ecs_name: str) -> dict[str, str]:
 def list_graphs(fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream) -> list[Graph]:
     """List the graphs of a deployment: what its collectors send, by role, and the tasks that run, by ECS service."""
     services = {service.role: service for service in reversed(serving.services)}  # nodes of a role send the same
-    sent = {role: collector.select_metrics(service, stream) for role, service in services.items()}
+    sent = {role: sidecars.select_metrics(service, stream) for role, service in services.items()}
     graphs = []
-    for signal in [*collector.METRICS["router"], *collector.METRICS["engine"]]:
+    for signal in [*sidecars.METRICS["router"], *sidecars.METRICS["engine"]]:
         curves = [
             Curve(role, name, build_dimensions(stream, services[role]))
             for role, metrics in sent.items()
             for name in metrics.get(signal, "").split("|")
             if name
         ]
-        stat = "Sum" if signal in collector.METRICS["router"] else "Average"
+        stat = "Sum" if signal in sidecars.METRICS["router"] else "Average"
         graphs += [Graph(signal, stream.namespace, stat, curves)] if curves else []
     ecs_names = [name for service in serving.services for name in task_service.list_names(fleet, serving.name, service)]
     running = {name: _build_service_dimensions(fleet, name) for name in ecs_names}

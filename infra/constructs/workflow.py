@@ -7,18 +7,17 @@ with a task token, so it needs no functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.constructs import alarm, policy
-from infra.constructs.account import Account
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs import alarm, iam, model_reader
+from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.key import add_log_group
-from infra.constructs.policy import Statement, allow
-from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
+from llm_serving.services.service import Service
 
 MESSAGE_RETENTION_S = 14 * 86400
 """SQS's maximum: how long a step of the state machine may wait for a worker."""
@@ -99,7 +98,7 @@ def build_key_grant(account: Account, batch: BatchStack) -> Statement:
     """
     to_topic = {"ArnEquals": {"kms:EncryptionContext:aws:sns:topicArn": account.build_arn("sns", format_topic(batch))}}
     actions = ["kms:Decrypt", "kms:GenerateDataKey*"]
-    return policy.allow_service("Events", policy.EVENTS, actions, "*", condition=to_topic)
+    return iam.allow_service("Events", iam.EVENTS, actions, "*", condition=to_topic)
 
 
 def format_log_group(batch: BatchStack) -> str:
@@ -148,7 +147,7 @@ def _add_queue(
         sqs_managed_sse_enabled=True,
         redrive_policy=redrive,
         # Inline, and not a resource of its own: the provider waits half a minute for each.
-        policy=policy.build_document(policy.require_tls("sqs:*", arn), *grants),
+        policy=iam.build_document(iam.require_tls("sqs:*", arn), *grants),
     )
 
 
@@ -162,7 +161,7 @@ def _add_state_machine(
         context.stack,
         purpose,
         description=f"Carries the jobs of {context.name}",
-        trust=policy.build_trust_policy(
+        trust=iam.build_trust_policy(
             "states.amazonaws.com",
             ArnLike={"aws:SourceArn": context.task_arns},
             StringEquals={"aws:SourceAccount": context.stack.account.id},
@@ -198,7 +197,7 @@ def _build_statements(context: WorkflowContext) -> list[Statement]:
     batch = context.batch
     return [
         allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues)),
-        *policy.read_statements(
+        *iam.read_statements(
             context.stack,
             "state-machine",
             workflow=batch.workflow,
@@ -231,7 +230,7 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     )
     undelivered_name = format_undelivered_queue(batch)
     grants = {
-        name: policy.allow_rules("FromEvents", account.build_arn("sqs", name), rule.arn)
+        name: iam.allow_rules("FromEvents", account.build_arn("sqs", name), rule.arn)
         for name in (undelivered_name, batch.inbox_queue)
     }
     undelivered = _add_queue(context, undelivered_name, grants[undelivered_name])
@@ -263,7 +262,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
         context.stack,
         purpose,
         description=f"Schedules of {context.name}",
-        trust=policy.build_trust_policy(
+        trust=iam.build_trust_policy(
             "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
         ),
         statements=(
@@ -315,9 +314,9 @@ def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
         arn=topic.arn,
         # Without a condition, which EventBridge never meets at a topic. Source: EventBridge user guide, "Using
         # resource-based policies for Amazon EventBridge", Amazon SNS permissions, 2026-11.
-        policy=policy.build_document(
-            policy.require_tls("sns:Publish", topic.arn),
-            policy.allow_service("FromEvents", policy.EVENTS, "sns:Publish", topic.arn),
+        policy=iam.build_document(
+            iam.require_tls("sns:Publish", topic.arn),
+            iam.allow_service("FromEvents", iam.EVENTS, "sns:Publish", topic.arn),
         ),
     )
     aws.cloudwatch_event_target.CloudwatchEventTarget(
@@ -382,3 +381,55 @@ def _add_alarm(
         metric_query=metrics,
         periods=periods,
     )
+
+
+def list_calls(context: WorkflowContext, service: Service) -> tuple[str, Iterator[Statement]]:
+    """Return the word for a program's role, and what it calls."""
+    return ("api", build_api_statements(context)) if service.is_entry else ("work", build_worker_statements(context))
+
+
+def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Allow to take steps from the queues, read inputs, write results, and answer the state machine."""
+    yield from _build_storage_statements(context)
+    yield allow(
+        "TakeSteps",
+        ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
+        context.build_queue_arns(context.step_queues),
+    )
+    if queue := context.batch.uncached_queue:
+        actions = ["sqs:GetQueueUrl", "sqs:PurgeQueue", "sqs:SendMessage"]
+        yield allow("TellOfCache", actions, context.build_queue_arns([queue]))
+    yield allow("Forget", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/uncached/*")
+    yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.task_arns)
+
+
+def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Allow to accept files and submissions, start executions, and read results."""
+    yield from _build_storage_statements(context)
+    yield allow("Delete", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/files/*")
+    yield allow(
+        "FindQueues", ["sqs:GetQueueUrl"], context.build_queue_arns([*context.step_queues, context.batch.inbox_queue])
+    )
+    yield allow(
+        "TakeFiles", ["sqs:DeleteMessage", "sqs:ReceiveMessage"], context.build_queue_arns([context.batch.inbox_queue])
+    )
+    yield allow("Start", ["states:StartExecution"], context.state_machine_arn)
+    yield allow("ListRunning", ["states:ListExecutions"], context.state_machine_arn)
+    yield allow("Follow", ["states:DescribeExecution"], context.execution_arn)
+
+
+def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Allow to read and write the batch's own objects, and to read other inputs."""
+    batch, account = context.batch, context.stack.account
+    own = f"{context.bucket_arn}/{batch.prefix}/*"
+    inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
+    buckets = {bucket: account.build_bucket_arn(bucket) for bucket, _, _ in inputs}
+    objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
+    yield allow("Read", ["s3:GetObject"], [own, *objects])
+    yield allow("Write", ["s3:AbortMultipartUpload", "s3:PutObject"], own)
+    # On the whole bucket: S3 answers 404 for a missing object only to callers that may list it. Others get 403, also
+    # with a condition on the prefix. Source: S3 API reference, GetObject, permissions, 2026-11.
+    yield allow("List", ["s3:ListBucket"], [context.bucket_arn, *sorted(buckets.values())])
+    yield allow("Encrypt", ["kms:Decrypt", "kms:GenerateDataKey"], context.storage_key)
+    if batch.inputs:
+        yield from model_reader.build_key_statements(context.stack.fleet)

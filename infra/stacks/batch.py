@@ -10,20 +10,11 @@ import functools
 from collections.abc import Mapping
 
 from infra.bindings import aws
-from infra.constructs import (
-    batch_roles,
-    results_table,
-    secrets,
-    task_checks,
-    task_network,
-    task_place,
-    task_programs,
-    workflow,
-)
+from infra.constructs import iam, results_table, task_checks, task_network, task_place, task_programs, workflow
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, build_log_group_grant, find_key
-from infra.constructs.program_roles import ProgramRoles
 from infra.constructs.task_place import TaskPlace
+from infra.constructs.task_programs import ProgramRoles
 from infra.constructs.workflow import WorkflowContext
 from infra.stacks import base
 from llm_serving.fleet.ecs_services import format_log_group
@@ -41,8 +32,8 @@ def _add_resources(stack: FleetStack, batch: Batch) -> None:
     roles = ProgramRoles(
         stack,
         batch,
-        secrets.find_service_arns(stack, batch.services),
-        functools.partial(batch_roles.list_calls, context),
+        iam.find_service_secrets(stack, batch.services),
+        functools.partial(workflow.list_calls, context),
     )
     added_workflow = workflow.add_workflow(context)
     if batch.stack.results_table:

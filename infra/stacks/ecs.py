@@ -5,20 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 
 from infra.bindings.cdktf import App
-from infra.constructs import (
-    capacity_providers,
-    container_instances,
-    dashboard,
-    ecs_cluster,
-    ecs_fallback,
-    gpu_repair,
-    network,
-)
+from infra.constructs import capacity_providers, dashboard, ecs_cluster, ecs_fallback, gpu_repair, network
 from infra.constructs import network_test as network_tests
-from infra.constructs.alarm import build_cluster_dimensions
-from infra.constructs.efa_group import add_efa_group
+from infra.constructs.alarm import add_topic_rule, build_cluster_dimensions
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.topic_rule import add_topic_rule
+from infra.constructs.machines import add_efa_group
 from infra.stacks import base
 from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.groups import Group
@@ -53,7 +44,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     machine_groups = [group for group in groups.resolve_all(fleet) if group.orchestrator == "ecs"]
     pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
     tested_groups = network_test.list_task_groups(machine_groups)
-    cluster = ecs_cluster.add_cluster(
+    cluster, key = ecs_cluster.add_cluster(
         stack,
         functions=[ecs_fallback.NAME, gpu_repair.NAME],
         log_groups={"NetworkTest": network_test.format_log_group(fleet)} if tested_groups else {},
@@ -61,10 +52,10 @@ def add(app: App, document: Document[Fleet]) -> None:
     peers_namespace = ecs_cluster.add_peers_namespace(stack, vpc_id=fleet_network.vpc_id)
     context = capacity_providers.CapacityProviderContext(
         stack=stack,
-        cluster=cluster.resource,
-        instance_profile=container_instances.add_instance_profile(stack),
+        cluster=cluster,
+        instance_profile=capacity_providers.add_instance_profile(stack),
         subnets=fleet_network.private_subnets,
-        security_group_id=container_instances.add_security_group(stack, vpc_id=fleet_network.vpc_id).id,
+        security_group_id=capacity_providers.add_security_group(stack, vpc_id=fleet_network.vpc_id).id,
         efa_group=(
             add_efa_group(stack, vpc_id=fleet_network.vpc_id) if any(group.efa for group in machine_groups) else None
         ),
@@ -73,23 +64,23 @@ def add(app: App, document: Document[Fleet]) -> None:
     capacity_providers.add_association(context, list(pools.values()), providers)
     watched = []
     if machine_groups:
-        ecs_fallback.add_fallback(stack, machine_groups, key=cluster.key)
+        ecs_fallback.add_fallback(stack, machine_groups, key=key)
         watched.append("waiting-tasks")
     if gpu_repair.is_needed(machine_groups):
-        gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=cluster.key)
+        gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=key)
         watched.append("waiting-repairs")
-    _add_task_rule(stack, cluster.resource.arn)
+    _add_task_rule(stack, cluster.arn)
     if watched and fleet.add_ons.observability:
         curves = {"cluster": build_cluster_dimensions(fleet)}
         graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]
         dashboard.add_dashboard(stack, graphs)
     if tested_groups:
-        network_tests.add_network_tests(stack, tested_groups, key=cluster.key)
-    base.add_output(stack, "cluster_name", cluster.resource.name, "The cluster")
+        network_tests.add_network_tests(stack, tested_groups, key=key)
+    base.add_output(stack, "cluster_name", cluster.name, "The cluster")
     base.add_output(
         stack,
         "namespaces",
-        {"service_connect": cluster.resource.service_connect_defaults.namespace, "peers": peers_namespace.id},
+        {"service_connect": cluster.service_connect_defaults.namespace, "peers": peers_namespace.id},
         "Cloud Map namespaces: the cluster's default, by ARN, and the private DNS one, by id",
     )
     strategies = {pool: _build_strategies(fleet, pool_groups) for pool, pool_groups in pools.items()}

@@ -8,21 +8,19 @@ from infra.constructs import (
     controllers,
     eks_add_ons,
     eks_cluster,
-    log_collector,
+    iam,
     model_reader,
     network,
     node_group_settings,
     node_groups,
-    pod_identity,
 )
-from infra.constructs.capacity import add_capacity
-from infra.constructs.efa_group import add_efa_group
+from infra.constructs.alarm import add_topic_rule
 from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.iam import list_policies
 from infra.constructs.karpenter import add_karpenter
-from infra.constructs.role import list_policies
+from infra.constructs.machines import add_capacity, add_efa_group
+from infra.constructs.network import Network
 from infra.constructs.task_load_balancer import CERTIFICATE_DAYS
-from infra.constructs.topic_rule import add_topic_rule
-from infra.constructs.vpc import Network
 from infra.stacks import base
 from llm_serving.catalog import eks, signals
 from llm_serving.fleet import groups, log_outputs, node_template
@@ -51,17 +49,17 @@ def add(app: App, document: Document[Fleet]) -> None:
         return
     fleet_network = network.find_network(stack)
     eks_groups = [group for group in groups.resolve_all(fleet) if group.orchestrator == "eks"]
-    cluster = eks_cluster.add_cluster(
+    cluster, key = eks_cluster.add_cluster(
         stack,
         vpc_id=fleet_network.vpc_id,
         subnet_ids=list(fleet_network.private_subnets.values()),
         functions=[node_group_settings.NAME],
         log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)} if fleet.logs.to == CLOUDWATCH else {},
     )
-    context = _build_context(stack, fleet_network, cluster.resource, efa=any(group.efa for group in eks_groups))
+    context = _build_context(stack, fleet_network, cluster, efa=any(group.efa for group in eks_groups))
     system_group = build_system_group(fleet)
     system_node_group = node_groups.add_node_group(context, system_group, is_rooted=True)
-    eks_add_ons.add(stack, cluster=cluster.resource, system=system_node_group)
+    eks_add_ons.add(stack, cluster=cluster, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
@@ -70,18 +68,18 @@ def add(app: App, document: Document[Fleet]) -> None:
             for group in managed_groups
         ),
     ]
-    node_group_settings.apply_settings(stack, groups_with_resources, key=cluster.key)
+    node_group_settings.apply_settings(stack, groups_with_resources, key=key)
     karpenter_groups = [group for group in eks_groups if group.kind == "karpenter"]
     if karpenter_groups:
-        add_karpenter(stack, cluster=cluster.resource, kms_key=cluster.key)
+        add_karpenter(stack, cluster=cluster, kms_key=key)
     for group in karpenter_groups:
         add_capacity(stack, group)
-    controllers.add_roles(stack, cluster=cluster.resource, vpc_id=fleet_network.vpc_id)
+    controllers.add_roles(stack, cluster=cluster, vpc_id=fleet_network.vpc_id)
     if fleet.logs.to:
-        log_collector.add_log_collector(stack, cluster=cluster)
-    model_reader.add_engine_role(stack, cluster=cluster.resource)
+        controllers.add_log_collector(stack, cluster=cluster, key=key)
+    model_reader.add_engine_role(stack, cluster=cluster)
     _add_certificate_rule(stack)
-    _add_outputs(stack, cluster.resource, [group.name for group in managed_groups])
+    _add_outputs(stack, cluster, [group.name for group in managed_groups])
 
 
 def _use_cluster(stack: FleetStack, name: str) -> None:
@@ -139,7 +137,7 @@ def _add_outputs(stack: FleetStack, cluster: aws.eks_cluster.EksCluster, group_n
     base.add_output(stack, "node_groups", ["system", *group_names], "Managed node groups")
 
 
-def _add_cluster_outputs(stack: FleetStack, cluster: pod_identity.Cluster, version: str) -> None:
+def _add_cluster_outputs(stack: FleetStack, cluster: iam.Cluster, version: str) -> None:
     base.add_output(stack, "cluster_name", cluster.name, "The cluster")
     base.add_output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")
     base.add_output(stack, "kubernetes_version", version, "Kubernetes version")

@@ -10,9 +10,8 @@ import functools
 from infra.bindings import aws
 from infra.constructs import (
     gateway,
-    gateway_watch,
+    iam,
     network,
-    secrets,
     task_checks,
     task_load_balancer,
     task_network,
@@ -22,9 +21,9 @@ from infra.constructs import (
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.gateway import GatewayContext, ServerGroups
 from infra.constructs.key import add_key, build_log_group_grant
-from infra.constructs.program_roles import ProgramRoles
 from infra.constructs.security_group import add_rule
 from infra.constructs.task_place import TaskPlace
+from infra.constructs.task_programs import ProgramRoles
 from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
@@ -49,11 +48,11 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
         grants=(build_log_group_grant(stack.account, log_group),) if on_tasks else (),
     )
     vpc_id, subnets = _find_network(stack, place)
-    arns = secrets.find_service_arns(stack, deployment.services)
+    arns = iam.find_service_secrets(stack, deployment.services)
     context = GatewayContext(stack, deployment.name, deployment.stack, vpc_id, subnets, key)
     groups = gateway.add_groups(context)
     servers = gateway.add_servers(context, groups)
-    gateway_watch.add_alarms(context, servers)
+    gateway.add_alarms(context, servers)
     roles = ProgramRoles(stack, deployment, arns, functools.partial(gateway.list_calls, context, servers))
     if place:
         task_groups = _add_task_groups(context, deployment, place, groups)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from infra.bindings.cdktf import App
-from infra.constructs import vpc
-from infra.constructs.flow_logs import add_flow_logs
+from infra.constructs import network
 from infra.stacks import base
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings.document import Document
@@ -23,10 +22,8 @@ def add(app: App, document: Document[Fleet]) -> None:
     fleet = document.value
     stack = base.create_stack(app, NAME, document)
     if isinstance(fleet.network, ExistingNetwork):
-        network = vpc.find_existing_vpc(stack, fleet.network)
+        vpc = network.find_existing_vpc(stack, fleet.network)
     else:
-        network = vpc.add_vpc(stack, fleet.network)
-        if fleet.network.flow_logs:
-            add_flow_logs(stack, vpc_id=network.vpc_id, retention_s=fleet.network.flow_logs)
-    base.add_output(stack, "vpc_id", network.vpc_id, "The fleet's VPC")
-    base.add_output(stack, "private_subnet_ids", network.private_subnets, "Private subnets by zone")
+        vpc = network.add_vpc(stack, fleet.network)
+    base.add_output(stack, "vpc_id", vpc.vpc_id, "The fleet's VPC")
+    base.add_output(stack, "private_subnet_ids", vpc.private_subnets, "Private subnets by zone")

@@ -14,13 +14,10 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import (
-    collector,
     dashboard,
-    image_cache,
-    pod_identity,
-    replica_watch,
-    role,
-    secrets,
+    iam,
+    registry,
+    sidecars,
     task,
     task_checks,
     task_load_balancer,
@@ -31,9 +28,9 @@ from infra.constructs import (
     task_service,
     task_watch,
 )
-from infra.constructs.collector import MetricStream
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
+from infra.constructs.sidecars import MetricStream
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import ecs_services, names
@@ -124,15 +121,15 @@ def _add_resources(stack: FleetStack, serving: Serving) -> None:
 def _add_pod_role(stack: FleetStack, serving: Serving) -> None:
     """Add the role of the routers' service account, which charts/inference names: it reads the keys of teams."""
     router = serving.entry
-    arns = secrets.find_arns(stack, router.secrets)
-    router_role = role.add_role(
+    arns = iam.find_secret_arns(stack, router.secrets)
+    router_role = iam.add_role(
         stack,
         names.format_deployment_purpose(serving.name, "route"),
         description=f"Router of {serving.name}",
-        trust=pod_identity.build_trust_policy(stack),
-        statements=tuple(secrets.build_statements(router.secrets, arns, stack.fleet.region)),
+        trust=iam.build_pod_trust_policy(stack),
+        statements=tuple(iam.build_secret_statements(router.secrets, arns, stack.fleet.region)),
     )
-    pod_identity.add_service_association(stack, serving.name, router.name, router_role)
+    iam.add_service_association(stack, serving.name, router.name, router_role)
 
 
 def _ask_without_key(serving: Serving) -> Serving:
@@ -177,7 +174,7 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
             connect_timeout_s=serving.stack.request_timeout_s,
         ),
         stream=stream,
-        image_prefixes=image_cache.build_prefixes(stack.fleet, stack.account),
+        image_prefixes=registry.build_prefixes(stack.fleet, stack.account),
         security_groups=security_groups,
         roles=_add_roles(stack, serving, place, logs),
         dependencies=[errors_alarm, *logs],
@@ -249,17 +246,17 @@ def _select_engine_probe(services: Sequence[Service], router_probe: Probe) -> Pr
 
 def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefinition]:
     """Return the containers beside a service: what ends a broken engine's task, and what reads the metrics."""
-    sidecars = []
-    container = parts.serving.stack.router_container
-    if container and service.is_entry:
-        sidecars.append(task.build_companion(_build_router_program(container, service), parts.logs))
+    containers = []
+    router_container = parts.serving.stack.router_container
+    if router_container and service.is_entry:
+        containers.append(task.build_companion(_build_router_program(router_container, service), parts.logs))
     if not service.is_entry:
         replica = _find_replica(parts.stack.fleet, parts.serving, service)
-        sidecars.append(replica_watch.build_container(service, replica, parts.logs))
+        containers.append(sidecars.build_watch(service, replica, parts.logs))
     if not (service.node and service.node.rank):
         logs = parts.logs.build_configuration("metrics")
-        sidecars.append(collector.build_container(service, parts.stream, logs))
-    return sidecars
+        containers.append(sidecars.build_collector(service, parts.stream, logs))
+    return containers
 
 
 def _build_router_program(container: RouterContainer, router: Service) -> Service:
@@ -277,20 +274,20 @@ def _build_router_program(container: RouterContainer, router: Service) -> Servic
     )
 
 
-def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> replica_watch.Replica:
+def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> sidecars.Replica:
     """Return the other nodes of the service's replica; none where it runs on one."""
     node = service.node
     if node is None:
-        return replica_watch.Replica()
+        return sidecars.Replica()
     peers = [
         peer
         for peer in serving.services
         if peer.role == service.role and peer.node and peer.node.replica == node.replica and peer != service
     ]
     if node.rank == 0:
-        return replica_watch.Replica(followers=len(peers))
+        return sidecars.Replica(followers=len(peers))
     [leader] = [peer for peer in peers if peer.node and peer.node.rank == 0]
-    return replica_watch.Replica(leader=_format_address(fleet, serving, leader))
+    return sidecars.Replica(leader=_format_address(fleet, serving, leader))
 
 
 def _add_logs(stack: FleetStack, serving: Serving) -> tuple[list[Any], MetricStream]:
@@ -325,11 +322,11 @@ def _add_roles(stack: FleetStack, serving: Serving, place: TaskPlace, logs: list
     engine_role = task_roles.add_engine_role(
         stack, serving.name, reads=serving.stack.reads, caches=serving.stack.caches, storage_key=storage_key, **shared
     )
-    arns = secrets.find_service_arns(stack, serving.services)
-    reads = secrets.build_statements(serving.entry.secrets, arns, stack.fleet.region)
+    arns = iam.find_service_secrets(stack, serving.services)
+    reads = iam.build_secret_statements(serving.entry.secrets, arns, stack.fleet.region)
     router_role = task_roles.add_router_role(stack, serving.name, statements=reads, **shared)
     policies = {
-        part: role.list_policies(stack, names.format_deployment_purpose(serving.name, part))
+        part: iam.list_policies(stack, names.format_deployment_purpose(serving.name, part))
         for part in ("start", "read", "route")
     }
     return {
@@ -345,11 +342,11 @@ def _add_monitoring(parts: _Parts, service: Service, ecs_services: Sequence[aws.
         task_watch.add_running_alarm(stack, serving.name, service, ecs_names)
     if service.is_entry:
         description = f"Errors of {serving.name} ring no alarm: its {service.role}'s metrics do not come"
-        task_scaling.add_unmeasured_alarm(stack, service, parts.stream, collector.UP, description)
+        task_scaling.add_unmeasured_alarm(stack, service, parts.stream, sidecars.UP, description)
     is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
     if not service.is_entry and is_first:
         task_watch.add_queue_alarm(stack, serving, parts.stream, service)
-        if collector.TRANSFERS in collector.select_metrics(service, parts.stream):
+        if sidecars.TRANSFERS in sidecars.select_metrics(service, parts.stream):
             task_watch.add_transfer_alarm(stack, serving.name, parts.stream, service)
     if service.replicas.scale:
         task_watch.add_maximum_alarm(stack, serving.name, service, ecs_names)

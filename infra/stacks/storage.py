@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from infra.bindings import aws
 from infra.bindings.cdktf import App
-from infra.constructs import image_cache
+from infra.constructs import registry
 from infra.constructs.bucket import add_bucket
-from infra.constructs.budget import add_budget
-from infra.constructs.capacity_watch import add_capacity_watch
+from infra.constructs.capacity_watch import add_budget, add_capacity_watch
 from infra.constructs.key import add_key
 from infra.constructs.registry import add_repository
 from infra.stacks import base
@@ -57,7 +56,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         image: add_repository(stack, f"image-{image}", repository_name=f"{fleet.name}/{image}", key_arn=kms_key.arn)
         for image in storage.repositories
     }
-    image_cache.add_rules(stack)
+    registry.add_rules(stack)
     if fleet.budget_to and fleet.spend_limit:
         add_budget(stack, fleet.spend_limit)
     if fleet.alarms_to:

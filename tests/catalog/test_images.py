@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.constructs import collector
+from infra.constructs import sidecars
 from llm_serving.catalog import engines, images
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def list_settings_images() -> Iterator[tuple[str, str]]:
         for image in re.findall(r"(?m)^FROM (?:docker.io/)?(\S+)", dockerfile.read_text()):
             yield str(dockerfile.relative_to(ROOT)), image
     yield "src/llm_serving/catalog/images.py", images.pin(images.COPIER)
-    yield "infra/constructs/collector.py", collector.IMAGE
+    yield "infra/constructs/sidecars.py", sidecars.IMAGE
 
 
 def find_fault(image: str) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from llm_serving.rehearsal import mocked
+from llm_serving.rehearsal import run
 from llm_serving.terraform import provider_reattach, runner
 
 
@@ -81,7 +81,7 @@ def create(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str
         stack: one of the stacks, below `synthesized`; all ask for the same provider.
     """
     shutil.copytree(synthesized, folder, dirs_exist_ok=True)
-    shutil.copytree(mocked.MOCKS, folder / "mocks")
+    shutil.copytree(run.MOCKS, folder / "mocks")
     for file in tests:
         shutil.copy(file, folder)
     shutil.copy(folder / stack / ".terraform.lock.hcl", folder)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from llm_serving.rehearsal import emulator_gaps
+from llm_serving.rehearsal import override
 
 STACK: dict[str, Any] = {
     "resource": {
@@ -21,13 +21,13 @@ STACK: dict[str, Any] = {
 
 
 def test_unsupported_resources_are_counted_by_kind() -> None:
-    assert emulator_gaps.count_gaps(STACK) == {"aws_eks_access_entry": 1, "aws_eks_addon": 2}
-    assert emulator_gaps.count_gaps({"data": {}}) == {}
+    assert override.count_gaps(STACK) == {"aws_eks_access_entry": 1, "aws_eks_addon": 2}
+    assert override.count_gaps({"data": {}}) == {}
 
 
 def test_it_is_left_out_by_the_override_alone() -> None:
     before = copy.deepcopy(STACK)
-    overrides = emulator_gaps.build_override(STACK)
+    overrides = override.build_override(STACK)
     assert overrides["aws_eks_addon"] == {"vpc-cni": {"count": 0}, "coredns": {"count": 0}}
     assert overrides["aws_eks_access_entry"] == {"admin": {"for_each": "${toset([])}"}}
     assert "aws_vpc" not in overrides
@@ -35,9 +35,9 @@ def test_it_is_left_out_by_the_override_alone() -> None:
 
 
 def test_attributes_not_returned_are_ignored_beside_the_stacks_own() -> None:
-    ignored = emulator_gaps.build_override(STACK)["aws_eks_node_group"]["system"]["lifecycle"]["ignore_changes"]
+    ignored = override.build_override(STACK)["aws_eks_node_group"]["system"]["lifecycle"]["ignore_changes"]
     assert ignored == ["scaling_config[0].desired_size", "node_repair_config", "remote_access", "update_config"]
 
 
 def test_only_the_rules_that_it_gets_wrong_are_ignored() -> None:
-    assert list(emulator_gaps.build_override(STACK)["aws_vpc_security_group_ingress_rule"]) == ["efa"]
+    assert list(override.build_override(STACK)["aws_vpc_security_group_ingress_rule"]) == ["efa"]

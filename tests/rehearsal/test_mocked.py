@@ -14,7 +14,7 @@ import pytest
 
 from llm_serving import console
 from llm_serving.cli import main
-from llm_serving.rehearsal import emulator_gaps, mocked
+from llm_serving.rehearsal import override, run
 from llm_serving.terraform import stack_folder
 from tests.infra import deployments
 
@@ -50,7 +50,7 @@ def test_every_resource_of_every_example_is_planned(rehearsal_folder: Path) -> N
         for stack in rehearsal["stacks"].values():
             assert stack["resources"] == stack["mocked"] >= 18
             assert stack["applied"] is None
-            assert set(stack["not_held"]) <= set(emulator_gaps.REASONS)
+            assert set(stack["not_held"]) <= set(override.REASONS)
 
 
 def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsal_folder: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsal_folde
     (network / "cdk.tf.json").write_text(text.replace('"traffic_type": "ALL"', '"traffic_type": "EVERYTHING"'))
     program = stack_folder.find_terraform({"network": network}, tmp_path)
     with pytest.raises(console.CommandFailed) as error:
-        mocked.plan({"network": network}, program=program, data=tmp_path)
+        run.plan_mocked({"network": network}, program=program, data=tmp_path)
     assert 'expected traffic_type to be one of ["ACCEPT" "REJECT" "ALL"]' in str(error.value)
 
 
@@ -73,7 +73,9 @@ def test_a_run_of_terraform_starts_no_provider_beside_the_one_that_it_is_given(
 
     def count_starts(*, reuse_provider: bool) -> int:
         log.write_text("")
-        mocked.plan(folders, program=replace(program, environment=logged, reuse_provider=reuse_provider), data=tmp_path)
+        run.plan_mocked(
+            folders, program=replace(program, environment=logged, reuse_provider=reuse_provider), data=tmp_path
+        )
         return log.read_text().count("starting plugin: ")
 
     assert count_starts(reuse_provider=True) == 0

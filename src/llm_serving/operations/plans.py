@@ -11,7 +11,7 @@ from llm_serving import console
 from llm_serving.fleet.model import ExistingNetwork
 from llm_serving.operations import log_groups
 from llm_serving.operations.context import FleetContext, read_states
-from llm_serving.rehearsal import emulator_gaps
+from llm_serving.rehearsal import override
 from llm_serving.terraform import runner, stack_folder, synthesis
 from llm_serving.terraform.plan import Plan
 
@@ -92,7 +92,7 @@ def build_stack_plan(
         stack_folder.count_resources(folder),
         plan or Plan(),
         deferred_reason,
-        emulator_gaps.count_gaps(stack_folder.read_stack(folder)) if emulated else {},
+        override.count_gaps(stack_folder.read_stack(folder)) if emulated else {},
     )
 
 

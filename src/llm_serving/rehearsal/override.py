@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import ExistingNetwork, Fleet
-from llm_serving.rehearsal import emulator, emulator_gaps, seed_resources
+from llm_serving.rehearsal import emulator
+from llm_serving.settings import own_yaml
 from llm_serving.terraform import stack_folder, state
 
 FILE = "rehearsal_override.tf.json"
@@ -55,7 +57,7 @@ def write_override(
         keep_data: keep a bucket or registry that is not empty, as on AWS.
     """
     stack = stack_folder.read_stack(folder)
-    resources: dict[str, Any] = emulator_gaps.build_override(stack)
+    resources: dict[str, Any] = build_override(stack)
     for kind, settings in () if keep_data else _DESTRUCTIBLE.items():
         if kind in stack.get("resource", {}):
             resources[kind] = dict.fromkeys(stack["resource"][kind], settings)
@@ -74,11 +76,11 @@ def write_override(
         override["resource"] = resources
     lookups = stack.get("data", {})
     if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in lookups:
-        override["data"] = seed_resources.seed_network(fleet, fleet.network, endpoint)
+        override["data"] = seed_network(fleet, fleet.network, endpoint)
     if fleet.eks.cluster and "aws_eks_cluster" in lookups:
-        seed_resources.seed_cluster(fleet, fleet.eks.cluster, endpoint)
+        seed_cluster(fleet, fleet.eks.cluster, endpoint)
     if "aws_ssm_parameter" in lookups:
-        override.setdefault("data", {}).update(seed_resources.build_image_override(lookups["aws_ssm_parameter"]))
+        override.setdefault("data", {}).update(build_image_override(lookups["aws_ssm_parameter"]))
     (folder / _PROFILE).write_text(f"[default]\nendpoint_url = {endpoint}\n")
     (folder / FILE).write_text(json.dumps(override, indent=2))
 
@@ -98,3 +100,92 @@ def build_backend(folder: Path, endpoint: str | None) -> dict[str, Any]:
             **_BACKEND,
         }
     }
+
+
+SynthesizedStack = Mapping[str, Any]
+
+_DATA = own_yaml.read(Path(__file__).with_name("emulator_gaps.yaml"))
+
+REASONS: Mapping[str, str] = _DATA["missing"]
+"""Kinds of resources that the embedded AWS does not support, with the reason."""
+
+
+def count_gaps(stack: SynthesizedStack) -> dict[str, int]:
+    """Return the resources of a stack that are not supported, by kind."""
+    resources = stack.get("resource", {})
+    return {kind: len(resources[kind]) for kind in REASONS if kind in resources}
+
+
+def build_override(stack: SynthesizedStack) -> dict[str, dict[str, Any]]:
+    """Return the resources of an override, by kind and name, that leave out what the embedded AWS does not support.
+
+    - `count` is 0, or `for_each` empty, for kinds that it lacks. So a stack may read an attribute of such a resource
+      only by a splat (`[*]`), or depend on it (depends_on).
+    - Changes are ignored in settings that it accepts and does not return.
+
+    The mocked provider's tests cover both: there every resource is planned whole.
+    """
+    overrides: dict[str, dict[str, Any]] = {
+        kind: {name: _build_absence(settings) for name, settings in stack["resource"][kind].items()}
+        for kind in count_gaps(stack)
+    }
+    for row in _DATA["ignored_changes"]:
+        if ignored := dict(_build_lifecycles(stack, **row)):
+            overrides[row["kind"]] = ignored
+    return overrides
+
+
+def _build_absence(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"for_each": "${toset([])}"} if "for_each" in settings else {"count": 0}
+
+
+def _build_lifecycles(
+    stack: SynthesizedStack, kind: str, settings: list[str], only_with: str = ""
+) -> Iterator[tuple[str, Any]]:
+    for name, resource in stack.get("resource", {}).get(kind, {}).items():
+        if not only_with or only_with in resource:
+            existing = resource.get("lifecycle", {}).get("ignore_changes", [])
+            yield name, {"lifecycle": {"ignore_changes": [*existing, *settings]}}
+
+
+_RANGE = ipaddress.IPv4Network("10.0.0.0/16")
+_TAG_KEY = "stand-in"
+_AMI = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
+
+
+def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
+    """Create a VPC with one subnet in each zone, once.
+
+    Returns:
+        the part of an override that replaces the ids of the fleet file, which the embedded AWS cannot assign.
+    """
+    ec2 = emulator.create_client("ec2", endpoint, fleet.region)
+    tag = {"Key": _TAG_KEY, "Value": network.vpc}
+    tags = [{"ResourceType": "vpc", "Tags": [tag]}]
+    vpc_ids = [vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if tag in vpc.get("Tags", [])]
+    vpc = vpc_ids[0] if vpc_ids else ec2.create_vpc(CidrBlock=str(_RANGE), TagSpecifications=tags)["Vpc"]["VpcId"]
+    subnets = {
+        subnet["AvailabilityZone"]: subnet["SubnetId"]
+        for subnet in ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+    }
+    for zone, cidr in zip(fleet.zones, _RANGE.subnets(prefixlen_diff=3), strict=False):
+        if zone not in subnets:
+            response = ec2.create_subnet(VpcId=vpc, AvailabilityZone=zone, CidrBlock=str(cidr))
+            subnets[zone] = response["Subnet"]["SubnetId"]
+    return {
+        "aws_vpc": {"vpc": {"id": vpc}},
+        "aws_subnet": {f"private-{zone}": {"id": subnets[zone]} for zone in fleet.zones},
+    }
+
+
+def seed_cluster(fleet: Fleet, name: str, endpoint: str) -> None:
+    """Create the cluster of EKS that the fleet file names, once."""
+    eks = emulator.create_client("eks", endpoint, fleet.region)
+    if name not in eks.list_clusters()["clusters"]:
+        role = f"arn:aws:iam::{emulator.ACCOUNT}:role/{_TAG_KEY}"
+        eks.create_cluster(name=name, roleArn=role, resourcesVpcConfig={}, tags={_TAG_KEY: name})
+
+
+def build_image_override(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an override that replaces EKS's AMIs, which the embedded AWS lacks, by one that it has."""
+    return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +14,10 @@ from typing import Any
 
 from llm_serving import console, processes
 from llm_serving.fleet.model import Fleet
-from llm_serving.rehearsal import emulator, emulator_gaps, mocked, stacks
+from llm_serving.rehearsal import emulator, override, stacks
 from llm_serving.settings.document import Document
-from llm_serving.terraform import stack_folder, state
+from llm_serving.settings.units import format_count
+from llm_serving.terraform import runner, stack_folder, state
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class StackResult:
     """Applied to the embedded AWS, planned again without a change, and destroyed; None where only planned."""
 
     not_held: dict[str, int]
-    """Resources that the embedded AWS does not support, by kind; see `emulator_gaps.REASONS`."""
+    """Resources that the embedded AWS does not support, by kind; see `override.REASONS`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
         }
         synthesized = time.monotonic()
         program = stack_folder.find_terraform(folders, data)
-        planned = mocked.plan(folders, program=program, data=data)
+        planned = plan_mocked(folders, program=program, data=data)
         times = {"synth_s": round(synthesized - start, 1), "mocked_s": round(time.monotonic() - synthesized, 1)}
     return [
         Rehearsal(
@@ -101,7 +103,7 @@ def rehearse(
         folders = stacks.prepare(document, out=out, data=data, stacks=stack_names)
         times = [time.monotonic()]
         program = stack_folder.find_terraform(folders, data)
-        planned = mocked.plan(folders, program=program, data=data)
+        planned = plan_mocked(folders, program=program, data=data)
         times.append(time.monotonic())
         outputs = stacks.apply(document, folders, data=data, endpoint=endpoint)
         times.append(time.monotonic())
@@ -123,7 +125,7 @@ def _build_result(folder: Path, planned: int, applied: int | None) -> StackResul
         stack_folder.count_resources(folder),
         planned,
         applied,
-        emulator_gaps.count_gaps(stack_folder.read_stack(folder)),
+        override.count_gaps(stack_folder.read_stack(folder)),
     )
 
 
@@ -136,3 +138,66 @@ def _lock_data(data: Path) -> Iterator[None]:
         if data.exists():
             shutil.rmtree(data)  # of an earlier rehearsal, whose embedded AWS has ended
         yield
+
+
+MOCKS = Path(__file__).with_name("mocks")
+"""Answers of the mocked provider where the real one checks the form of a value."""
+
+_TIMEOUT_S = 600.0
+
+
+def plan_mocked(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -> dict[str, int]:
+    """Plan all stacks with a mocked provider in one run of `terraform test`: the real schemas and checks, no AWS.
+
+    Resources that the embedded AWS does not support are planned too. Terraform makes up what AWS would answer, except
+    for the values in mocks/, whose form the provider checks.
+
+    Args:
+        stacks: folder of each synthesized stack, by a name of a-z, 0-9, - and _.
+        data: folder of the run; the log is mocked/test.log in it.
+
+    Returns:
+        how many resources were planned, by stack.
+
+    Raises:
+        CommandFailed: one cannot be planned; the message names the resource and the reason.
+    """
+    folder = data / "mocked"
+    if folder.exists():
+        shutil.rmtree(folder)
+    for name, stack in stacks.items():
+        shutil.copytree(
+            stack,
+            folder / name,
+            ignore=shutil.ignore_patterns("*_override.tf.json", ".terraform*", "*.log", "*.jsonl", "tmp"),
+        )
+    (folder / "main.tf.json").write_text("{}")
+    (folder / "stacks.tftest.hcl").write_text(_render_test(stacks))
+    with console.step(f"Plan {format_count(len(stacks), 'stack')} with a mocked AWS provider") as step:
+        runner.run(program, {"mocked": folder}, ("init", "-input=false"))
+        runner.run(program, {"mocked": folder}, ("test",), timeout_s=_TIMEOUT_S)
+        planned = {name: stack_folder.count_resources(folder / name) for name in stacks}
+        step.note = f"{sum(planned.values())} resources"
+    return planned
+
+
+def _render_test(stacks: Mapping[str, Path]) -> str:
+    """Return Terraform's test file, which plans each stack as a module."""
+    blocks = (
+        f'run "{name}" {{\n  command = plan\n  module {{\n    source = "./{name}"\n  }}\n'
+        f"{_render_subnet_overrides(folder)}}}\n"
+        for name, folder in stacks.items()
+    )
+    return "\n".join((f'mock_provider "aws" {{\n  source = {json.dumps(str(MOCKS))}\n}}\n', *blocks))
+
+
+def _render_subnet_overrides(folder: Path) -> str:
+    """Return answers for existing subnets: their stack checks that they match the fleet."""
+    lookups = stack_folder.read_stack(folder).get("data", {})
+    vpc = lookups.get("aws_vpc", {}).get("vpc", {}).get("id")
+    return "".join(
+        f"  override_data {{\n    target = data.aws_subnet.{name}\n    values = {json.dumps(values)}\n  }}\n"
+        for name, subnet in lookups.get("aws_subnet", {}).items()
+        if vpc
+        for values in [{"vpc_id": vpc, "availability_zone": name.removeprefix("private-"), "id": subnet["id"]}]
+    )

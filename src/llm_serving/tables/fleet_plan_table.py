@@ -22,7 +22,7 @@ from llm_serving.operations import plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.plans import StackPlan
-from llm_serving.rehearsal import emulator_gaps
+from llm_serving.rehearsal import override
 from llm_serving.services import kinds
 from llm_serving.settings.units import format_count
 from llm_serving.tables import fleet_table
@@ -125,7 +125,7 @@ def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> It
             yield _render_drain(plan, groups, "all at once")
     for plan in stack_plans:
         for kind, count in plan.not_emulated.items():
-            yield Text(f"not emulated in {plan.name}: {count} {kind}: {emulator_gaps.REASONS[kind]}", "dim")
+            yield Text(f"not emulated in {plan.name}: {count} {kind}: {override.REASONS[kind]}", "dim")
 
 
 def _render_drain(plan: StackPlan, groups: Sequence[str], pace: str) -> Text:

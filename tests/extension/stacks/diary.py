@@ -5,9 +5,8 @@ from __future__ import annotations
 from llm_serving.kinds.diary.kind import DiaryStack
 
 from infra.bindings import aws
-from infra.constructs import pod_identity, task, task_network, task_place, task_roles, task_service
-from infra.constructs.policy import allow
-from infra.constructs.role import add_role, list_policies
+from infra.constructs import iam, task, task_network, task_place, task_roles, task_service
+from infra.constructs.iam import add_role, allow, list_policies
 from infra.constructs.task_place import AddedService
 from infra.stacks import base
 from llm_serving.fleet import names
@@ -44,9 +43,9 @@ class DeploymentStack:
             _add_tasks(stack, diary, queue)
             return
         for service in diary.services:
-            trust = pod_identity.build_trust_policy(stack)
+            trust = iam.build_pod_trust_policy(stack)
             role = _add_role(stack, diary, service, queue, trust)
-            pod_identity.add_service_association(stack, diary.name, service.name, role)
+            iam.add_service_association(stack, diary.name, service.name, role)
 
 
 def _add_role(stack, diary, service, queue, trust):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from infra.constructs import collector
+from infra.constructs import sidecars
 from tests.kinds.serving import resolving
 
 FLEET = """\
@@ -28,10 +28,10 @@ slo: {}
 
 
 def test_metrics_are_read_at_the_path_of_each_programs_page(tmp_path: Path) -> None:
-    stream = collector.MetricStream(deployment="mine", region="us-west-2", log_group="logs")
+    stream = sidecars.MetricStream(deployment="mine", region="us-west-2", log_group="logs")
     paths = {}
     for service in resolving.resolve_files(tmp_path, BLUEPRINT, FLEET, "ecs").services:
-        configuration: dict[str, Any] = collector.build_configuration(service, stream)
+        configuration: dict[str, Any] = sidecars.build_configuration(service, stream)
         [scrape] = configuration["receivers"]["prometheus"]["config"]["scrape_configs"]
         paths[service.role] = scrape["metrics_path"]
     assert paths == {"worker": "/prometheus/metrics", "router": "/metrics"}

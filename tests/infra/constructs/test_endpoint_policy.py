@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from infra.constructs import endpoint_policy
-from infra.constructs.account import Account
+from infra.constructs.fleet_stack import Account
 
 BUCKETS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "registry_buckets.yaml").read_text())
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infra.constructs import log_collector
-from infra.constructs.account import Account
+from infra.constructs import controllers
+from infra.constructs.fleet_stack import Account
 from llm_serving.fleet.model import Fleet
 
 ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "com.amazonaws", "us-west-2")
@@ -53,7 +53,7 @@ def test_the_collector_writes_to_the_fleet_s_output_and_reads_nothing(
             "pools": {"general": {"types": "g6e.2xlarge", "size": "0..2"}},
         }
     )
-    statements = log_collector.build_statements(fleet, ACCOUNT, KEY)
+    statements = controllers.build_log_statements(fleet, ACCOUNT, KEY)
     assert {tuple(statement["Action"]): statement["Resource"] for statement in statements} == allowed  # type: ignore[arg-type]
 
 

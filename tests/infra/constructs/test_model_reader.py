@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.constructs import model_reader
-from infra.constructs.account import Account
+from infra.constructs.fleet_stack import Account
 from llm_serving.fleet.model import Fleet, TierBucket
 
 ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "com.amazonaws", "us-west-2")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.constructs import policy
+from infra.constructs import iam
 
 STACK: Any = SimpleNamespace(
     account=SimpleNamespace(id="123456789012", partition="aws-cn", region="cn-north-1", dns_suffix="amazonaws.com.cn"),
@@ -28,11 +28,11 @@ STATEMENT = """\
 @pytest.fixture(autouse=True)
 def _policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "send.yaml").write_text(STATEMENT)
-    monkeypatch.setattr(policy, "_FOLDER", tmp_path)
+    monkeypatch.setattr(iam, "_FOLDER", tmp_path)
 
 
 def test_keys_are_filled_in_wherever_they_stand() -> None:
-    assert policy.read_statements(STACK, "send", queue="jobs") == [
+    assert iam.read_statements(STACK, "send", queue="jobs") == [
         {
             "Effect": "Allow",
             "Action": ["sqs:SendMessage"],
@@ -44,4 +44,4 @@ def test_keys_are_filled_in_wherever_they_stand() -> None:
 
 def test_a_key_without_a_value_is_refused() -> None:
     with pytest.raises(KeyError, match="queue"):
-        policy.read_statements(STACK, "send")
+        iam.read_statements(STACK, "send")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from infra import stack_rules
-from infra.constructs.replica_watch import GROUP_PROGRAM, WATCH
+from infra.constructs.sidecars import GROUP_PROGRAM, WATCH
 from infra.constructs.task import NODE_PROGRAM
 from infra.stacks.serving import read
 from llm_serving import paths

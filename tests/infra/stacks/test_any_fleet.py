@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from infra import stack_rules
 from llm_serving.fleet import capacity
 from llm_serving.fleet.model import Fleet, NewNetwork
-from llm_serving.rehearsal import mocked
+from llm_serving.rehearsal import run
 from llm_serving.terraform import stack_folder
 from tests.infra import strategies
 
@@ -87,6 +87,6 @@ def test_a_sample_of_fleets_is_planned_with_a_mocked_provider(tmp_path: Path) ->
         for index, fleet in enumerate(fleets[-SAMPLE:])  # the first that Hypothesis draws are the simplest
         for name, folder in synthesize(fleet, tmp_path / f"fleet{index}").items()
     }
-    planned = mocked.plan(folders, program=stack_folder.find_terraform(folders, tmp_path), data=tmp_path)
+    planned = run.plan_mocked(folders, program=stack_folder.find_terraform(folders, tmp_path), data=tmp_path)
     assert planned.keys() == folders.keys()
     assert sum(planned.values()) > 50 * SAMPLE

@@ -14,7 +14,7 @@ from infra import stack_rules
 from llm_serving.catalog import eks
 from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet
-from llm_serving.rehearsal import emulator_gaps
+from llm_serving.rehearsal import override
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
 Stack = dict[str, Any]
@@ -293,7 +293,7 @@ def find_references(stack: Stack) -> set[str]:
 
     A splat reads what is there, and nothing where nothing is.
     """
-    kinds = "|".join(emulator_gaps.REASONS)
+    kinds = "|".join(override.REASONS)
     return set(re.findall(rf"\$\{{[^}}]*?({kinds})\.[A-Za-z0-9_-]+(?!\[\*\]|[A-Za-z0-9_-])", str(stack)))
 
 

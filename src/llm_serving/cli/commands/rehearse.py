@@ -16,7 +16,7 @@ from rich.text import Text
 
 from llm_serving import console, processes
 from llm_serving.options.arguments import FLEET, OUT, AsJson, Out
-from llm_serving.rehearsal import emulator, emulator_gaps, run
+from llm_serving.rehearsal import emulator, override, run
 from llm_serving.rehearsal.run import Rehearsal, StackResult
 from llm_serving.services import inputs
 from llm_serving.settings.errors import InputError, quote_value
@@ -118,4 +118,4 @@ def _render_reasons(rehearsals: Sequence[Rehearsal]) -> Iterator[Text]:
         for stack in rehearsal.stacks.values():
             kinds.update(stack.not_held)
     for kind, count in sorted(kinds.items()):
-        yield Text.assemble("not emulated: ", (f"{count} {kind}", "bold"), f": {emulator_gaps.REASONS[kind]}")
+        yield Text.assemble("not emulated: ", (f"{count} {kind}", "bold"), f": {override.REASONS[kind]}")

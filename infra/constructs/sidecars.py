@@ -1,15 +1,17 @@
-"""What brings a task's own metrics to CloudWatch: AWS's OpenTelemetry collector beside the engine or router.
+"""The containers beside an engine or a router: AWS's OpenTelemetry collector, and what ends a task whose engine hangs.
 
-It reads Prometheus' page on the task's loopback and writes CloudWatch's embedded metric format into a log group, of
-which CloudWatch makes metrics. Only the few that scaling and alarms read are sent: each is paid for.
+The collector reads Prometheus' page on the task's loopback and writes CloudWatch's embedded metric format into a log
+group, of which CloudWatch makes metrics. Only the few that scaling and alarms read are sent: each is paid for.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.constructs.task import NO_CAPABILITIES
+from infra.constructs.task import NO_CAPABILITIES, ContainerDefinition, LogDestination
+from llm_serving import paths
 from llm_serving.catalog import images, signals
 from llm_serving.catalog.routers import REFUSED
 from llm_serving.services.service import Service
@@ -76,7 +78,7 @@ def find_path(service: Service) -> str:
     return service.metrics_path or "/metrics"
 
 
-def build_container(service: Service, stream: MetricStream, logs: dict[str, object]) -> dict[str, object]:
+def build_collector(service: Service, stream: MetricStream, logs: dict[str, object]) -> dict[str, object]:
     """Build the collector's container definition; the task lives on without it.
 
     Of itself ECS starts no container again, and alarms that read nothing are silent. Source: ECS developer guide,
@@ -169,3 +171,64 @@ def _build_scrape(
             {"source_labels": ["error_type"], "regex": REFUSED, "action": "drop"},
         ],
     }
+
+
+GROUP_PROGRAM = (paths.CHARTS / "inference" / "files" / "group.py").read_text(encoding="utf-8")
+"""The program, as `python3 -c GROUP_PROGRAM ...`."""
+
+WATCH = "watch"
+"""The container that runs it."""
+
+_WATCH_MEMORY_MIB, _WATCH_STOP_S = 128, 10
+
+_GROUP_PORT = 5701
+"""Where a leader waits for its followers; engines reach one another by any port."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The other nodes of a replica that spans several."""
+
+    leader: str = ""
+    """Name of the node that answers requests; empty for that node itself."""
+
+    followers: int = 0
+    """Its further nodes."""
+
+
+def build_watch(service: Service, replica: Replica, logs: LogDestination) -> ContainerDefinition:
+    """Return the container definition. It is essential, so that its end is the task's.
+
+    ECS stops containers in the reverse order of `dependsOn`: a follower's engine runs on until the program has ended.
+    Source: ECS API reference, ContainerDefinition, dependsOn, and Task, healthStatus (every essential container counts,
+    and one without a health check is UNKNOWN), 2026-11.
+    """
+    return {
+        "name": WATCH,
+        "image": service.image,
+        "essential": True,
+        "cpu": 32,
+        "memory": _WATCH_MEMORY_MIB,
+        "entryPoint": ["python3", "-c", GROUP_PROGRAM],
+        "command": list(_list_arguments(service, replica)),
+        "dependsOn": [{"containerName": service.role, "condition": "START"}],
+        "healthCheck": {"command": ["CMD", "python3", "-c", ""], "interval": 30, "timeout": 10, "retries": 3},
+        "stopTimeout": service.stop.stop_s if replica.leader else _WATCH_STOP_S,
+        "readonlyRootFilesystem": True,
+        "linuxParameters": NO_CAPABILITIES,
+        "logConfiguration": logs.build_configuration(WATCH),
+    }
+
+
+def _list_arguments(service: Service, replica: Replica) -> Iterator[str]:
+    if replica.leader:
+        yield from ("follow", "--leader", replica.leader, "--port", str(_GROUP_PORT))
+        yield from ("--requests", str(service.port), "--drain", str(service.stop.stop_s - _WATCH_STOP_S))
+        return
+    assert service.probe
+    yield from ("lead", "--health", f"http://127.0.0.1:{service.port}{service.probe.health}")
+    if service.metrics.keys() >= {"running", "steps"}:
+        yield from ("--metrics", f"http://{format_endpoint(service)}{find_path(service)}")
+        yield from ("--running", service.metrics["running"], "--steps", service.metrics["steps"])
+    if replica.followers:
+        yield from ("--port", str(_GROUP_PORT), "--followers", str(replica.followers))

@@ -1,0 +1,240 @@
+"""IAM and resource policies as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformResource
+from infra.constructs.fleet_stack import FleetStack
+from llm_serving.fleet import names
+from llm_serving.services.service import Secret, Service
+from llm_serving.settings import own_yaml
+
+_FOLDER = Path(__file__).with_name("policies")
+
+Statement = Mapping[str, object]
+"""One statement of a policy document, with IAM's own keys."""
+
+EVENTS = "events.amazonaws.com"
+"""EventBridge as a principal."""
+
+
+def allow(
+    sid: str,
+    actions: str | Sequence[str],
+    resources: str | Sequence[str],
+    *,
+    condition: Mapping[str, object] | None = None,
+) -> Statement:
+    """Build a statement that allows actions, such as s3:GetObject, on resources: ARNs, or "*" for all.
+
+    Args:
+        sid: name of the statement in its policy: letters and digits.
+        condition: by operator, as IAM writes it.
+    """
+    statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
+    return {**statement, "Condition": condition} if condition else statement
+
+
+def read_statements(stack: FleetStack, name: str, **values: str) -> list[Statement]:
+    """Return the statements of policies/NAME.yaml, with the stack's names and `values` in place of ${KEYS}."""
+    account = stack.account
+    keys = {"account": account.id, "partition": account.partition, "region": account.region}
+    keys |= {"dns_suffix": account.dns_suffix, "cluster": stack.cluster_name, "fleet": stack.fleet.name}
+
+    def fill_in(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {fill_in(key): fill_in(child) for key, child in node.items()}
+        return [*map(fill_in, node)] if isinstance(node, list) else Template(node).substitute(keys, **values)
+
+    return [fill_in(statement) for statement in own_yaml.read(_FOLDER / f"{name}.yaml")]
+
+
+def build_document(*statements: Statement) -> str:
+    """Build a policy's JSON text. Values may be CDKTF tokens, which Terraform replaces."""
+    return json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
+
+
+def build_trust_policy(service: str, **condition: Any) -> str:
+    """Build a role's trust policy for an AWS service, such as vpc-flow-logs.amazonaws.com."""
+    statement: dict[str, object] = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return build_document({**statement, "Condition": condition} if condition else statement)
+
+
+def allow_service(
+    sid: str,
+    service: str,
+    actions: str | Sequence[str],
+    resources: str | Sequence[str],
+    *,
+    condition: Mapping[str, object] | None = None,
+) -> Statement:
+    """Build a statement of a resource's own policy that allows an AWS service, such as events.amazonaws.com."""
+    principal = {"Sid": sid, "Effect": "Allow", "Principal": {"Service": service}}
+    return {**principal, **allow(sid, actions, resources, condition=condition)}
+
+
+def allow_rules(sid: str, queue_arn: str, rule_arns: str | Sequence[str]) -> Statement:
+    """Build a statement of a queue's policy that lets these EventBridge rules fill it, and no other account's."""
+    own_rules = {"ArnEquals": {"aws:SourceArn": rule_arns}}
+    return allow_service(sid, EVENTS, "sqs:SendMessage", queue_arn, condition=own_rules)
+
+
+def require_tls(actions: str, resources: str | Sequence[str]) -> Statement:
+    """Build a statement of a resource's own policy that denies whatever comes without TLS."""
+    return {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": actions,
+        "Resource": resources,
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+
+
+def add_role(
+    stack: FleetStack,
+    name: str,
+    *,
+    description: str,
+    trust: str,
+    managed: Sequence[str] = (),
+    statements: Sequence[Statement] = (),
+) -> aws.iam_role.IamRole:
+    """Add a role named FLEET-REGION-`name`: roles are the account's, so the region is in their names.
+
+    Args:
+        name: at most 16 characters, for IAM takes 64 in all.
+        trust: who may take it on, as `build_trust_policy` gives it.
+        managed: AWS's own policies, named as below arn:aws:iam::aws:policy/.
+        statements: what else it may do.
+    """
+    iam_role = aws.iam_role.IamRole(
+        stack,
+        f"{name}-role",
+        name=names.format_role_name(stack.fleet.name, stack.account.region, name),
+        description=description,
+        assume_role_policy=trust,
+        permissions_boundary=stack.fleet.permissions_boundary,
+    )
+    for arn in managed:
+        aws.iam_role_policy_attachment.IamRolePolicyAttachment(
+            stack,
+            f"{name}-role-{arn.rpartition('/')[2]}",
+            role=iam_role.name,
+            policy_arn=f"arn:{stack.account.partition}:iam::aws:policy/{arn}",
+        )
+    if statements:
+        aws.iam_role_policy.IamRolePolicy(
+            stack, f"{name}-role-policy", name=name, role=iam_role.name, policy=build_document(*statements)
+        )
+    return iam_role
+
+
+def list_policies(stack: FleetStack, name: str) -> list[ITerraformDependable]:
+    """List what `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights,
+    and gone before they are, so that it can still clean up.
+    """
+    return [
+        child
+        for child in stack.node.children
+        if isinstance(child, TerraformResource) and child.node.id.startswith(f"{name}-role-")
+    ]
+
+
+Cluster = aws.eks_cluster.EksCluster | aws.data_aws_eks_cluster.DataAwsEksCluster
+
+
+def add_pod_role(
+    stack: FleetStack,
+    name: str,
+    cluster: Cluster,
+    *,
+    namespace: str,
+    service_account: str,
+    description: str,
+    statements: Sequence[Statement],
+) -> None:
+    """Add the role of a service account's pods. It is linked after the cluster; the account may come later."""
+    trust = build_pod_trust_policy(stack)
+    pod_role = add_role(stack, name, description=description, trust=trust, statements=statements)
+    _add_association(stack, name, cluster.name, namespace, service_account, pod_role)
+
+
+def build_pod_trust_policy(stack: FleetStack) -> str:
+    """Trust policy of a role that EKS hands to pods of the fleet's cluster only.
+
+    Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
+    """
+    cluster = stack.account.build_arn("eks", f"cluster/{names.find_eks_cluster(stack.fleet)}")
+    return build_document(
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "pods.eks.amazonaws.com"},
+            # The agent tags the session with cluster, namespace and service account.
+            "Action": ["sts:AssumeRole", "sts:TagSession"],
+            "Condition": {
+                "StringEquals": {"aws:SourceAccount": stack.account.id},
+                "ArnEquals": {"aws:SourceArn": cluster},
+            },
+        }
+    )
+
+
+def add_service_association(stack: FleetStack, deployment: str, service: str, pod_role: aws.iam_role.IamRole) -> None:
+    """Add the link from the service account of a deployment's service, which its chart names, to a role."""
+    cluster, account = names.find_eks_cluster(stack.fleet), f"{deployment}-{service}"
+    _add_association(stack, service, cluster, names.SERVING_NAMESPACE, account, pod_role)
+
+
+def _add_association(
+    stack: FleetStack, name: str, cluster: str, namespace: str, service_account: str, pod_role: aws.iam_role.IamRole
+) -> None:
+    aws.eks_pod_identity_association.EksPodIdentityAssociation(
+        stack,
+        f"{name}-identity",
+        cluster_name=cluster,
+        namespace=namespace,
+        service_account=service_account,
+        role_arn=pod_role.arn,
+    )
+
+
+def find_secret_arns(stack: FleetStack, secrets: Iterable[Secret]) -> dict[str, str]:
+    """Add lookups of secrets that have only a name; returns the ARN of each secret, by its name."""
+    arns = {}
+    for secret in dict.fromkeys(row.secret for row in secrets):
+        if secret.startswith("arn:"):
+            arns[secret] = secret
+        else:
+            data = aws.data_aws_secretsmanager_secret.DataAwsSecretsmanagerSecret
+            arns[secret] = data(stack, f"secret-{len(arns)}", name=secret).arn
+    return arns
+
+
+def find_service_secrets(stack: FleetStack, services: Iterable[Service]) -> dict[str, str]:
+    """Add lookups of the secrets that services read; returns the ARN of each secret, by its name."""
+    return find_secret_arns(stack, (secret for service in services for secret in service.secrets))
+
+
+def build_secret_statements(secrets: Collection[Secret], arns: Mapping[str, str], region: str) -> Iterator[Statement]:
+    """Allow to read secrets, and to decrypt those with a customer-managed key.
+
+    Source: Secrets Manager user guide, "Secret encryption and decryption in AWS Secrets Manager", 2026-11.
+    """
+    if secrets:
+        resources = list(dict.fromkeys(arns[row.secret] for row in secrets))
+        yield allow("Secrets", ["secretsmanager:GetSecretValue"], resources)
+    if keys := list(dict.fromkeys(row.key for row in secrets if row.key)):
+        yield allow(
+            "SecretKeys",
+            ["kms:Decrypt"],
+            keys,
+            # In China the name ends in .cn.
+            condition={"StringLike": {"kms:ViaService": f"secretsmanager.{region}.amazonaws.com*"}},
+        )
