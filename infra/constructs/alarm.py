@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
@@ -15,40 +15,85 @@ from llm_serving.fleet.model import Fleet
 PERIOD_S = 60
 
 
+class Metric(NamedTuple):
+    """A metric that an alarm reads."""
+
+    id: str
+    namespace: str
+    name: str
+    dimensions: Mapping[str, str]
+    stat: str
+
+
+class Expression(NamedTuple):
+    """What an alarm makes of its metrics, and goes by."""
+
+    id: str
+    text: str
+    label: str
+
+
+def find_metric(metric_id: str, signal: str, dimensions: Mapping[str, str], stat: str) -> Metric:
+    """Return a metric by our name of its signal."""
+    row = signals.load()[signal]
+    return Metric(metric_id, row.program, row.name, dimensions, stat)
+
+
 def add_alarm(
     stack: FleetStack,
-    construct_id: str,
-    *,
-    name: str,
+    owner: str,
+    purpose: str,
+    *metrics: Metric,
+    expression: Expression | None = None,
     description: str,
     signal: str = "",
     threshold: float,
-    metric_query: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
     comparison: str = "GreaterThanThreshold",
+    period_s: int = PERIOD_S,
     periods: int = 5,
     breaching: int | None = None,
     missing: str = "notBreaching",
     notifies: bool = True,
+    construct_id: str = "",
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
-    """Add an alarm, which rings after so many periods of `metric_query` in a row.
+    """Add the alarm OWNER-PURPOSE, which rings after so many periods in a row.
 
     Args:
+        expression: over the metrics; one metric alone needs none.
         breaching: of the periods, how many must breach; all where left out.
         signal: whose action the description ends with.
         notifies: whether the fleet's topic hears of ALARM and OK.
     """
     actions = [stack.fleet.alarms_to] if stack.fleet.alarms_to and notifies else None
-    return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm(
+    a = aws.cloudwatch_metric_alarm
+    query = a.CloudwatchMetricAlarmMetricQuery
+    queries = [
+        query(
+            id=metric.id,
+            metric=a.CloudwatchMetricAlarmMetricQueryMetric(
+                namespace=metric.namespace,
+                metric_name=metric.name,
+                dimensions=dict(metric.dimensions),
+                period=period_s,
+                stat=metric.stat,
+            ),
+            return_data=None if expression else True,
+        )
+        for metric in metrics
+    ]
+    if expression:
+        queries.append(query(id=expression.id, expression=expression.text, label=expression.label, return_data=True))
+    return a.CloudwatchMetricAlarm(
         stack,
-        construct_id,
-        alarm_name=name,
+        construct_id or f"{purpose}-alarm",
+        alarm_name=f"{owner}-{purpose}",
         alarm_description=f"{description}. To do: {signals.load()[signal].action}" if signal else description,
         comparison_operator=comparison,
         threshold=threshold,
         evaluation_periods=periods,
         datapoints_to_alarm=breaching,
         treat_missing_data=missing,
-        metric_query=metric_query,
+        metric_query=queries,
         alarm_actions=actions,
         ok_actions=actions,
     )
@@ -60,72 +105,18 @@ def build_cluster_dimensions(fleet: Fleet) -> dict[str, str]:
 
 
 def add_cluster_alarm(
-    stack: FleetStack, construct_id: str, signal_name: str, *, name: str, description: str, threshold: float
+    stack: FleetStack, construct_id: str, signal: str, *, name: str, description: str, threshold: float
 ) -> None:
     """Add an alarm on a signal of the fleet's ECS cluster: its greatest value of a minute."""
-    query = build_signal_query("greatest", signal_name, build_cluster_dimensions(stack.fleet), "Maximum", returned=True)
     add_alarm(
         stack,
-        construct_id,
-        name=f"{stack.fleet.name}-{name}",
+        stack.fleet.name,
+        name,
+        find_metric("greatest", signal, build_cluster_dimensions(stack.fleet), "Maximum"),
+        construct_id=construct_id,
         description=description,
-        signal=signal_name,
+        signal=signal,
         threshold=threshold,
-        metric_query=[query],
-    )
-
-
-def build_signal_query(
-    query_id: str,
-    signal_name: str,
-    dimensions: Mapping[str, str],
-    stat: str,
-    *,
-    period_s: int = PERIOD_S,
-    returned: bool = False,
-) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """Return a metric that an alarm reads, by our name of its signal.
-
-    Args:
-        returned: it is what the alarm goes by.
-    """
-    signal = signals.load()[signal_name]
-    return build_metric_query(
-        query_id, signal.program, signal.name, dimensions, stat, period_s=period_s, returned=returned
-    )
-
-
-def build_metric_query(
-    query_id: str,
-    namespace: str,
-    name: str,
-    dimensions: Mapping[str, str],
-    stat: str,
-    *,
-    period_s: int = PERIOD_S,
-    returned: bool = False,
-) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """Return a metric that an alarm reads.
-
-    Args:
-        returned: it is what the alarm goes by.
-    """
-    q = aws.cloudwatch_metric_alarm
-    return q.CloudwatchMetricAlarmMetricQuery(
-        id=query_id,
-        metric=q.CloudwatchMetricAlarmMetricQueryMetric(
-            namespace=namespace, metric_name=name, dimensions=dict(dimensions), period=period_s, stat=stat
-        ),
-        return_data=returned or None,
-    )
-
-
-def build_expression_query(
-    query_id: str, expression: str, label: str
-) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """Return the expression over other metrics that the alarm evaluates."""
-    return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery(
-        id=query_id, expression=expression, label=label, return_data=True
     )
 
 

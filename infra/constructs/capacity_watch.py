@@ -35,17 +35,17 @@ def add_capacity_watch(stack: FleetStack) -> None:
 def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
     purpose = f"quota-{usage_class.lower().replace('/', '-')}"
     dimensions = {"Service": "EC2", "Type": "Resource", "Resource": "vCPU", "Class": usage_class}
-    used = alarm.build_signal_query("used", "vcpus-used", dimensions, "Maximum", period_s=_PERIOD_S)
-    percent = alarm.build_expression_query("percent", "100 * used / SERVICE_QUOTA(used)", "Percent of the quota")
     alarm.add_alarm(
         stack,
-        f"{purpose}-alarm",
-        name=f"{stack.fleet.name}-{purpose}",
+        stack.fleet.name,
+        purpose,
+        alarm.find_metric("used", "vcpus-used", dimensions, "Maximum"),
+        expression=alarm.Expression("percent", "100 * used / SERVICE_QUOTA(used)", "Percent of the quota"),
         description=f"More than {_QUOTA_PERCENT}% of the region's quota of vCPUs, {usage_class}, is in use",
         signal="vcpus-used",
         threshold=_QUOTA_PERCENT,
+        period_s=_PERIOD_S,
         periods=1,
-        metric_query=[used, percent],
     )
 
 

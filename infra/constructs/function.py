@@ -125,14 +125,14 @@ def add_trigger(
 def add_failure_alarm(stack: FleetStack, name: str) -> None:
     """Ring where a function that is called each minute fails each time: what its own metrics say is missing then."""
     dimensions = {"FunctionName": names.format_function_name(stack.fleet, name)}
-    query = alarm.build_metric_query("failed", "AWS/Lambda", "Errors", dimensions, "Sum", returned=True)
     alarm.add_alarm(
         stack,
-        f"{name}-failure-alarm",
-        name=f"{stack.fleet.name}-{name}-fails",
+        stack.fleet.name,
+        f"{name}-fails",
+        alarm.Metric("failed", "AWS/Lambda", "Errors", dimensions, "Sum"),
+        construct_id=f"{name}-failure-alarm",
         description=f"The function {name} fails each time that it is called; its log says why",
         threshold=0,
-        metric_query=[query],
     )
 
 

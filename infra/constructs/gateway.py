@@ -273,20 +273,19 @@ def _add_alarm(
     missing: str = "notBreaching",
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add the alarm on a signal of the worst of some servers, each a dimension and its value."""
-    queries = [
-        alarm.build_signal_query(f"m{number}", name, dict([server]), stat) for number, server in enumerate(servers)
-    ]
+    metrics = [alarm.find_metric(f"m{number}", name, dict([server]), stat) for number, server in enumerate(servers)]
     function = "MIN" if stat == "Minimum" else "MAX"
     gone = ", or it does not run" if missing == "breaching" else ""
     return alarm.add_alarm(
         context.stack,
-        f"{name}-alarm",
-        name=f"{context.gateway.name}-{name}",
+        context.gateway.name,
+        name,
+        *metrics,
+        expression=alarm.Expression("e", f"{function}(METRICS())", name),
         description=f"{signals.load()[name].meaning}{gone}: {context.name}",
         signal=name,
         threshold=threshold,
         comparison=comparison,
         periods=PERIODS,
         missing=missing,
-        metric_query=[*queries, alarm.build_expression_query("e", f"{function}(METRICS())", name)],
     )

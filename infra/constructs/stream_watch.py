@@ -75,20 +75,18 @@ def _add_alarm(
         metrics: signal and dimensions by the metric's name in the expression.
         periods, breaching: as `add_alarm` has them.
     """
-    queries = [
-        # The sum of a minute's samples grows with their number, too, which a ratio of two sums takes off.
-        alarm.build_signal_query(query_id, signal, dimensions, "Sum" if "n" in metrics else "Maximum")
-        for query_id, (signal, dimensions) in metrics.items()
-    ]
+    # The sum of a minute's samples grows with their number, too, which a ratio of two sums takes off.
+    stat = "Sum" if "n" in metrics else "Maximum"
     alarm.add_alarm(
         context.stack,
-        f"{name}-alarm",
-        name=f"{context.stream.name}-{name}",
+        context.stream.name,
+        name,
+        *(alarm.find_metric(key, signal, dimensions, stat) for key, (signal, dimensions) in metrics.items()),
+        expression=alarm.Expression("e", expression, description),
         description=f"{description}: {context.name}",
         signal=next(iter(metrics.values()))[0],
         threshold=threshold,
         missing=missing,
         periods=periods,
         breaching=breaching,
-        metric_query=[*queries, alarm.build_expression_query("e", expression, description)],
     )

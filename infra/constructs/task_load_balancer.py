@@ -103,19 +103,18 @@ def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str)
 
     It keeps ringing once the certificate has ended, and ACM sends nothing of it any more.
     """
-    dimensions = {"CertificateArn": certificate}
-    query = alarm.build_signal_query("days", "certificate-days", dimensions, "Minimum", period_s=_DAY_S, returned=True)
     alarm.add_alarm(
         stack,
-        "certificate-alarm",
-        name=f"{stack.fleet.name}-{deployment}-certificate",
+        f"{stack.fleet.name}-{deployment}",
+        "certificate",
+        alarm.find_metric("days", "certificate-days", {"CertificateArn": certificate}, "Minimum"),
         description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
         signal="certificate-days",
         threshold=CERTIFICATE_DAYS,
         comparison="LessThanThreshold",
+        period_s=_DAY_S,
         periods=1,
         missing="ignore",
-        metric_query=[query],
     )
 
 

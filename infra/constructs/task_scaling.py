@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import alarm, sidecars
-from infra.constructs.alarm import build_expression_query
+from infra.constructs.alarm import Expression, Metric
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.sidecars import INTERVAL_S, MetricStream
 from llm_serving.fleet.aws_limits import INSTANCE_START_S
@@ -52,8 +52,9 @@ class _Scaling:
         return {**_describe_target(self.stack, self.name), "depends_on": [self.target]}
 
     @property
-    def alarm_prefix(self) -> str:
-        return f"{self.stack.fleet.name}-{self.stream.deployment}-{self.service.role}"
+    def owner(self) -> str:
+        """Of the alarms: the deployment."""
+        return f"{self.stack.fleet.name}-{self.stream.deployment}"
 
 
 def add_scaling(
@@ -114,32 +115,18 @@ def _add_peaks(scaling: _Scaling) -> None:
         scaling.target.add_override("lifecycle.ignore_changes", ["min_capacity"])
 
 
-def build_task_metric(
-    query_id: str,
-    stream: MetricStream,
-    service: Service,
-    name: str,
-    stat: str,
-    *,
-    period_s: int = alarm.PERIOD_S,
-    returned: bool = False,
-) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    program_name, dimensions = sidecars.select_metrics(service, stream)[name], build_dimensions(stream, service)
-    return alarm.build_metric_query(
-        query_id, stream.namespace, program_name, dimensions, stat, period_s=period_s, returned=returned
-    )
+def build_task_metric(metric_id: str, stream: MetricStream, service: Service, name: str, stat: str) -> Metric:
+    program_name = sidecars.select_metrics(service, stream)[name]
+    return Metric(metric_id, stream.namespace, program_name, build_dimensions(stream, service), stat)
 
 
-def build_errors(
-    stream: MetricStream, router: Service, *, period_s: int = alarm.PERIOD_S
-) -> tuple[list[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery], str]:
+def build_errors(stream: MetricStream, router: Service) -> tuple[list[Metric], str]:
     """Return what a router counts of requests that failed, under one name or several, and their sum."""
     names, dimensions = sidecars.select_metrics(router, stream)["errors"].split("|"), build_dimensions(stream, router)
-    queries = [
-        alarm.build_metric_query(f"errors{number}", stream.namespace, name, dimensions, "Sum", period_s=period_s)
-        for number, name in enumerate(names)
+    metrics = [
+        Metric(f"errors{number}", stream.namespace, name, dimensions, "Sum") for number, name in enumerate(names)
     ]
-    return queries, " + ".join(f"FILL({query.id}, 0)" for query in queries)
+    return metrics, " + ".join(f"FILL({metric.id}, 0)" for metric in metrics)
 
 
 def _add_target_tracking(scaling: _Scaling) -> None:
@@ -228,20 +215,19 @@ def _add_wake_up(scaling: _Scaling) -> None:
     start_s = math.ceil(INSTANCE_START_S + service.answers_after_s)
     policy = _add_step_policy(scaling, "wake", "ChangeInCapacity", 1, start_s, metric_interval_lower_bound="0")
     requests = [build_task_metric("requests", stream, router, "requests", "Sum")], "requests"
-    for metric_name, (queries, total) in (("errors", build_errors(stream, router)), ("requests", requests)):
+    for metric_name, (metrics, total) in (("errors", build_errors(stream, router)), ("requests", requests)):
         wake_alarm = alarm.add_alarm(
             scaling.stack,
+            scaling.owner,
             f"{service.role}-wake-{metric_name}",
+            build_task_metric("up", stream, service, "up", "Sum"),
+            *metrics,
+            expression=Expression("asked", f"IF(up == 0, {total}, 0)", "Requests that found no replica"),
+            construct_id=f"{service.role}-wake-{metric_name}",
             notifies=False,
-            name=f"{scaling.alarm_prefix}-wake-{metric_name}",
             description=f"Requests come to {stream.deployment}, and {service.role} sleeps",
             threshold=0,
             periods=1,
-            metric_query=[
-                build_task_metric("up", stream, service, "up", "Sum"),
-                *queries,
-                build_expression_query("asked", f"IF(up == 0, {total}, 0)", "Requests that found no replica"),
-            ],
         )
         wake_alarm.add_override("alarm_actions", policy)
 
@@ -255,24 +241,22 @@ def _add_sleep(scaling: _Scaling) -> None:
     requests = f"FILL(requests, 0) + {error_count} + FILL(running, 0)"
     sleep_alarm = alarm.add_alarm(
         scaling.stack,
-        f"{service.role}-sleep-alarm",
+        scaling.owner,
+        f"{service.role}-sleep",
+        build_task_metric("up", stream, service, "up", "Sum"),
+        build_task_metric("running", stream, service, "running", "Sum"),
+        build_task_metric("alive", stream, router, "up", "Sum"),
+        build_task_metric("requests", stream, router, "requests", "Sum"),
+        *errors,
+        # What is not known is no quiet: with the router's collector gone, every minute would look so.
+        expression=Expression(
+            "asked", f"IF(up > 0 AND alive > 0, {requests}, 1)", "Requests that came or are under way"
+        ),
         notifies=False,
-        name=f"{scaling.alarm_prefix}-sleep",
         description=f"Nobody asks {stream.deployment}: {service.role} may sleep",
         threshold=1,
         comparison="LessThanThreshold",
         periods=math.ceil(max(_MIN_IDLE_S, service.replicas.scale.cool_down_s) / alarm.PERIOD_S),
-        metric_query=[
-            build_task_metric("up", stream, service, "up", "Sum"),
-            build_task_metric("running", stream, service, "running", "Sum"),
-            build_task_metric("alive", stream, router, "up", "Sum"),
-            build_task_metric("requests", stream, router, "requests", "Sum"),
-            *errors,
-            # What is not known is no quiet: with the router's collector gone, every minute would look so.
-            build_expression_query(
-                "asked", f"IF(up > 0 AND alive > 0, {requests}, 1)", "Requests that came or are under way"
-            ),
-        ],
     )
     sleep_alarm.add_override("alarm_actions", policy)
 
@@ -280,23 +264,22 @@ def _add_sleep(scaling: _Scaling) -> None:
 def _add_late_alarm(scaling: _Scaling) -> None:
     """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
     router, service, stream = scaling.router, scaling.service, scaling.stream
-    errors, error_count = build_errors(stream, router, period_s=_LATE_ALARM_PERIOD_S)
+    errors, error_count = build_errors(stream, router)
     alarm.add_alarm(
         scaling.stack,
-        f"{service.role}-late-alarm",
-        name=f"{scaling.alarm_prefix}-late",
+        scaling.owner,
+        f"{service.role}-late",
+        build_task_metric("up", stream, service, "up", "Sum"),
+        build_task_metric("requests", stream, router, "requests", "Sum"),
+        *errors,
+        expression=Expression(
+            "asked", f"IF(up == 0, FILL(requests, 0) + {error_count}, 0)", "Requests that found no replica"
+        ),
         description=f"{stream.deployment}'s {service.role} is asked, and does not wake",
         signal="running-tasks",
         threshold=0,
+        period_s=_LATE_ALARM_PERIOD_S,
         periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
-        metric_query=[
-            build_task_metric("up", stream, service, "up", "Sum", period_s=_LATE_ALARM_PERIOD_S),
-            build_task_metric("requests", stream, router, "requests", "Sum", period_s=_LATE_ALARM_PERIOD_S),
-            *errors,
-            build_expression_query(
-                "asked", f"IF(up == 0, FILL(requests, 0) + {error_count}, 0)", "Requests that found no replica"
-            ),
-        ],
     )
 
 
@@ -309,19 +292,16 @@ def add_unmeasured_alarm(
     """
     alarm.add_alarm(
         stack,
-        f"{service.role}-unmeasured-alarm",
-        name=f"{stack.fleet.name}-{stream.deployment}-{service.role}-unmeasured",
+        f"{stack.fleet.name}-{stream.deployment}",
+        f"{service.role}-unmeasured",
+        build_task_metric("load", stream, service, metric_name, "Average"),
         description=description,
         signal="up",
         threshold=0,
         comparison="LessThanThreshold",  # no measure is: it rings for missing ones
+        period_s=_LATE_ALARM_PERIOD_S,
         periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
         missing="breaching",
-        metric_query=[
-            build_task_metric(
-                "load", stream, service, metric_name, "Average", period_s=_LATE_ALARM_PERIOD_S, returned=True
-            )
-        ],
     )
 
 
@@ -335,7 +315,7 @@ def _add_step_policy(
     step_policy = p.AppautoscalingPolicy(
         scaling.stack,
         f"{scaling.service.name}-{part}-policy",
-        name=f"{scaling.alarm_prefix}-{part}",
+        name=f"{scaling.owner}-{scaling.service.role}-{part}",
         policy_type="StepScaling",
         **scaling.target_settings,
         step_scaling_policy_configuration=configuration(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from infra.bindings import aws
 from infra.constructs import alarm, dashboard, sidecars, task_service
-from infra.constructs.alarm import build_expression_query
+from infra.constructs.alarm import Expression, Metric
 from infra.constructs.dashboard import Curve, Graph
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.sidecars import MetricStream
@@ -40,28 +40,26 @@ def add_errors_alarm(
     scale_to_zero_services = {
         f"up{number}": service for number, service in enumerate(serving.scale_to_zero_services[:room])
     }
-    awake_condition = " AND ".join(f"{query_id} > 0" for query_id in scale_to_zero_services)
+    awake_condition = " AND ".join(f"{metric_id} > 0" for metric_id in scale_to_zero_services)
     return alarm.add_alarm(
         stack,
-        "errors-alarm",
-        name=f"{stack.fleet.name}-{serving.name}-errors",
+        f"{stack.fleet.name}-{serving.name}",
+        "errors",
+        build_task_metric("requests", stream, router, "requests", "Sum"),
+        *errors,
+        *(
+            build_task_metric(metric_id, stream, service, "up", "Sum")
+            for metric_id, service in scale_to_zero_services.items()
+        ),
+        # A 503 while a role is scaled to zero starts a replica, and is no error.
+        expression=Expression(
+            "share",
+            f"IF({awake_condition}, {share}, 0)" if awake_condition else share,
+            "Share of requests that failed",
+        ),
         description=f"Requests to {serving.name} fail",
         signal="errors",
         threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
-        metric_query=[
-            build_task_metric("requests", stream, router, "requests", "Sum"),
-            *errors,
-            *(
-                build_task_metric(query_id, stream, service, "up", "Sum")
-                for query_id, service in scale_to_zero_services.items()
-            ),
-            # A 503 while a role is scaled to zero starts a replica, and is no error.
-            build_expression_query(
-                "share",
-                f"IF({awake_condition}, {share}, 0)" if awake_condition else share,
-                "Share of requests that failed",
-            ),
-        ],
     )
 
 
@@ -71,74 +69,74 @@ def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: 
     queue_length = scale.target if scale and scale.signal == "queue" else _DEFAULT_QUEUE_LIMIT / 4
     alarm.add_alarm(
         stack,
-        f"{service.role}-queue-alarm",
-        name=f"{stack.fleet.name}-{serving.name}-{service.role}-queue",
+        f"{stack.fleet.name}-{serving.name}",
+        f"{service.role}-queue",
+        build_task_metric("queue", stream, service, "queue", "Average"),
         description=f"Requests wait for {serving.name}'s {service.role}",
         signal="queue",
         threshold=4 * queue_length,
         periods=10,
-        metric_query=[build_task_metric("queue", stream, service, "queue", "Average", returned=True)],
     )
 
 
 def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream, service: Service) -> None:
     """Add the alarm on transfers of KV caches that fail: the engine sends the metric from the first failure on."""
-    query = build_task_metric(
-        "failed", stream, service, sidecars.TRANSFERS, "Sum", period_s=_TRANSFERS_PERIOD_S, returned=True
-    )
     alarm.add_alarm(
         stack,
-        f"{service.role}-transfers-alarm",
-        name=f"{stack.fleet.name}-{deployment}-{service.role}-transfers",
+        f"{stack.fleet.name}-{deployment}",
+        f"{service.role}-transfers",
+        build_task_metric("failed", stream, service, sidecars.TRANSFERS, "Sum"),
         description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
         signal=sidecars.TRANSFERS,
         threshold=0,
+        period_s=_TRANSFERS_PERIOD_S,
         periods=1,
-        metric_query=[query],
     )
 
 
 def add_running_alarm(stack: FleetStack, deployment: str, service: Service, ecs_names: Sequence[str]) -> None:
     """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
+    metrics, total = _sum_running(stack.fleet, ecs_names, "Minimum")
     alarm.add_alarm(
         stack,
-        f"{service.name}-running-alarm",
-        name=f"{stack.fleet.name}-{deployment}-{service.name}-running",
+        f"{stack.fleet.name}-{deployment}",
+        f"{service.name}-running",
+        *metrics,
+        expression=total,
         description=f"Tasks of {deployment}'s {service.name} are missing",
         signal="running-tasks",
         threshold=service.replicas.min,
         comparison="LessThanThreshold",
         periods=15,
         missing="breaching",
-        metric_query=_build_running_queries(stack.fleet, ecs_names, "Minimum"),
     )
 
 
 def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_names: Sequence[str]) -> None:
     """Add the alarm on a role that has run as many tasks as it may for long: more load can only wait."""
+    metrics, total = _sum_running(stack.fleet, ecs_names, "Maximum")
     alarm.add_alarm(
         stack,
-        f"{service.name}-maximum-alarm",
-        name=f"{stack.fleet.name}-{deployment}-{service.name}-maximum",
+        f"{stack.fleet.name}-{deployment}",
+        f"{service.name}-maximum",
+        *metrics,
+        expression=total,
         description=f"{deployment}'s {service.name} runs as many tasks as it may",
         signal="replicas-max",
         threshold=service.replicas.max,
         comparison="GreaterThanOrEqualToThreshold",
         periods=15,
-        metric_query=_build_running_queries(stack.fleet, ecs_names, "Maximum"),
     )
 
 
-def _build_running_queries(
-    fleet: Fleet, ecs_names: Sequence[str], stat: str
-) -> list[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery]:
+def _sum_running(fleet: Fleet, ecs_names: Sequence[str], stat: str) -> tuple[list[Metric], Expression]:
     """Return the running tasks of a role's services, and the sum, by which an alarm goes."""
-    queries = [
-        alarm.build_signal_query(f"choice{number}", "running-tasks", _build_service_dimensions(fleet, name), stat)
+    metrics = [
+        alarm.find_metric(f"choice{number}", "running-tasks", _build_service_dimensions(fleet, name), stat)
         for number, name in enumerate(ecs_names)
     ]
-    total = " + ".join(f"FILL(choice{number}, 0)" for number in range(len(ecs_names)))
-    return [*queries, build_expression_query("all", total, "Tasks that run")]
+    total = " + ".join(f"FILL({metric.id}, 0)" for metric in metrics)
+    return metrics, Expression("all", total, "Tasks that run")
 
 
 def _build_service_dimensions(fleet: Fleet, ecs_name: str) -> dict[str, str]:

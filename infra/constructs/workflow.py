@@ -338,49 +338,40 @@ def _add_alarms(context: WorkflowContext) -> None:
     }
     for name, (queue, description) in waiting.items():
         of_queue = {"QueueName": queue}
-        metrics = [
-            alarm.build_signal_query("age", "oldest-step", of_queue, "Maximum"),
+        alarm.add_alarm(
+            context.stack,
+            batch.workflow,
+            name,
+            alarm.find_metric("age", "oldest-step", of_queue, "Maximum"),
             # Of any queue it counts the messages that nobody has.
-            alarm.build_signal_query("waiting", "undelivered-files", of_queue, "Minimum"),
-            alarm.build_expression_query("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
-        ]
-        _add_alarm(context, name, description, "oldest-step", _QUEUE_ALARM_S, metrics)
-    undelivered = {"QueueName": format_undelivered_queue(batch)}
-    files = alarm.build_signal_query("undelivered", "undelivered-files", undelivered, "Maximum", returned=True)
-    _add_alarm(context, "undelivered", "Files of which no job was made", "undelivered-files", 0, [files])
-    if batch.uncached_queue:
-        uncached = {"QueueName": batch.uncached_queue}
-        chunks = alarm.build_signal_query("uncached", "uncached-chunks", uncached, "Minimum", returned=True)
-        _add_alarm(
-            context,
-            "uncached",
-            "Answers that the results cache lacks",
-            "uncached-chunks",
-            0,
-            [chunks],
-            periods=_UNCACHED_PERIODS,
+            alarm.find_metric("waiting", "undelivered-files", of_queue, "Minimum"),
+            expression=alarm.Expression("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
+            description=f"{description} of {context.name}",
+            signal="oldest-step",
+            threshold=_QUEUE_ALARM_S,
         )
-
-
-def _add_alarm(
-    context: WorkflowContext,
-    name: str,
-    description: str,
-    signal: str,
-    threshold: float,
-    metrics: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
-    periods: int = 5,
-) -> None:
     alarm.add_alarm(
         context.stack,
-        f"{name}-alarm",
-        name=f"{context.batch.workflow}-{name}",
-        description=f"{description} of {context.name}",
-        signal=signal,
-        threshold=threshold,
-        metric_query=metrics,
-        periods=periods,
+        batch.workflow,
+        "undelivered",
+        alarm.find_metric(
+            "undelivered", "undelivered-files", {"QueueName": format_undelivered_queue(batch)}, "Maximum"
+        ),
+        description=f"Files of which no job was made of {context.name}",
+        signal="undelivered-files",
+        threshold=0,
     )
+    if batch.uncached_queue:
+        alarm.add_alarm(
+            context.stack,
+            batch.workflow,
+            "uncached",
+            alarm.find_metric("uncached", "uncached-chunks", {"QueueName": batch.uncached_queue}, "Minimum"),
+            description=f"Answers that the results cache lacks of {context.name}",
+            signal="uncached-chunks",
+            threshold=0,
+            periods=_UNCACHED_PERIODS,
+        )
 
 
 def list_calls(context: WorkflowContext, service: Service) -> tuple[str, Iterator[Statement]]:
