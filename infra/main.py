@@ -107,11 +107,7 @@ def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) ->
 
 
 def run(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Synthesize as the environment variables above say; return the directory of each stack.
-
-    Raises:
-        BlueprintError: as from `synthesize`, or the fleet file is wrong.
-    """
+    """Synthesize as the environment variables above say; return the directory of each stack."""
     document = loading.load_fleet(Path(environment.get("BLUEPRINT_FLEET", "fleet.yaml")))
     deployments = environment.get("BLUEPRINT_DEPLOYMENTS")
     files = (

@@ -35,14 +35,7 @@ ACTIONS_WITHOUT_RESOURCE = tuple(own_yaml.read(Path(__file__).with_name("actions
 
 
 def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> None:
-    """Let synthesized stacks pass.
-
-    Args:
-        folders: each stack's folder, by its name.
-
-    Raises:
-        CheckFailed: with every rule that one of them breaks.
-    """
+    """Raise a CheckFailed with every rule that one of the synthesized stacks in these folders breaks."""
     stacks = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
     if violations := list(find_violations(document.value, stacks)):
         violation_lines = "\n".join(f"  {line}" for line in violations)

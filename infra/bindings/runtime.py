@@ -98,7 +98,6 @@ def _find_node() -> Path:
 
 @contextlib.contextmanager
 def _patch_environ(settings: dict[str, str]) -> Iterator[None]:
-    """Set `settings` in this process's environment for a while."""
     previous = {key: os.environ.get(key) for key in settings}
     os.environ.update(settings)
     try:

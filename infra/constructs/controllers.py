@@ -97,11 +97,7 @@ def _add_output(stack: FleetStack, key: aws.kms_key.KmsKey) -> None:
 
 
 def build_log_statements(fleet: Fleet, account: Account, key_arn: str) -> list[Statement]:
-    """Build what the collector may do: write to the fleet's output, and read nothing.
-
-    Args:
-        key_arn: of the key that encrypts the bucket.
-    """
+    """Build what the collector may do: write to the fleet's output, encrypted by a bucket's key, and read nothing."""
     if fleet.logs.to == log_outputs.CLOUDWATCH:
         group = account.build_arn("logs", f"log-group:{log_outputs.format_group_name(fleet)}")
         return [allow("Write", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{group}:*")]

@@ -42,11 +42,7 @@ class Graph(NamedTuple):
 
 
 def build_graph(signal: str, stat: str, curves: Mapping[str, Mapping[str, str]]) -> Graph:
-    """Return the graph of a signal of CloudWatch's own.
-
-    Args:
-        curves: dimensions by label.
-    """
+    """Return the graph of a signal of CloudWatch's own, whose curves are dimensions by label."""
     row = signals.load()[signal]
     return Graph(signal, row.program, stat, [Curve(label, row.name, curves[label]) for label in curves])
 

@@ -26,9 +26,7 @@ def add_cluster(
 ) -> tuple[aws.ecs_cluster.EcsCluster, aws.kms_key.KmsKey]:
     """Add the cluster with its key, log groups and Service Connect namespace.
 
-    Args:
-        functions: names of the Lambda functions whose logs the key encrypts as well.
-        log_groups: further log groups that it encrypts, by the name of their grant.
+    The key encrypts the logs of Lambda functions too, and further log groups, by the name of their grant.
     """
     name = stack.cluster_name
     commands_group = build_exec_log_group_name(stack.fleet)

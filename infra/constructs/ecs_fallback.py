@@ -50,7 +50,6 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
 
 
 def _add_schedule(stack: FleetStack, fallback_function: aws.lambda_function.LambdaFunction) -> None:
-    """Call the function each minute."""
     minute_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
         f"{NAME}-minute",

@@ -39,9 +39,7 @@ def add_cluster(
 ) -> tuple[aws.eks_cluster.EksCluster, aws.kms_key.KmsKey]:
     """Add the cluster, its key, role, log group and access entries.
 
-    Args:
-        functions: names of the Lambda functions whose logs the key encrypts as well.
-        log_groups: further log groups that it encrypts, by the name of their grant.
+    The key encrypts the logs of Lambda functions too, and further log groups, by the name of their grant.
     """
     name = stack.cluster_name
     group_name = f"/aws/eks/{name}/cluster"

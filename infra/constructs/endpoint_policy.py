@@ -40,11 +40,7 @@ _QUAY_BUCKET = "quayio-production-s3"
 
 
 def build_s3_policy(access: str, account: Account) -> str | None:
-    """Return the S3 endpoint's policy; None for open access.
-
-    Args:
-        access: `endpoint_access` of the fleet's network.
-    """
+    """Return the S3 endpoint's policy by the network's `endpoint_access`; None for open access."""
     if access == OPEN:
         return None
     own = {

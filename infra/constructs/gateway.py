@@ -201,8 +201,7 @@ def list_calls(context: GatewayContext, servers: Servers, service: Service) -> t
 def _build_statements(context: GatewayContext, servers: Servers, *, prepares: bool) -> Iterator[Statement]:
     """Build a program's permissions: to find the servers, and to read what it logs in with.
 
-    Args:
-        prepares: it also prepares the database, as its owner, and creates the gateway's secret.
+    The one that `prepares` also prepares the database, as its owner, and creates the gateway's secret.
     """
     yield allow("Find", ["ssm:GetParameter"], servers.place.arn)
     read = [servers.secret.arn, *([servers.owner_secret] if prepares else [])]

@@ -31,12 +31,7 @@ def allow(
     *,
     condition: Mapping[str, object] | None = None,
 ) -> Statement:
-    """Build a statement that allows actions, such as s3:GetObject, on resources: ARNs, or "*" for all.
-
-    Args:
-        sid: name of the statement in its policy: letters and digits.
-        condition: by operator, as IAM writes it.
-    """
+    """Build a statement, named with letters and digits, that allows actions on resources: ARNs, or "*" for all."""
     statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
     return {**statement, "Condition": condition} if condition else statement
 

@@ -14,11 +14,7 @@ DELETION_DAYS = 30
 def add_key(
     stack: FleetStack, name: str, *, alias: str, description: str, grants: tuple[Statement, ...] = ()
 ) -> aws.kms_key.KmsKey:
-    """Add a key and its alias.
-
-    Args:
-        grants: statements for services that use the key without an IAM principal of the account.
-    """
+    """Add a key and its alias; `grants` are for services that use it without an IAM principal of the account."""
     kms_key = aws.kms_key.KmsKey(
         stack,
         name,
@@ -50,8 +46,7 @@ def add_log_group(
 ) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
     """Add a log group, encrypted with a key whose policy has `build_log_group_grant` of it.
 
-    Args:
-        keep_days: the fleet's own where left out.
+    It keeps logs for as long as the fleet says, where `keep_days` is left out.
     """
     return aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack,

@@ -81,7 +81,6 @@ def _is_full(group: Group) -> bool:
 
 
 def _build_event(cluster: str, group: Group) -> dict[str, object]:
-    """Build what the function is called with for a group."""
     return {
         "cluster": cluster,
         "group": group.name,

@@ -73,9 +73,7 @@ def add_rule(
 ) -> None:
     """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic, for a group, a range or a VPC.
 
-    Args:
-        prefix_list: id of a list of ranges.
-        title: name in AWS; the rule's own if empty.
+    Its name in AWS is the title, or its own.
     """
     if vpc:
         add_rule(stack, name, group, direction, description, port, cidr=vpc.primary)

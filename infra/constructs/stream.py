@@ -246,11 +246,7 @@ def _add_job_role(context: StreamContext) -> aws.iam_role.IamRole:
 def _build_job_configuration(
     context: StreamContext, *, archive_key: str, place: Mapping[str, str], security_groups: Sequence[str]
 ) -> Any:
-    """Build what runs and how: the code and its settings, checkpoints and parallelism, and the network.
-
-    Args:
-        place: addresses that the job is told apart from its settings.
-    """
+    """Build what runs and how: the code, its settings and `place`, checkpoints and parallelism, and the network."""
     stream = context.stream
     code, flink, run = "ApplicationCodeConfiguration", "FlinkApplicationConfiguration", "RunConfiguration"
     bucket_arn = context.stack.account.build_bucket_arn(stream.bucket)

@@ -69,12 +69,7 @@ def _add_alarm(
     periods: int = 5,
     breaching: int | None = None,
 ) -> None:
-    """Add one alarm.
-
-    Args:
-        metrics: signal and dimensions by the metric's name in the expression.
-        periods, breaching: as `add_alarm` has them.
-    """
+    """Add an alarm; `metrics` has signal and dimensions by the metric's name in the expression."""
     # The sum of a minute's samples grows with their number, too, which a ratio of two sums takes off.
     stat = "Sum" if "n" in metrics else "Maximum"
     alarm.add_alarm(

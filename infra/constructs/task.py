@@ -115,11 +115,7 @@ def add_definition(
 def add_test_request_definition(
     stack: FleetStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
-    """Add the task definition that sends a test request, as a client in the VPC would.
-
-    Args:
-        service: what clients call.
-    """
+    """Add the task definition that sends a test request to a service, as a client in the VPC would."""
     assert service.probe
     body = json.dumps(service.probe.body, sort_keys=True) if service.probe.body else ""
     # JSON within the rendered file: its escapes may hide what Terraform would evaluate, and that may read files here.

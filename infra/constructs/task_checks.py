@@ -32,11 +32,7 @@ StackT = TypeVar("StackT", bound=OnOrchestrator)
 
 
 def read(file: Path, fleet: Document[Fleet], model: type[Rendered[StackT]]) -> Document[Rendered[StackT]]:
-    """Read a rendered deployment; on ECS its services are checked.
-
-    Raises:
-        InputError: with every mistake of the file: of its form, then of what ECS or the fleet does not have.
-    """
+    """Read a rendered deployment; on ECS its services are checked. An InputError has every mistake."""
     document = rendered.read(file, fleet, model)
     if document.value.stack.orchestrator == "ecs":
         check_services(document, fleet.value)
@@ -44,11 +40,7 @@ def read(file: Path, fleet: Document[Fleet], model: type[Rendered[StackT]]) -> D
 
 
 def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:
-    """Check the services of a deployment on ECS.
-
-    Raises:
-        InputError: with every mistake.
-    """
+    """Raise an InputError with every mistake in the services of a deployment on ECS."""
     mistakes: list[Mistake] = []
     if not document.value.services:
         mistakes.append(document.build_mistake(("services",), "[]", "nothing would run", "render it again"))
@@ -78,7 +70,6 @@ def _find_fargate_mistakes(
     index: int,
     service: Service,
 ) -> Iterator[Mistake]:
-    """Yield what Fargate does not have."""
     key_path: list[str | int] = ["services", index]
     reason = "without a pool the task runs on Fargate, which has none"
     if service.resources.device_files:
@@ -99,7 +90,6 @@ def _find_fargate_mistakes(
 def _find_pool_mistakes(
     document: Document[Rendered[Any]], fleet: Fleet, index: int, service: Service
 ) -> Iterator[Mistake]:
-    """Yield what the pool of a service does not have."""
     key_path: list[str | int] = ["services", index]
     rows, pool_name = instances.load(), service.placement.pool
     pool_groups = groups.resolve_pool(fleet, pool_name) if pool_name in fleet.pools else ()

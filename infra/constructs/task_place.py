@@ -70,10 +70,7 @@ def add_outputs(
 ) -> None:
     """Add the test request, and the outputs by which `llm_serving.targets.ecs.readiness` waits for a deployment.
 
-    Args:
-        services: by name.
-        roles: of the entry, as which the test request runs.
-        security_group: of the entry, in which the test request runs.
+    `services` are by name; `roles` and `security_group` are the entry's, which the test request has too.
     """
     entry, log_group = deployment.entry, format_log_group(stack.fleet, deployment.kind, deployment.name)
     url = f"http://{deployment.name}-{entry.name}.{names.format_namespace(stack.fleet)}:{entry.port}"

@@ -31,12 +31,9 @@ def add_programs(
     load_balancer: TaskLoadBalancer | None = None,
     may_use_spot: bool = False,
 ) -> None:
-    """Add every service of a deployment.
+    """Add every service of a deployment, with its security group by its name.
 
-    Args:
-        groups: security groups, by service.
-        dependencies: what the programs need beside their log and their roles.
-        load_balancer, may_use_spot: as `ServiceContext` has them.
+    `dependencies` are what the programs need beside their log and their roles.
     """
     stack, deployment, fleet = program_roles.stack, program_roles.deployment, program_roles.stack.fleet
     name, entry = deployment.name, deployment.entry.name
@@ -102,11 +99,7 @@ class ProgramRoles:
     def add(
         self, service: Service, *, trust: str, statements: Iterable[Statement] = ()
     ) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
-        """Add the role of a program; returns its policies too.
-
-        Args:
-            statements: additional ones for the orchestrator.
-        """
+        """Add the role of a program, with further statements for the orchestrator; return its policies too."""
         word, calls = self.list_calls(service)
         purpose = names.format_deployment_purpose(self.deployment.name, word)
         reads = iam.build_secret_statements(service.secrets, self.secret_arns, self.stack.fleet.region)

@@ -25,10 +25,7 @@ def build_trust_policy(account: Account) -> str:
 def add_execution_role(
     stack: FleetStack, deployment: str, *, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup, secrets: str = ""
 ) -> aws.iam_role.IamRole:
-    """Add the role by which ECS pulls images, ships logs and gives containers their secrets.
-
-    Args:
-        secrets: prefix of the names of secrets that tasks start with; none if it is empty.
+    """Add the role by which ECS pulls images, ships logs and gives containers secrets whose names begin with `secrets`.
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
@@ -72,11 +69,8 @@ def add_engine_role(
     reads: Sequence[str],
     caches: Sequence[str],
 ) -> aws.iam_role.IamRole:
-    """Add the role that engines act as: they read their models, keep cached prompts, write their metrics, and may be
-    looked into.
-
-    Args:
-        reads: places of S3, s3://BUCKET/PREFIX.
+    """Add the role that engines act as: they read their models, s3://BUCKET/PREFIX, keep cached prompts, write their
+    metrics, and may be looked into.
     """
     return add_role(
         stack,
@@ -102,11 +96,7 @@ def add_router_role(
     cluster_key: str,
     statements: Iterable[Statement],
 ) -> aws.iam_role.IamRole:
-    """Add the role that the router acts as.
-
-    Args:
-        statements: what it may besides.
-    """
+    """Add the role that the router acts as, with further statements."""
     return add_role(
         stack,
         names.format_deployment_purpose(deployment, "route"),

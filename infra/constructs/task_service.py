@@ -156,7 +156,6 @@ def _add_service(
 
 
 def _build_target(context: ServiceContext, service: Service) -> list[aws.ecs_service.EcsServiceLoadBalancer] | None:
-    """Return where the load balancer finds the entry's tasks; None for other services."""
     if not context.load_balancer or not service.is_entry:
         return None
     return [

@@ -130,7 +130,6 @@ def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
 
 
 def _sum_running(fleet: Fleet, ecs_names: Sequence[str], stat: str) -> tuple[list[Metric], Expression]:
-    """Return the running tasks of a role's services, and the sum, by which an alarm goes."""
     metrics = [
         alarm.find_metric(f"choice{number}", "running-tasks", _build_service_dimensions(fleet, name), stat)
         for number, name in enumerate(ecs_names)

@@ -27,8 +27,7 @@ def add_cache(
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
     """Add a cache whose second node, in another zone, takes over; it is reached over TLS only.
 
-    Args:
-        reserve_percent: share of the memory that is set aside; ElastiCache's own where left out.
+    It sets aside a share of its memory, ElastiCache's own where `reserve_percent` is left out.
     """
     group = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
         stack, "cache-subnets", name=name, subnet_ids=list(subnets)

@@ -44,14 +44,7 @@ class Stack(Protocol):
 
 
 def discover(document: Document[Fleet], files: Sequence[Path] = ()) -> list[Stack]:
-    """Return the stacks of the fleet, each after those that it needs.
-
-    Args:
-        files: rendered deployments with a stack of their own.
-
-    Raises:
-        InputError: a rendered file is wrong.
-    """
+    """Return the stacks of the fleet and of rendered deployments, each after those that it needs."""
     enabled = {
         stack.NAME: stack
         for module in _import_modules()
@@ -87,11 +80,7 @@ def list_deployments(
     document: Document[Fleet],
     files: Sequence[Path],
 ) -> list[DeploymentStack[DataT]]:
-    """Return the stack of each rendered deployment of a kind.
-
-    Raises:
-        InputError: a rendered file is wrong, or a deployment is rendered for two targets.
-    """
+    """Return the stack of each rendered deployment of a kind; one that is rendered for two targets is an InputError."""
     stacks: dict[str, DeploymentStack[DataT]] = {}
     for file in files:
         if rendered.read_kind(file, document.value) != kind:
@@ -107,11 +96,7 @@ def list_deployments(
 
 
 def sort_by_needs(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the names with each after those that it needs; a need that the fleet does not have is left out.
-
-    Raises:
-        graphlib.CycleError: stacks need each other.
-    """
+    """Return the names with each after those that it needs; a need that the fleet does not have is left out."""
     graph = {name: [need for need in required if need in needs] for name, required in sorted(needs.items())}
     return list(graphlib.TopologicalSorter(graph).static_order())
 

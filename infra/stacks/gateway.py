@@ -80,7 +80,6 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
 
 
 def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list[str]]:
-    """Find the VPC's id and the private subnets."""
     if place:
         return place.vpc_id, [*place.subnets.values()]
     vpc = network.find_network(stack)

@@ -58,11 +58,7 @@ Serving = Rendered[ServingStack]
 
 
 def read(file: Path, fleet: Document[Fleet]) -> Serving:
-    """Read a rendered deployment.
-
-    Raises:
-        InputError: with every mistake of the file: of its form, then of what ECS or the fleet does not have.
-    """
+    """Read a rendered deployment; an InputError has every mistake: of form, or what ECS or the fleet lacks."""
     document = task_checks.read(file, fleet, Serving)
     if document.value.stack.orchestrator == "eks":
         return document.value
@@ -291,7 +287,6 @@ def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> sidecars.
 
 
 def _add_logs(stack: FleetStack, serving: Serving) -> tuple[list[Any], MetricStream]:
-    """Add the log groups of tasks and of metrics, with the key that encrypts both."""
     task_log_group = ecs_services.format_log_group(stack.fleet, KIND, serving.name)
     group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
     kms_key = add_key(

@@ -91,7 +91,6 @@ def build_client_env(endpoint: str, region: str) -> dict[str, str]:
 
 
 def _build_settings(region: str, access_key: str) -> dict[str, str]:
-    """Return dummy credentials, and nothing of the user's configuration."""
     return {
         "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": DUMMY_KEY,

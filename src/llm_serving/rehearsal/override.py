@@ -154,11 +154,7 @@ _AMI = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
 
 
 def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
-    """Create a VPC with one subnet in each zone, once.
-
-    Returns:
-        the part of an override that replaces the ids of the fleet file, which the embedded AWS cannot assign.
-    """
+    """Create a VPC with one subnet in each zone, once; return the part of an override with their ids."""
     ec2 = emulator.create_client("ec2", endpoint, fleet.region)
     tag = {"Key": _TAG_KEY, "Value": network.vpc}
     tags = [{"ResourceType": "vpc", "Tags": [tag]}]

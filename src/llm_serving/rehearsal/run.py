@@ -50,14 +50,7 @@ class Rehearsal:
 
 
 def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list[Rehearsal]:
-    """Synthesize the fleets and plan all their stacks with a mocked provider, in one go.
-
-    Args:
-        out: folder of the stacks; with a folder for each fleet where there are several.
-
-    Raises:
-        CommandFailed: one cannot be planned.
-    """
+    """Synthesize the fleets, several in a folder each, and plan all their stacks with a mocked provider, in one go."""
     with _lock_data(data):
         start = time.monotonic()
         several = len(documents) > 1
@@ -92,13 +85,7 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
 def rehearse(
     document: Document[Fleet], *, out: Path, data: Path, stack_names: Sequence[str] | None = None
 ) -> Rehearsal:
-    """Plan with a mocked provider; apply to an embedded AWS, plan again, destroy, and check that nothing is left.
-
-    Raises:
-        CheckFailed: the second plan is not empty, or a resource is left after the destroy.
-        CommandFailed: Terraform failed.
-        Unavailable: another process rehearses the same fleet.
-    """
+    """Plan with a mocked provider; apply to an embedded AWS, plan again, destroy, and check that nothing is left."""
     with _lock_data(data), emulator.start(data) as endpoint:
         folders = stacks.prepare(document, out=out, data=data, stacks=stack_names)
         times = [time.monotonic()]
@@ -131,7 +118,6 @@ def _build_result(folder: Path, planned: int, applied: int | None) -> StackResul
 
 @contextlib.contextmanager
 def _lock_data(data: Path) -> Iterator[None]:
-    """Lock and empty `data`."""
     lock = data.with_name(f"{data.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with processes.lock_file(lock, f"another process rehearses in {console.shorten_path(data)}"):
@@ -147,20 +133,10 @@ _TIMEOUT_S = 600.0
 
 
 def plan_mocked(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -> dict[str, int]:
-    """Plan all stacks with a mocked provider in one run of `terraform test`: the real schemas and checks, no AWS.
+    """Plan all stacks with a mocked provider in one run of `terraform test`; return how many resources, by stack.
 
-    Resources that the embedded AWS does not support are planned too. Terraform makes up what AWS would answer, except
-    for the values in mocks/, whose form the provider checks.
-
-    Args:
-        stacks: folder of each synthesized stack, by a name of a-z, 0-9, - and _.
-        data: folder of the run; the log is mocked/test.log in it.
-
-    Returns:
-        how many resources were planned, by stack.
-
-    Raises:
-        CommandFailed: one cannot be planned; the message names the resource and the reason.
+    It has the real one's schemas and checks of values. Resources that the embedded AWS does not support are planned
+    too. Terraform makes up what AWS would answer, except for the values in mocks/, whose form the provider checks.
     """
     folder = data / "mocked"
     if folder.exists():

@@ -37,16 +37,7 @@ _POLL_S = 0.5
 def apply(
     document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> dict[str, dict[str, Any]]:
-    """Apply stacks that `prepare` synthesized to a new embedded AWS, and return each stack's outputs.
-
-    Args:
-        data: folder of the run: Terraform's state, working folders and logs.
-        endpoint: URL of the embedded AWS.
-
-    Raises:
-        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
-        CommandFailed: Terraform failed.
-    """
+    """Apply stacks that `prepare` synthesized to a new embedded AWS, and return each stack's outputs."""
     program = _prepare_apply(document, folders, data, endpoint)
     with console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step:
         step.note = _apply(program, folders, endpoint, lambda note: setattr(step, "note", note))
@@ -66,7 +57,6 @@ def _prepare_apply(
 def _apply(
     program: runner.Terraform, folders: Mapping[str, Path], endpoint: str, on_progress: Callable[[str], None]
 ) -> str:
-    """Apply the stacks; return what changed, in words."""
     with _explain_failure(endpoint):
         stack_folder.initialize(program, folders)
         results: dict[str, runner.Result] = {}
@@ -89,11 +79,7 @@ class BackgroundApply:
         self._end = self._threads.submit(self._run, program, folders, endpoint)
 
     def wait_until(self, is_ready: Callable[[], bool], on_progress: Callable[[str], None]) -> None:
-        """Wait until `is_ready`, or until the apply ends.
-
-        Raises:
-            BlueprintError: the apply failed.
-        """
+        """Wait until `is_ready`, or until the apply ends; raise what it failed with."""
         while not self._end.done() and not is_ready():
             futures.wait([self._end], _POLL_S)
             on_progress(self._step.note)
@@ -126,12 +112,7 @@ class BackgroundApply:
 def apply_in_background(
     document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> Iterator[BackgroundApply]:
-    """Apply stacks that `prepare` synthesized beside the block, and stop Terraform if the block ends before.
-
-    Raises:
-        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
-        CommandFailed: Terraform could not be initialized.
-    """
+    """Apply stacks that `prepare` synthesized beside the block, and stop Terraform if the block ends before."""
     program = _prepare_apply(document, folders, data, endpoint)
     stack_folder.initialize(program, folders)  # it may download the provider: here an interruption ends it at once
     background_apply = BackgroundApply(program, folders, endpoint)
@@ -144,11 +125,7 @@ def apply_in_background(
 def check_unchanged(
     document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None
 ) -> None:
-    """Plan applied stacks once more, and require an empty plan.
-
-    Raises:
-        CheckFailed: the plan has changes; the message lists them.
-    """
+    """Plan applied stacks once more; a CheckFailed lists what would change."""
     folders = _find_applied(data, stacks)
     program = stack_folder.find_terraform(folders, data)
     with console.step(f"Check for drift: {', '.join(folders)}") as step, _explain_failure(endpoint):
@@ -165,12 +142,7 @@ def check_unchanged(
 
 
 def destroy(*, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
-    """Destroy the applied stacks, and whatever their buckets hold.
-
-    Raises:
-        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
-        CommandFailed: Terraform failed.
-    """
+    """Destroy the applied stacks, and whatever their buckets hold."""
     folders = _find_applied(data, stacks)
     program = stack_folder.find_terraform(folders, data)
     with console.step(f"Destroy {join_words(folders)} in the embedded AWS") as step, _explain_failure(endpoint):
@@ -182,11 +154,7 @@ def destroy(*, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -
 
 
 def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
-    """Ask the embedded AWS itself whether any resource of the fleet is left.
-
-    Raises:
-        CheckFailed: some are; the message lists them.
-    """
+    """Ask the embedded AWS itself whether any resource of the fleet is left; a CheckFailed lists them."""
     fleet = document.value
     if remaining := inventory.list_resources(endpoint, fleet.region, fleet.name):
         listing = "\n".join(f"  {resource}" for resource in remaining)

@@ -106,11 +106,7 @@ class Plan:
 
 
 def parse_plan(text: str) -> Plan:
-    """Read what `show -json PLANFILE` prints.
-
-    Raises:
-        Unavailable: it is no plan, or of a later major version of the format.
-    """
+    """Read what `show -json PLANFILE` prints; Unavailable for no plan, or a later major version of the format."""
     payload = parse_document(text)
     version = str(payload.get("format_version", ""))
     if version.partition(".")[0] != FORMAT_MAJOR or payload.get("errored"):
@@ -132,11 +128,7 @@ def parse_plan(text: str) -> Plan:
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """Return the JSON document that a command printed; a warning about the user's configuration may precede it.
-
-    Raises:
-        Unavailable: there is none.
-    """
+    """Return the JSON document that a command printed; a warning about the user's configuration may precede it."""
     try:
         payload = untrusted_json.parse(text[text.index("{") :])
     except ValueError as error:

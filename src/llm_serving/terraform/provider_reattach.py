@@ -35,17 +35,13 @@ _PROVIDER_ENV = {
 
 @contextmanager
 def start_provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start a provider for the time of the block; yields the environment variable by which Terraform finds it.
+    """Start a provider for the time of the block; yield the environment variable by which Terraform finds it.
+
+    That is {} where the user's Terraform configuration takes the provider from elsewhere.
 
     Args:
         folder: an initialized working folder, which has the provider; its log is provider.log in it.
         environment: of the Terraform that it is for, on top of this process's own.
-
-    Yields:
-        {} where the user's Terraform configuration takes the provider from elsewhere.
-
-    Raises:
-        Unavailable: it did not start; the message names the log.
     """
     installed = _find_installed(folder)
     if installed is None:

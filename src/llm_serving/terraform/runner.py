@@ -78,12 +78,7 @@ class Terraform:
 def find_terraform(data: Path, provider_version: str) -> Terraform:
     """Look for the program, then for the AWS provider of that version.
 
-    Args:
-        data: folder for a configuration of our own and for the plugin cache, where they are needed.
-
-    Raises:
-        Unavailable: there is no Terraform, or it is too old.
-        InputError: an environment variable names something that is not there.
+    Below `data` are a configuration of our own and the plugin cache, where they are needed.
     """
     program = _find_program()
     kind, version, platform = _read_version(program)
@@ -110,7 +105,6 @@ def _find_program() -> str:
 
 
 def _read_version(program: str) -> tuple[str, str, str]:
-    """Return kind, version and platform of a program."""
     try:
         result = subprocess.run([program, "version", "-json"], capture_output=True, text=True, timeout=60, check=True)
         response = parse_document(result.stdout)
@@ -164,7 +158,6 @@ def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tup
 
 
 def _find_user_config(kind: str) -> Path | None:
-    """Return the user's own command-line configuration, where there is one."""
     configured = os.environ.get("TF_CLI_CONFIG_FILE")
     candidates = (
         [configured] if configured else ["~/.tofurc", "~/.terraformrc"] if kind == "tofu" else ["~/.terraformrc"]
@@ -293,11 +286,7 @@ def run(
 def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[str, Plan]:
     """Plan several stacks, and save each plan as `file` in the stack's folder, readable for its owner only.
 
-    Returns:
-        the changes that each saved plan holds, by the stack's name.
-
-    Raises:
-        CommandFailed: Terraform failed.
+    Return the changes that each saved plan holds, by the stack's name.
     """
     for folder in folders.values():
         (folder / file).unlink(missing_ok=True)

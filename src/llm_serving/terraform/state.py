@@ -31,11 +31,7 @@ class StackState(NamedTuple):
 
 
 def parse_state(name: str, text: str) -> StackState:
-    """Return the state of the stack `name` as `state pull` prints it; empty where nothing was applied.
-
-    Raises:
-        Unavailable: it cannot be read.
-    """
+    """Return the state of the stack `name` as `state pull` prints it; empty where nothing was applied."""
     if "{" not in text:
         return StackState({}, ())
     try:
