@@ -54,10 +54,10 @@ def find_violations(fleet: Fleet, stacks: Mapping[str, Stack]) -> Violations:
             yield from (f"{name}: {line}" for line in fleet_rule(stack, fleet))
 
 
-def list_resources(stack: Stack, resource_type: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Addresses and settings of a stack's resources."""
+def list_resources(stack: Stack, *types: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Addresses and settings of a stack's resources; of all types where none is named."""
     for found_type, resources_by_name in stack.get("resource", {}).items():
-        if not resource_type or found_type == resource_type:
+        if not types or found_type in types:
             yield from ((f"{found_type}.{name}", settings) for name, settings in resources_by_name.items())
 
 
@@ -147,11 +147,8 @@ def check_queue_senders(stack: Stack) -> Violations:
 
 def check_open_ingress(stack: Stack) -> Violations:
     """Security group rules that let the internet in."""
-    for address, settings in list_resources(stack):
-        if not address.startswith(("aws_security_group.", "aws_default_security_group.", "aws_vpc_security_group_")):
-            continue
-        if "egress_rule" in address:
-            continue
+    groups = ("aws_security_group", "aws_default_security_group", "aws_vpc_security_group_ingress_rule")
+    for address, settings in list_resources(stack, *groups):
         sources = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
         if "0.0.0.0/0" in sources or "::/0" in sources:
             yield f"{address}: open to any address: the internet could reach it. Fix: use a security group as source."
@@ -172,17 +169,11 @@ def check_launch_templates(stack: Stack) -> Violations:
 
 def check_efa_zones(stack: Stack) -> Violations:
     """Find groups of EFA instances that span several zones."""
-    for address, settings in [
-        *list_resources(stack, "aws_eks_node_group"),
-        *list_resources(stack, "aws_autoscaling_group"),
-    ]:
+    efa_templates = [name for name, template in _list_templates(stack) if any(_list_efa(template))]
+    for address, settings in list_resources(stack, "aws_eks_node_group", "aws_autoscaling_group"):
         subnets = settings.get("subnet_ids") or settings.get("vpc_zone_identifier") or []
         text = json.dumps(settings)
-        efa = any(
-            f"${{{template}." in text
-            for template, template_settings in _list_templates(stack)
-            if _has_efa(template_settings)
-        )
+        efa = any(f"${{{template}." in text for template in efa_templates)
         if efa and len(set(subnets)) != 1:
             yield f"{address}: {len(set(subnets))} zones: EFA works within one zone. Fix: keep one subnet."
 
@@ -196,32 +187,33 @@ def check_efa_rules(stack: Stack) -> Violations:
             if rule["security_group_id"] == rule.get("referenced_security_group_id") and rule["ip_protocol"] == "-1"
         }
         for address, template in _list_templates(stack):
-            efa_interfaces = [interface for interface in template.get("network_interfaces", []) if _is_efa(interface)]
-            if any(
-                self_referencing_groups.isdisjoint(interface.get("security_groups", [])) for interface in efa_interfaces
-            ):
+            groups = [interface.get("security_groups", []) for interface in _list_efa(template)]
+            if any(map(self_referencing_groups.isdisjoint, groups)):
                 reason = "EFA needs all traffic within one security group. Fix: add a rule -1 that references the group"
                 yield f"{address}: an EFA interface without {phrase} its own group: {reason}."
 
 
 def check_provider_counts(stack: Stack) -> Violations:
     """Capacity provider strategies with more providers than ECS takes."""
-    for address, settings in list_resources(stack, "aws_ecs_cluster_capacity_providers"):
-        count = len(settings.get("default_capacity_provider_strategy", []))
-        if count > MAX_PROVIDERS:
-            yield _describe_strategy(address, count)
-    for address, settings in list_resources(stack, "aws_ecs_service"):
-        count = len(settings.get("capacity_provider_strategy", []))
-        if count > MAX_PROVIDERS:
-            yield _describe_strategy(address, count)
-    for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items():
-        for service in services:
-            if len(service) > MAX_PROVIDERS:
-                yield _describe_strategy(f"output.strategies.{pool}", len(service))
-
-
-def _describe_strategy(address: str, count: int) -> str:
-    return f"{address}: {count} capacity providers: ECS takes at most {MAX_PROVIDERS}. Fix: use fewer providers."
+    strategies = [
+        *(
+            (address, settings.get("default_capacity_provider_strategy", []))
+            for address, settings in list_resources(stack, "aws_ecs_cluster_capacity_providers")
+        ),
+        *(
+            (address, settings.get("capacity_provider_strategy", []))
+            for address, settings in list_resources(stack, "aws_ecs_service")
+        ),
+        *(
+            (f"output.strategies.{pool}", service)
+            for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items()
+            for service in services
+        ),
+    ]
+    for address, strategy in strategies:
+        if len(strategy) > MAX_PROVIDERS:
+            reason = f"ECS takes at most {MAX_PROVIDERS}. Fix: use fewer providers"
+            yield f"{address}: {len(strategy)} capacity providers: {reason}."
 
 
 def check_task_sizes(stack: Stack) -> Violations:
@@ -292,7 +284,7 @@ def check_boundaries(stack: Stack, fleet: Fleet) -> Violations:
     """Roles without the fleet's permissions boundary."""
     for address, settings in list_resources(stack, "aws_iam_role"):
         if settings.get("permissions_boundary") != fleet.permissions_boundary:
-            yield f"{address}: not the fleet's permissions_boundary. Fix: role.add_role."
+            yield f"{address}: not the fleet's permissions_boundary. Fix: iam.add_role."
 
 
 def check_neighbors(stack: Stack, fleet: Fleet) -> Violations:
@@ -344,12 +336,10 @@ def _list_templates(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
     return list_resources(stack, "aws_launch_template")
 
 
-def _has_efa(template: Mapping[str, Any]) -> bool:
-    return any(_is_efa(interface) for interface in template.get("network_interfaces", []))
-
-
-def _is_efa(interface: Mapping[str, Any]) -> bool:
-    return interface.get("interface_type") in ("efa", "efa-only")
+def _list_efa(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for interface in template.get("network_interfaces", []):
+        if interface.get("interface_type") in ("efa", "efa-only"):
+            yield interface
 
 
 def _ensure_list(value: Any) -> list[Any]:

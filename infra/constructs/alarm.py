@@ -120,6 +120,26 @@ def add_cluster_alarm(
     )
 
 
+def add_rule(
+    stack: FleetStack,
+    purpose: str,
+    description: str,
+    pattern: Mapping[str, Any] | None = None,
+    *,
+    schedule: str | None = None,
+    name: str = "",
+) -> aws.cloudwatch_event_rule.CloudwatchEventRule:
+    """Add a rule of EventBridge, named FLEET-PURPOSE by itself, on events of a pattern or on a schedule."""
+    return aws.cloudwatch_event_rule.CloudwatchEventRule(
+        stack,
+        purpose,
+        name=name or f"{stack.fleet.name}-{purpose}",
+        description=description,
+        event_pattern=json.dumps(pattern) if pattern else None,
+        schedule_expression=schedule,
+    )
+
+
 def add_topic_rule(
     stack: FleetStack,
     purpose: str,
@@ -137,9 +157,7 @@ def add_topic_rule(
     """
     if not stack.fleet.alarms_to:
         return
-    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack, purpose, name=f"{stack.fleet.name}-{purpose}", description=description, event_pattern=json.dumps(pattern)
-    )
+    rule = add_rule(stack, purpose, description, pattern)
     t = aws.cloudwatch_event_target
     t.CloudwatchEventTarget(
         stack,

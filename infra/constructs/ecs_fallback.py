@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.function import add_failure_alarm, add_function, add_trigger
+from infra.constructs.function import add_failure_alarm, add_function
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 
@@ -35,8 +36,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
         statements=iam.read_statements(stack, "ecs-fallback"),
         timeout_s=_TIMEOUT_S,
     )
-    _add_schedule(stack, fallback_function)
-    _add_failure_rule(stack, machine_groups, fallback_function)
+    _add_calls(stack, machine_groups, fallback_function)
     add_failure_alarm(stack, NAME)
     # Rings before ECS starts no task of the cluster any more.
     alarm.add_cluster_alarm(
@@ -49,48 +49,50 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
     )
 
 
-def _add_schedule(stack: FleetStack, fallback_function: aws.lambda_function.LambdaFunction) -> None:
-    minute_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack,
-        f"{NAME}-minute",
-        name=f"{stack.fleet.name}-{NAME}-minute",
-        description="Each minute: tasks that wait too long, and those that are served again",
-        schedule_expression="rate(1 minute)",
-    )
-    add_trigger(
-        stack,
-        f"{NAME}-minute",
-        function=fallback_function,
-        rule=minute_rule,
-        event_input=json.dumps({"cluster": stack.cluster_name}),
-    )
-
-
-def _add_failure_rule(
-    stack: FleetStack, machine_groups: Sequence[Group], fallback_function: aws.lambda_function.LambdaFunction
+def _add_calls(
+    stack: FleetStack, machine_groups: Sequence[Group], function: aws.lambda_function.LambdaFunction
 ) -> None:
-    """Call the function as soon as an Auto Scaling group cannot start an instance.
+    """Call the function each minute, and as soon as an Auto Scaling group cannot start an instance.
 
     A cluster has 20 groups at the most, whose names fit in the 2,048 characters of a pattern. Source: EventBridge user
     guide, "Amazon EventBridge quotas", 2026-11.
     """
-    group_names = [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]
-    failure_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
-        stack,
-        f"{NAME}-failed",
-        name=f"{stack.fleet.name}-{NAME}-failed",
-        description="At once: a group could not start an instance",
-        event_pattern=json.dumps(
-            {
-                "source": ["aws.autoscaling"],
-                "detail-type": ["EC2 Instance Launch Unsuccessful"],
-                "detail": {"AutoScalingGroupName": group_names},
-            }
-        ),
-    )
+    description = "Each minute: tasks that wait too long, and those that are served again"
+    minute_rule = alarm.add_rule(stack, f"{NAME}-minute", description, schedule="rate(1 minute)")
+    _add_trigger(stack, function, minute_rule, input=json.dumps({"cluster": stack.cluster_name}))
+    failed_starts = {
+        "source": ["aws.autoscaling"],
+        "detail-type": ["EC2 Instance Launch Unsuccessful"],
+        "detail": {
+            "AutoScalingGroupName": [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]
+        },
+    }
+    description = "At once: a group could not start an instance"
+    failure_rule = alarm.add_rule(stack, f"{NAME}-failed", description, failed_starts)
     transformer = aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer(
         input_paths={"group": "$.detail.AutoScalingGroupName"},
         # EventBridge adds the quotes of a string itself.
         input_template=f'{{"cluster": {json.dumps(stack.cluster_name)}, "failed_group": <group>}}',
     )
-    add_trigger(stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, transformer=transformer)
+    _add_trigger(stack, function, failure_rule, input_transformer=transformer)
+
+
+def _add_trigger(
+    stack: FleetStack,
+    function: aws.lambda_function.LambdaFunction,
+    rule: aws.cloudwatch_event_rule.CloudwatchEventRule,
+    **event: Any,
+) -> None:
+    name = rule.node.id
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
+        stack, f"{name}-target", rule=rule.name, arn=function.arn, target_id="function", **event
+    )
+    aws.lambda_permission.LambdaPermission(
+        stack,
+        f"{name}-permission",
+        statement_id=name,
+        action="lambda:InvokeFunction",
+        function_name=function.function_name,
+        principal=iam.EVENTS,
+        source_arn=rule.arn,
+    )

@@ -92,36 +92,6 @@ def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -
     ]
 
 
-def add_trigger(
-    stack: FleetStack,
-    name: str,
-    *,
-    function: aws.lambda_function.LambdaFunction,
-    rule: aws.cloudwatch_event_rule.CloudwatchEventRule,
-    event_input: str | None = None,
-    transformer: aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer | None = None,
-) -> None:
-    """Have an EventBridge rule call the function with an input, or with what a transformer makes of the event."""
-    aws.cloudwatch_event_target.CloudwatchEventTarget(
-        stack,
-        f"{name}-target",
-        rule=rule.name,
-        arn=function.arn,
-        target_id="function",
-        input=event_input,
-        input_transformer=transformer,
-    )
-    aws.lambda_permission.LambdaPermission(
-        stack,
-        f"{name}-permission",
-        statement_id=name,
-        action="lambda:InvokeFunction",
-        function_name=function.function_name,
-        principal=iam.EVENTS,
-        source_arn=rule.arn,
-    )
-
-
 def add_failure_alarm(stack: FleetStack, name: str) -> None:
     """Ring where a function that is called each minute fails each time: what its own metrics say is missing then."""
     dimensions = {"FunctionName": names.format_function_name(stack.fleet, name)}

@@ -10,13 +10,15 @@ from infra.bindings import aws
 from infra.constructs import alarm, key, valkey
 from infra.constructs.fleet_stack import Account, FleetStack
 from infra.constructs.iam import Statement, allow
-from infra.constructs.security_group import add_rule, add_security_group
+from infra.constructs.security_group import SecurityGroups, add_rule, add_security_group
 from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import (
     AUTHORITY,
+    CACHE_CALL,
     CACHE_NODES,
     CACHE_PORT,
     DATABASE,
+    DATABASE_CALL,
     DATABASE_PORT,
     OWNER,
     POSTGRES_VERSION,
@@ -24,6 +26,9 @@ from llm_serving.kinds.gateway.stack import (
     GatewayStack,
 )
 from llm_serving.services.service import Service
+
+PORTS = {DATABASE_CALL: DATABASE_PORT, CACHE_CALL: CACHE_PORT}
+"""Of the servers, by the name of the call."""
 
 _GROWTH, _MAX_GIB = 10, 65_536
 """To how many times its storage RDS grows the database by itself, since a full one takes no record and no new key; and
@@ -59,47 +64,46 @@ class Servers:
     cache: aws.elasticache_replication_group.ElasticacheReplicationGroup
     secret: aws.secretsmanager_secret.SecretsmanagerSecret
     place: aws.ssm_parameter.SsmParameter
-
-    @property
-    def owner_secret(self) -> str:
-        """ARN of the secret with the password of the database's owner, which RDS makes and changes."""
-        return str(self.database.master_user_secret.get(0).secret_arn)
+    owner_secret: str
+    """ARN of the secret with the password of the database's owner, which RDS makes and changes."""
 
 
-@dataclass(frozen=True)
-class ServerGroups:
-    """Security groups of the servers."""
-
-    database: aws.security_group.SecurityGroup
-    cache: aws.security_group.SecurityGroup
-
-
-def add_groups(context: GatewayContext) -> ServerGroups:
-    """Add the servers' groups, which let nobody in yet."""
-    database, cache = (
-        add_security_group(
+def add_groups(context: GatewayContext) -> SecurityGroups:
+    """Add the servers' groups, by the name of the call, which let nobody in yet."""
+    return {
+        call: add_security_group(
             context.stack,
-            f"{part}-group",
-            name=f"{context.gateway.name}-{part}",
-            description=f"{title} of {context.name}",
+            f"{call}-group",
+            name=f"{context.gateway.name}-{call}",
+            description=f"{call.capitalize()} of {context.name}",
             vpc_id=context.vpc_id,
         )
-        for part, title in (("database", "Database"), ("cache", "Cache"))
-    )
-    return ServerGroups(database, cache)
+        for call in PORTS
+    }
 
 
-def let_in(stack: FleetStack, groups: ServerGroups, name: str, client_id: str) -> None:
+def let_in(stack: FleetStack, groups: SecurityGroups, name: str, client_id: str) -> None:
     """Let a security group reach both servers."""
-    servers = (("database", groups.database, DATABASE_PORT), ("cache", groups.cache, CACHE_PORT))
-    for part, group, port in servers:
-        add_rule(stack, f"{part}-from-{name}", group, "in", f"Programs: {name}", port, peer_id=client_id)
+    for call, port in PORTS.items():
+        add_rule(stack, f"{call}-from-{name}", groups[call], "in", f"Programs: {name}", port, peer_id=client_id)
 
 
-def add_servers(context: GatewayContext, groups: ServerGroups) -> Servers:
+def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
     """Add the servers, the gateway's secret, and the parameter that says where they are."""
     database = _add_database(context, groups)
-    cache = _add_cache(context, groups)
+    cache = valkey.add_cache(
+        context.stack,
+        name=context.gateway.name,
+        description=f"Counts of {context.name}",
+        node_type=context.gateway.cache_type,
+        nodes=CACHE_NODES,
+        port=CACHE_PORT,
+        subnets=context.subnets,
+        security_group=groups[CACHE_CALL].id,
+        key=context.key,
+        snapshot_days=1,
+        reserve_percent=context.gateway.cache_reserve_percent,
+    )
     # Without a value, which the first gateway to start creates: the state of Terraform has no secret.
     secret = aws.secretsmanager_secret.SecretsmanagerSecret(
         context.stack,
@@ -109,10 +113,11 @@ def add_servers(context: GatewayContext, groups: ServerGroups) -> Servers:
         kms_key_id=context.key.arn,
         recovery_window_in_days=_RESTORE_DAYS,
     )
+    owner_secret = str(database.master_user_secret.get(0).secret_arn)
     value = {
         "database": database.address,
         "cache": cache.primary_endpoint_address,
-        "owner": str(database.master_user_secret.get(0).secret_arn),
+        "owner": owner_secret,
         "secret": secret.arn,
     }
     place = aws.ssm_parameter.SsmParameter(
@@ -123,10 +128,10 @@ def add_servers(context: GatewayContext, groups: ServerGroups) -> Servers:
         type="String",
         value=json.dumps(value),
     )
-    return Servers(database, cache, secret, place)
+    return Servers(database, cache, secret, place, owner_secret)
 
 
-def _add_database(context: GatewayContext, groups: ServerGroups) -> aws.db_instance.DbInstance:
+def _add_database(context: GatewayContext, groups: SecurityGroups) -> aws.db_instance.DbInstance:
     """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS only."""
     gateway = context.gateway
     subnets = aws.db_subnet_group.DbSubnetGroup(
@@ -164,31 +169,13 @@ def _add_database(context: GatewayContext, groups: ServerGroups) -> aws.db_insta
         multi_az=True,
         publicly_accessible=False,
         db_subnet_group_name=subnets.name,
-        vpc_security_group_ids=[groups.database.id],
+        vpc_security_group_ids=[groups[DATABASE_CALL].id],
         parameter_group_name=parameters.name,
         backup_retention_period=gateway.backup_days,
         copy_tags_to_snapshot=True,
         # Backups stay for as long after `destroy`: a final snapshot's name would be in the way of the next one.
         delete_automated_backups=False,
         skip_final_snapshot=True,
-    )
-
-
-def _add_cache(
-    context: GatewayContext, groups: ServerGroups
-) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    return valkey.add_cache(
-        context.stack,
-        name=context.gateway.name,
-        description=f"Counts of {context.name}",
-        node_type=context.gateway.cache_type,
-        nodes=CACHE_NODES,
-        port=CACHE_PORT,
-        subnets=context.subnets,
-        security_group=groups.cache.id,
-        key=context.key,
-        snapshot_days=1,
-        reserve_percent=context.gateway.cache_reserve_percent,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from infra.bindings import aws
 from infra.constructs import alarm, iam
@@ -29,9 +30,10 @@ def is_needed(groups: Iterable[Group]) -> bool:
     return any(group.variant != "standard" for group in groups)
 
 
-def add_gpu_repair(stack: FleetStack, *, provider: aws.provider.AwsProvider, key: aws.kms_key.KmsKey) -> None:
+def add_gpu_repair(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its queue, the rules that fill it, and the alarm on replacements that wait."""
     # The function sets the tag, and only a person takes it away, not the next apply.
+    provider = cast(aws.provider.AwsProvider, stack.node.find_child("aws"))
     provider.ignore_tags = [aws.provider.AwsProviderIgnoreTags(keys=[STOP_TAG])]
     rules = _add_rules(stack)
     queue = _add_queue(stack, rules)
@@ -69,22 +71,10 @@ def _add_rules(stack: FleetStack) -> dict[str, aws.cloudwatch_event_rule.Cloudwa
             "overallStatus": ["IMPAIRED"],
         },
     }
-    r = aws.cloudwatch_event_rule
+    minutely = "Each minute: lost agents, instances that wait to be replaced, and drains without end"
     return {
-        "health": r.CloudwatchEventRule(
-            stack,
-            f"{NAME}-health",
-            name=f"{stack.fleet.name}-{NAME}-health",
-            description="At once: ECS finds an instance impaired",
-            event_pattern=json.dumps(health_pattern),
-        ),
-        "minute": r.CloudwatchEventRule(
-            stack,
-            f"{NAME}-minute",
-            name=f"{stack.fleet.name}-{NAME}-minute",
-            description="Each minute: lost agents, instances that wait to be replaced, and drains without end",
-            schedule_expression="rate(1 minute)",
-        ),
+        "health": alarm.add_rule(stack, f"{NAME}-health", "At once: ECS finds an instance impaired", health_pattern),
+        "minute": alarm.add_rule(stack, f"{NAME}-minute", minutely, schedule="rate(1 minute)"),
     }
 
 

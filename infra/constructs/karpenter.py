@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from infra.bindings import aws
-from infra.constructs import iam
+from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.node_groups import add_node_role
 from llm_serving.fleet import names
@@ -62,12 +60,11 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
         kms_master_key_id=kms_key.arn,
     )
     rules = {
-        name: aws.cloudwatch_event_rule.CloudwatchEventRule(
+        name: alarm.add_rule(
             stack,
             f"interruption-{name}",
-            name=f"{stack.fleet.name}-interruption-{name}",
-            description=f"{detail_type}, for Karpenter",
-            event_pattern=json.dumps({"source": [source], "detail-type": [detail_type]}),
+            f"{detail_type}, for Karpenter",
+            {"source": [source], "detail-type": [detail_type]},
         )
         for name, (source, detail_type) in EVENTS.items()
     }

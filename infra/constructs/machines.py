@@ -69,7 +69,8 @@ def add_template(
         image_id=image_id,
         # A node group takes its type from here, since a Capacity Block asks for that; several types go elsewhere.
         instance_type=group.types[0] if len(group.types) == 1 else None,
-        user_data=_encode_base64(text),
+        # Terraform encodes, for only it knows the values in the text; its strings take JSON's escapes.
+        user_data=format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})"),
         iam_instance_profile=profile(arn=instance_profile_arn) if instance_profile_arn else None,
         block_device_mappings=list(_build_volumes(group)),
         metadata_options=_build_metadata_options(),
@@ -99,11 +100,6 @@ def _build_tags(fleet: Fleet, group: Group) -> list[aws.launch_template.LaunchTe
         aws.launch_template.LaunchTemplateTagSpecifications(resource_type=resource_type, tags=tags)
         for resource_type in ("instance", "volume", "network-interface")
     ]
-
-
-def _encode_base64(text: str) -> str:
-    """Terraform encodes, for only it knows the values in the text; its strings take JSON's escapes."""
-    return format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})")
 
 
 def _build_network(group: Group, security_groups: Sequence[str]) -> dict[str, Any]:

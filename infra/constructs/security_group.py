@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -11,6 +11,9 @@ from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 
 HTTPS = 443
+
+SecurityGroups = Mapping[str, aws.security_group.SecurityGroup]
+"""By part of a deployment, or by service."""
 
 _EACH_RANGE = format_expression("each.value")
 

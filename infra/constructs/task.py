@@ -79,9 +79,10 @@ def add_definition(
         sidecars: containers beside the service's own.
         disk_bytes: of the disk on Fargate; 0 for the 20 GiB that each task has there.
     """
+    # In the order of starting.
+    containers = [*_build_copy_containers(service, logs), _build_main_container(service, logs, sidecars), *sidecars]
     containers = [
-        {**container, "image": image_cache.rewrite(str(container["image"]), image_prefixes)}
-        for container in build_containers(service, logs, sidecars)
+        {**container, "image": image_cache.rewrite(str(container["image"]), image_prefixes)} for container in containers
     ]
     task_definition = aws.ecs_task_definition
     on_fargate = not service.placement.pool
@@ -140,13 +141,6 @@ def add_test_request_definition(
         execution_role_arn=roles.execution.arn,
         container_definitions=json.dumps([container]),
     )
-
-
-def build_containers(
-    service: Service, logs: LogDestination, sidecars: Sequence[ContainerDefinition] = ()
-) -> list[ContainerDefinition]:
-    """Return the container definitions, in the order of starting."""
-    return [*_build_copy_containers(service, logs), _build_main_container(service, logs, sidecars), *sidecars]
 
 
 def build_companion(service: Service, logs: LogDestination) -> ContainerDefinition:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.security_group import HTTPS, VpcRanges, add_client_rules, add_rule, add_security_group
+from infra.constructs.security_group import (
+    HTTPS,
+    SecurityGroups,
+    VpcRanges,
+    add_client_rules,
+    add_rule,
+    add_security_group,
+)
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.services.deployments import USAGE
 from llm_serving.services.service import Service
@@ -19,20 +25,9 @@ _TTL_S = 10
 """A replica that went is forgotten by whoever looks its name up after that."""
 
 
-@dataclass(frozen=True)
-class TaskSecurityGroups:
-    """The security groups of a deployment's engines, router and load drivers."""
-
-    engine: aws.security_group.SecurityGroup
-    router: aws.security_group.SecurityGroup
-    driver: aws.security_group.SecurityGroup
-
-
-def add_groups(
-    stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id: str
-) -> dict[str, aws.security_group.SecurityGroup]:
+def add_groups(stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id: str) -> SecurityGroups:
     """Add a security group for each part of a deployment, which lets out HTTPS only."""
-    groups = {}
+    groups: dict[str, aws.security_group.SecurityGroup] = {}
     for part in parts:
         groups[part] = add_security_group(
             stack,
@@ -71,54 +66,52 @@ def add_call_rules(
 
 def add_security_groups(
     stack: FleetStack, deployment: str, services: Sequence[Service], *, vpc_id: str, vpc: VpcRanges
-) -> TaskSecurityGroups:
-    """Add the security groups: the VPC reaches the router, the router the engines, engines each other if needed, and
-    load drivers the router and everybody's metrics.
+) -> SecurityGroups:
+    """Add the groups of engines, router and load drivers.
+
+    The VPC reaches the router, the router the engines, engines each other if needed, and load drivers the router and
+    everybody's metrics.
     """
-    security_groups = TaskSecurityGroups(**add_groups(stack, deployment, ("engine", "router", "driver"), vpc_id))
+    security_groups = add_groups(stack, deployment, ("engine", "router", "driver"), vpc_id)
     engines = [service for service in services if not service.is_entry]
     [router] = [service for service in services if service.is_entry]
-    add_entry_rules(stack, "router", security_groups.router, router, vpc)
+    add_entry_rules(stack, "router", security_groups["router"], router, vpc)
     if usage := router.ports.get(USAGE):
-        add_rule(stack, "router-usage-from-vpc", security_groups.router, "in", "Meters of gateways", usage, vpc=vpc)
+        add_rule(stack, "router-usage-from-vpc", security_groups["router"], "in", "Meters of gateways", usage, vpc=vpc)
     for port in sorted({service.port for service in engines}):
         _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):
         _add_engine_port_rules(stack, security_groups, port, "Events of the cache")
     # Engines of one deployment call the same, and share a security group.
-    add_call_rules(stack, engines[0].model_copy(update={"name": "engine"}), security_groups.engine, vpc)
+    add_call_rules(stack, engines[0].model_copy(update={"name": "engine"}), security_groups["engine"], vpc)
     if any(needs_peers(service) for service in engines):
-        _add_peer_rules(stack, security_groups.engine)
+        # All ports: no rule can name EFA's protocol, and NIXL and NCCL take any.
+        engine, description = security_groups["engine"], "Caches and ranks of one model"
+        add_rule(stack, "engine-from-engine", engine, "in", description, peer=engine)
+        add_rule(stack, "engine-to-engine", engine, "out", description, peer=engine)
     _add_driver_rules(stack, security_groups, router, services)
     return security_groups
 
 
-def _add_engine_port_rules(stack: FleetStack, security_groups: TaskSecurityGroups, port: int, description: str) -> None:
-    engine, router = security_groups.engine, security_groups.router
+def _add_engine_port_rules(stack: FleetStack, security_groups: SecurityGroups, port: int, description: str) -> None:
+    engine, router = security_groups["engine"], security_groups["router"]
     add_rule(stack, f"engine-{port}-from-router", engine, "in", description, port, peer=router)
     add_rule(stack, f"router-to-engine-{port}", router, "out", description, port, peer=engine)
 
 
 def _add_driver_rules(
-    stack: FleetStack, security_groups: TaskSecurityGroups, router: Service, services: Sequence[Service]
+    stack: FleetStack, security_groups: SecurityGroups, router: Service, services: Sequence[Service]
 ) -> None:
     """Let load drivers send requests to the router, and read the metrics of all tasks; nobody reaches them."""
-    driver, load = security_groups.driver, ("router", router.port)
+    driver, load = security_groups["driver"], ("router", router.port)
     pages = {
         ("router" if service.is_entry else "engine", service.ports.get("metrics", service.port)) for service in services
     }
     for part, port in sorted({load, *pages}):
-        group = security_groups.router if part == "router" else security_groups.engine
+        group = security_groups[part]
         add_rule(stack, f"driver-to-{part}-{port}", driver, "out", "The load, and metrics", port, peer=group)
         if (part, port) != load:  # which the whole VPC may call
             add_rule(stack, f"{part}-{port}-from-driver", group, "in", "Metrics for load drivers", port, peer=driver)
-
-
-def _add_peer_rules(stack: FleetStack, engine: aws.security_group.SecurityGroup) -> None:
-    """Open all ports between engines: no rule can name EFA's protocol, and NIXL and NCCL take any port."""
-    description = "Caches and ranks of one model"
-    add_rule(stack, "engine-from-engine", engine, "in", description, peer=engine)
-    add_rule(stack, "engine-to-engine", engine, "out", description, peer=engine)
 
 
 def needs_peers(service: Service) -> bool:

@@ -12,6 +12,7 @@ from infra.constructs import iam, task, task_network, task_place, task_roles, ta
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_log_group
+from infra.constructs.security_group import SecurityGroups
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.constructs.task_service import ServiceContext
@@ -26,7 +27,7 @@ def add_programs(
     place: TaskPlace,
     *,
     log_key: aws.kms_key.KmsKey,
-    groups: Mapping[str, aws.security_group.SecurityGroup],
+    groups: SecurityGroups,
     dependencies: Sequence[ITerraformDependable],
     load_balancer: TaskLoadBalancer | None = None,
     may_use_spot: bool = False,

@@ -112,7 +112,7 @@ def _add_service(
     registry: aws.service_discovery_service.ServiceDiscoveryService | None,
     dependencies: Sequence[ITerraformDependable],
 ) -> aws.ecs_service.EcsService:
-    e = aws.ecs_service
+    e, zones = aws.ecs_service, service.placement.zones
     min_percent, max_percent = _compute_healthy_percent(service)
     strategy = _build_strategy(context, service, choice)
     target = _build_target(context, service)
@@ -135,7 +135,9 @@ def _add_service(
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
         network_configuration=e.EcsServiceNetworkConfiguration(
-            subnets=_select_subnets(context, service), security_groups=[security_group.id], assign_public_ip=False
+            subnets=[context.subnets[zone] for zone in context.subnets if zone in (zones or context.subnets)],
+            security_groups=[security_group.id],
+            assign_public_ip=False,
         ),
         placement_constraints=_build_placement_constraints(service) or None,
         # Fill instances one after the other, so that unneeded ones can be terminated.
@@ -205,11 +207,6 @@ def _compute_healthy_percent(service: Service) -> tuple[int, int]:
     if replicas.surge:
         return 100, 100 + math.ceil(100 * replicas.surge / max(1, replicas.min))
     return 100 * max(0, replicas.min - replicas.unavailable) // max(1, replicas.min), 100
-
-
-def _select_subnets(context: ServiceContext, service: Service) -> list[str]:
-    zones = service.placement.zones
-    return [subnet for zone, subnet in context.subnets.items() if not zones or zone in zones]
 
 
 def _build_service_connect(

@@ -38,14 +38,6 @@ _LOG_RETENTION_DAYS = 90
 
 
 @dataclass(frozen=True)
-class Workflow:
-    """The resources that other constructs need."""
-
-    state_machine: aws.sfn_state_machine.SfnStateMachine
-    topic: aws.sns_topic.SnsTopic
-
-
-@dataclass(frozen=True)
 class WorkflowContext:
     """The batch and the resources that the workflow uses."""
 
@@ -118,8 +110,10 @@ def format_undelivered_queue(batch: BatchStack) -> str:
     return f"{batch.workflow}-undelivered"
 
 
-def add_workflow(context: WorkflowContext) -> Workflow:
-    """Add the queues, the state machine, the inbox, the schedules, the topic and the alarms."""
+def add_workflow(
+    context: WorkflowContext,
+) -> tuple[aws.sfn_state_machine.SfnStateMachine, aws.sns_topic.SnsTopic]:
+    """Add the queues, the inbox, the schedules and the alarms; return the state machine and the topic."""
     batch = context.batch
     queues = {name: _add_queue(context, name) for name in context.step_queues}
     state_machine = _add_state_machine(context, queues[batch.control_queue])
@@ -129,7 +123,7 @@ def add_workflow(context: WorkflowContext) -> Workflow:
     _add_schedules(context, inbox)
     topic = _add_topic(context)
     _add_alarms(context)
-    return Workflow(state_machine, topic)
+    return state_machine, topic
 
 
 def _add_queue(
@@ -212,21 +206,16 @@ def _build_statements(context: WorkflowContext) -> list[Statement]:
 def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     """Add the queue of new files in inboxes. The Batch API turns each into one job, and starts its execution."""
     batch, account = context.batch, context.stack.account
-    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+    rule = alarm.add_rule(
         context.stack,
         "inbox-files",
+        f"Files in the inboxes of {context.name}",
+        {
+            "source": ["aws.s3"],
+            "detail-type": ["Object Created"],
+            "detail": {"bucket": {"name": [batch.bucket]}, "object": {"key": [{"prefix": f"{batch.prefix}/inbox/"}]}},
+        },
         name=f"{batch.workflow}-inbox",
-        description=f"Files in the inboxes of {context.name}",
-        event_pattern=json.dumps(
-            {
-                "source": ["aws.s3"],
-                "detail-type": ["Object Created"],
-                "detail": {
-                    "bucket": {"name": [batch.bucket]},
-                    "object": {"key": [{"prefix": f"{batch.prefix}/inbox/"}]},
-                },
-            }
-        ),
     )
     undelivered_name = format_undelivered_queue(batch)
     grants = {
@@ -301,12 +290,12 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
 def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
     batch = context.batch
     topic = aws.sns_topic.SnsTopic(context.stack, "ended", name=format_topic(batch), kms_master_key_id=context.key.arn)
-    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+    rule = alarm.add_rule(
         context.stack,
         "ended-jobs",
+        f"Ends of the jobs of {context.name}",
+        {"source": [EVENT_SOURCE], "detail": {"deployment": [batch.workflow]}},
         name=f"{batch.workflow}-ended",
-        description=f"Ends of the jobs of {context.name}",
-        event_pattern=json.dumps({"source": [EVENT_SOURCE], "detail": {"deployment": [batch.workflow]}}),
     )
     aws.sns_topic_policy.SnsTopicPolicy(
         context.stack,

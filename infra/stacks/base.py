@@ -134,11 +134,6 @@ def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> FleetS
     return stack
 
 
-def get_provider(stack: FleetStack) -> aws.provider.AwsProvider:
-    """Return the provider of a stack, for settings that it alone has."""
-    return cast(aws.provider.AwsProvider, stack.node.find_child("aws"))
-
-
 def add_dependencies(app: cdktf.App, stacks: Sequence[Stack]) -> None:
     """Declare the needs of the stacks that were added, in the two places where tools look for them.
 

@@ -7,12 +7,12 @@ their roles.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 from infra.bindings import aws
 from infra.constructs import iam, results_table, task_checks, task_network, task_place, task_programs, workflow
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, build_log_group_grant, find_key
+from infra.constructs.security_group import SecurityGroups
 from infra.constructs.task_place import TaskPlace
 from infra.constructs.task_programs import ProgramRoles
 from infra.constructs.workflow import WorkflowContext
@@ -35,7 +35,7 @@ def _add_resources(stack: FleetStack, batch: Batch) -> None:
         iam.find_service_secrets(stack, batch.services),
         functools.partial(workflow.list_calls, context),
     )
-    added_workflow = workflow.add_workflow(context)
+    state_machine, topic = workflow.add_workflow(context)
     if batch.stack.results_table:
         results_table.add_results_table(stack, batch.name, batch.stack, batch.stack.results_table)
     if batch.stack.orchestrator == "ecs":
@@ -45,13 +45,13 @@ def _add_resources(stack: FleetStack, batch: Batch) -> None:
             place,
             log_key=context.key,
             groups=_add_security_groups(stack, batch, place),
-            dependencies=[added_workflow.state_machine],
+            dependencies=[state_machine],
             may_use_spot=True,
         )
     else:
         roles.add_for_pods()
-    base.add_output(stack, "state_machine", added_workflow.state_machine.arn, "The state machine of the jobs")
-    base.add_output(stack, "topic", added_workflow.topic.arn, "Topic of each job's end: subscribe to it")
+    base.add_output(stack, "state_machine", state_machine.arn, "The state machine of the jobs")
+    base.add_output(stack, "topic", topic.arn, "Topic of each job's end: subscribe to it")
 
 
 def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
@@ -70,9 +70,7 @@ def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
     )
 
 
-def _add_security_groups(
-    stack: FleetStack, batch: Batch, place: TaskPlace
-) -> Mapping[str, aws.security_group.SecurityGroup]:
+def _add_security_groups(stack: FleetStack, batch: Batch, place: TaskPlace) -> SecurityGroups:
     """Add the security groups, by service: clients can reach the Batch API; nothing can reach the workers."""
     groups = task_network.add_groups(stack, batch.name, [service.name for service in batch.services], place.vpc_id)
     task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry, place.vpc)

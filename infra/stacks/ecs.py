@@ -67,7 +67,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         ecs_fallback.add_fallback(stack, machine_groups, key=key)
         watched.append("waiting-tasks")
     if gpu_repair.is_needed(machine_groups):
-        gpu_repair.add_gpu_repair(stack, provider=base.get_provider(stack), key=key)
+        gpu_repair.add_gpu_repair(stack, key=key)
         watched.append("waiting-repairs")
     _add_task_rule(stack, cluster.arn)
     if watched and fleet.add_ons.observability:

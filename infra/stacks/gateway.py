@@ -19,15 +19,15 @@ from infra.constructs import (
     task_programs,
 )
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.gateway import GatewayContext, ServerGroups
+from infra.constructs.gateway import GatewayContext
 from infra.constructs.key import add_key, build_log_group_grant
-from infra.constructs.security_group import add_rule
+from infra.constructs.security_group import SecurityGroups, add_rule
 from infra.constructs.task_place import TaskPlace
 from infra.constructs.task_programs import ProgramRoles
 from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
+from llm_serving.kinds.gateway.stack import GatewayStack
 from llm_serving.services.rendered import Rendered
 
 KIND = "gateway"
@@ -86,7 +86,7 @@ def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list
     return vpc.vpc_id, [*vpc.private_subnets.values()]
 
 
-def _let_nodes_in(stack: FleetStack, groups: ServerGroups) -> None:
+def _let_nodes_in(stack: FleetStack, groups: SecurityGroups) -> None:
     """Let the cluster's nodes, whose security groups pods have, reach the servers."""
     named = stack.fleet.eks.node_security_groups
     for group in named:
@@ -98,8 +98,11 @@ def _let_nodes_in(stack: FleetStack, groups: ServerGroups) -> None:
 
 
 def _add_task_groups(
-    context: GatewayContext, deployment: Gateway, place: TaskPlace, groups: ServerGroups
-) -> dict[str, aws.security_group.SecurityGroup]:
+    context: GatewayContext,
+    deployment: Gateway,
+    place: TaskPlace,
+    groups: SecurityGroups,
+) -> SecurityGroups:
     """Add the programs' security groups, by service: clients reach the gateway, which reaches all servers."""
     task_groups = task_network.add_groups(
         context.stack, context.name, [service.name for service in deployment.services], place.vpc_id
@@ -107,16 +110,14 @@ def _add_task_groups(
     task_network.add_entry_rules(
         context.stack, "gateway", task_groups[deployment.entry.name], deployment.entry, place.vpc
     )
-    servers = ((DATABASE_CALL, groups.database, DATABASE_PORT), (CACHE_CALL, groups.cache, CACHE_PORT))
     for service in deployment.services:
         group = task_groups[service.name]
-        for call, server, port in servers:
-            if call not in service.calls:
-                continue
-            purpose = service.calls[call].purpose
-            add_rule(context.stack, f"{call}-from-{service.name}", server, "in", purpose, port, peer=group)
-            add_rule(context.stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=server)
-        others = {name: call for name, call in service.calls.items() if name not in (DATABASE_CALL, CACHE_CALL)}
+        for call, port in gateway.PORTS.items():
+            if call in service.calls:
+                purpose = service.calls[call].purpose
+                add_rule(context.stack, f"{call}-from-{service.name}", groups[call], "in", purpose, port, peer=group)
+                add_rule(context.stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=groups[call])
+        others = {name: call for name, call in service.calls.items() if name not in gateway.PORTS}
         task_network.add_call_rules(context.stack, service.model_copy(update={"calls": others}), group, place.vpc)
     return task_groups
 

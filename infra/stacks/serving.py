@@ -31,6 +31,7 @@ from infra.constructs import (
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
 from infra.constructs.sidecars import MetricStream
+from infra.constructs.security_group import SecurityGroups
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import ecs_services, names
@@ -82,7 +83,7 @@ class _Parts:
     services: task_service.ServiceContext
     stream: MetricStream
     image_prefixes: dict[str, str]
-    security_groups: task_network.TaskSecurityGroups
+    security_groups: SecurityGroups
     roles: dict[bool, task.TaskRoles]
     """By whether a service is the entry."""
 
@@ -110,7 +111,7 @@ def _add_resources(stack: FleetStack, serving: Serving) -> None:
         parts.place,
         services,
         roles=parts.roles[True],
-        security_group=parts.security_groups.router,
+        security_group=parts.security_groups["router"],
     )
 
 
@@ -164,7 +165,7 @@ def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
                 serving.entry,
                 serving.stack.load_balancer,
                 place,
-                entry_group=security_groups.router,
+                entry_group=security_groups["router"],
                 health_path=_ROUTER_HEALTH,
             ),
             connect_timeout_s=serving.stack.request_timeout_s,
@@ -196,7 +197,7 @@ def _add_service(parts: _Parts, service: Service) -> AddedService:
         parts.services,
         adapted,
         definition=definition,
-        security_group=parts.security_groups.router if service.is_entry else parts.security_groups.engine,
+        security_group=parts.security_groups["router" if service.is_entry else "engine"],
         registry=task_network.add_discovery_service(
             stack, serving.name, service, namespace_id=parts.place.namespace_id
         ),

@@ -251,7 +251,7 @@ def test_every_role_has_the_fleets_boundary_or_is_reported(synth_folder: Path, s
     first = next(iter(roles))
     del roles[first]["permissions_boundary"]
     assert list(stack_rules.find_violations(fleet, {"ecs": stack})) == [
-        f"ecs: aws_iam_role.{first}: not the fleet's permissions_boundary. Fix: role.add_role."
+        f"ecs: aws_iam_role.{first}: not the fleet's permissions_boundary. Fix: iam.add_role."
     ]
 
 
