@@ -60,7 +60,12 @@ def synthesize(
         CheckFailed: a stack breaks a rule that all stacks keep.
     """
     stacks = base.discover(document, files)
-    _require_names(stack_names, [stack.NAME for stack in stacks])
+    existing_names = [stack.NAME for stack in stacks]
+    if unknown := sorted(set(stack_names).difference(existing_names)):
+        names = ", ".join(unknown)
+        raise InputError(
+            f"stacks: {names}: this fleet has no such stack. Fix: write one of {', '.join(existing_names)}."
+        )
     selected = [stack for stack in stacks if not stack_names or stack.NAME in stack_names]
     out.mkdir(parents=True, exist_ok=True)
     # Absolute: CDKTF's own process stays in the directory in which it was started.
@@ -96,14 +101,6 @@ def _lock_provider(folder: Path) -> None:
     file = folder / PROVIDER_LOCK.name
     if not file.is_file() or "registry.opentofu.org" not in file.read_text(encoding="utf-8"):
         shutil.copyfile(PROVIDER_LOCK, file)
-
-
-def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) -> None:
-    if unknown := sorted(set(stack_names) - set(existing_names)):
-        names = ", ".join(unknown)
-        raise InputError(
-            f"stacks: {names}: this fleet has no such stack. Fix: write one of {', '.join(existing_names)}."
-        )
 
 
 def run(environment: Mapping[str, str]) -> dict[str, Path]:

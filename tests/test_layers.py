@@ -24,7 +24,7 @@ BACKWARD_IMPORTS = (
     ("src/llm_serving/fleet/cost.py", "from llm_serving.services import inputs"),
     ("src/llm_serving/console.py", "import infra"),
     ("src/llm_serving/catalog/instances.py", "import boto3"),
-    ("infra/constructs/vpc.py", "import boto3"),
+    ("infra/constructs/network.py", "import boto3"),
     ("infra/stacks/batch.py", "from llm_serving.kinds.batch import resolve"),
     ("infra/stacks/serving.py", "from llm_serving.targets import planning"),
     ("infra/stack_rules.py", "import cdktf"),

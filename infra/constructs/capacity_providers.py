@@ -130,7 +130,13 @@ def _add_scaling_group(
         # A replacement starts while a spot instance that EC2 may soon take still serves.
         capacity_rebalance=group.purchase_option == "spot" or None,
         instance_refresh=_build_refresh(),
-        warm_pool=_build_warm_pool(group),
+        # A fixed number of stopped instances: with a minimum alone it would fill to the maximum. Source: EC2 Auto
+        # Scaling user guide, "Warm pools", 2026-11.
+        warm_pool=a.AutoscalingGroupWarmPool(
+            pool_state="Stopped", min_size=group.warm, max_group_prepared_capacity=group.warm
+        )
+        if group.warm
+        else None,
         tag=[
             a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
             for key, value in _build_tags(context.stack.fleet, group, context.stack.node.id).items()
@@ -189,18 +195,6 @@ def _build_mixed_policy(
             launch_template_specification=source(launch_template_id=template.id, version=version),
             override=[override(instance_type=instance_type) for instance_type in group.types],
         ),
-    )
-
-
-def _build_warm_pool(group: Group) -> aws.autoscaling_group.AutoscalingGroupWarmPool | None:
-    """Build a warm pool of a fixed number of stopped instances: with a minimum alone it would fill to the maximum.
-
-    Source: EC2 Auto Scaling user guide, "Warm pools", 2026-11.
-    """
-    if not group.warm:
-        return None
-    return aws.autoscaling_group.AutoscalingGroupWarmPool(
-        pool_state="Stopped", min_size=group.warm, max_group_prepared_capacity=group.warm
     )
 
 

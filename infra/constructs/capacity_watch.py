@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from infra.bindings import aws
 from infra.constructs import alarm
-from infra.constructs.alarm import add_topic_rule
 from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import capacity, groups
 
@@ -29,7 +28,15 @@ def add_capacity_watch(stack: FleetStack) -> None:
         if group.purchase_option == "capacity-block" and group.reservation
     }
     if blocks:
-        _add_block_rule(stack, sorted(blocks))
+        detail = {"capacity-reservation-id": sorted(blocks)}
+        alarm.add_topic_rule(
+            stack,
+            "capacity-block-ends",
+            "A Capacity Block ends in 40 minutes, and its instances from 10 minutes on",
+            {"source": ["aws.ec2"], "detail-type": _BLOCK_ENDS, "detail": detail},
+            detail="<block>, seen at <time>. To do: move what runs there to another pool, or buy the next one",
+            fields={"block": "$.detail.capacity-reservation-id", "time": "$.time"},
+        )
 
 
 def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
@@ -46,19 +53,6 @@ def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
         threshold=_QUOTA_PERCENT,
         period_s=_PERIOD_S,
         periods=1,
-    )
-
-
-def _add_block_rule(stack: FleetStack, blocks: list[str]) -> None:
-    pattern = {"source": ["aws.ec2"], "detail-type": _BLOCK_ENDS, "detail": {"capacity-reservation-id": blocks}}
-    description = "A Capacity Block ends in 40 minutes, and its instances from 10 minutes on"
-    add_topic_rule(
-        stack,
-        "capacity-block-ends",
-        description,
-        pattern,
-        detail="<block>, seen at <time>. To do: move what runs there to another pool, or buy the next one",
-        fields={"block": "$.detail.capacity-reservation-id", "time": "$.time"},
     )
 
 

@@ -68,20 +68,6 @@ LOGS = "logs"
 
 def add_log_collector(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, key: aws.kms_key.KmsKey) -> None:
     """Add the log group or the bucket, encrypted with the cluster's key, and a role that may only write there."""
-    _add_output(stack, key)
-    iam.add_pod_role(
-        stack,
-        LOGS,
-        cluster,
-        namespace=NAMESPACE,
-        service_account=log_outputs.COLLECTOR,
-        description=f"Lets {log_outputs.COLLECTOR} send logs",
-        statements=build_log_statements(stack.fleet, stack.account, key.arn),
-    )
-
-
-def _add_output(stack: FleetStack, key: aws.kms_key.KmsKey) -> None:
-    """Add what holds the logs; a domain is the user's own."""
     if stack.fleet.logs.to == log_outputs.CLOUDWATCH:
         add_log_group(stack, "container-logs", log_outputs.format_group_name(stack.fleet), key)
     if stack.fleet.logs.to == log_outputs.S3:
@@ -94,6 +80,15 @@ def _add_output(stack: FleetStack, key: aws.kms_key.KmsKey) -> None:
             expire_days=stack.fleet.logs.keep_days,
             keep=False,
         )
+    iam.add_pod_role(
+        stack,
+        LOGS,
+        cluster,
+        namespace=NAMESPACE,
+        service_account=log_outputs.COLLECTOR,
+        description=f"Lets {log_outputs.COLLECTOR} send logs",
+        statements=build_log_statements(stack.fleet, stack.account, key.arn),
+    )
 
 
 def build_log_statements(fleet: Fleet, account: Account, key_arn: str) -> list[Statement]:

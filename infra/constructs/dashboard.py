@@ -5,6 +5,7 @@ Source of the body's form: CloudWatch API reference, "Dashboard Body Structure a
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,15 +73,13 @@ def _build_widget(fleet: Fleet, graph: Graph, index: int) -> dict[str, Any]:
             "region": fleet.region,
             "stat": graph.stat,
             "period": PERIOD_S,
-            "metrics": [_build_metric(graph.namespace, curve) for curve in graph.curves[:_MAX_CURVES]],
+            "metrics": [
+                [graph.namespace, curve.name, *itertools.chain(*curve.dimensions.items()), {"label": curve.label}]
+                for curve in graph.curves[:_MAX_CURVES]
+            ],
             "yAxis": {"left": {"label": signal.unit, "min": 0, "showUnits": False}},
         },
     }
-
-
-def _build_metric(namespace: str, curve: Curve) -> list[str | dict[str, str]]:
-    dimensions = [word for pair in curve.dimensions.items() for word in pair]
-    return [namespace, curve.name, *dimensions, {"label": curve.label}]
 
 
 def _build_text(graphs: Sequence[Graph]) -> dict[str, Any]:

@@ -57,7 +57,15 @@ def add_cluster(
         setting=[
             e.EcsClusterSetting(name="containerInsights", value=_INSIGHTS_LEVELS[stack.fleet.ecs.container_insights])
         ],
-        configuration=_build_exec_configuration(kms_key, commands_log),
+        configuration=e.EcsClusterConfiguration(
+            execute_command_configuration=e.EcsClusterConfigurationExecuteCommandConfiguration(
+                kms_key_id=kms_key.arn,
+                logging="OVERRIDE",
+                log_configuration=e.EcsClusterConfigurationExecuteCommandConfigurationLogConfiguration(
+                    cloud_watch_encryption_enabled=True, cloud_watch_log_group_name=commands_log.name
+                ),
+            )
+        ),
         service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
         depends_on=[insights_log],
     )
@@ -82,19 +90,4 @@ def add_peers_namespace(
         name=names.format_namespace(stack.fleet),
         description=f"Tasks of the fleet {stack.fleet.name}",
         vpc=vpc_id,
-    )
-
-
-def _build_exec_configuration(
-    kms_key: aws.kms_key.KmsKey, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
-) -> aws.ecs_cluster.EcsClusterConfiguration:
-    e = aws.ecs_cluster
-    return e.EcsClusterConfiguration(
-        execute_command_configuration=e.EcsClusterConfigurationExecuteCommandConfiguration(
-            kms_key_id=kms_key.arn,
-            logging="OVERRIDE",
-            log_configuration=e.EcsClusterConfigurationExecuteCommandConfigurationLogConfiguration(
-                cloud_watch_encryption_enabled=True, cloud_watch_log_group_name=log_group.name
-            ),
-        )
     )

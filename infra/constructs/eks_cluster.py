@@ -43,7 +43,18 @@ def add_cluster(
     """
     name = stack.cluster_name
     group_name = f"/aws/eks/{name}/cluster"
-    kms_key = _add_cluster_key(stack, group_name, functions, log_groups)
+    kms_key = add_key(
+        stack,
+        "cluster-key",
+        alias=f"{stack.fleet.name}-eks",
+        description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
+        grants=(
+            build_log_group_grant(stack.account, group_name),
+            _build_events_grant(stack.account),
+            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
+            *build_log_grants(stack.fleet, stack.account, functions),
+        ),
+    )
     logs = add_log_group(stack, "cluster-logs", group_name, kms_key, keep_days=_LOG_RETENTION_DAYS)
     service_role = add_role(
         stack,
@@ -65,24 +76,6 @@ def add_cluster(
     )
     _add_admins(stack, cluster)
     return cluster, kms_key
-
-
-def _add_cluster_key(
-    stack: FleetStack, group_name: str, functions: Sequence[str], log_groups: Mapping[str, str]
-) -> aws.kms_key.KmsKey:
-    name = stack.cluster_name
-    return add_key(
-        stack,
-        "cluster-key",
-        alias=f"{stack.fleet.name}-eks",
-        description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
-        grants=(
-            build_log_group_grant(stack.account, group_name),
-            _build_events_grant(stack.account),
-            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
-            *build_log_grants(stack.fleet, stack.account, functions),
-        ),
-    )
 
 
 def _add_eks_cluster(

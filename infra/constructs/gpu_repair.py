@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 from infra.bindings import aws
@@ -12,7 +12,6 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_failure_alarm, add_function
 from infra.functions.gpu_repair import STOP_TAG
 from llm_serving.fleet import names
-from llm_serving.fleet.groups import Group
 
 NAME = "gpu-repair"
 
@@ -23,11 +22,6 @@ _VISIBILITY_S = 45
 
 _RETENTION_S = 300
 """A message that no call could read is dropped: each minute brings another."""
-
-
-def is_needed(groups: Iterable[Group]) -> bool:
-    """Whether instances of the groups have accelerators."""
-    return any(group.variant != "standard" for group in groups)
 
 
 def add_gpu_repair(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:

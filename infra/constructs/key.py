@@ -15,30 +15,25 @@ def add_key(
     stack: FleetStack, name: str, *, alias: str, description: str, grants: tuple[Statement, ...] = ()
 ) -> aws.kms_key.KmsKey:
     """Add a key and its alias; `grants` are for services that use it without an IAM principal of the account."""
+    # Hands the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost. Source:
+    # KMS developer guide, "Default key policy", 2026-11.
+    delegation = {
+        "Sid": "AccountUsesIam",
+        "Effect": "Allow",
+        "Principal": {"AWS": stack.account.root},
+        "Action": "kms:*",
+        "Resource": "*",
+    }
     kms_key = aws.kms_key.KmsKey(
         stack,
         name,
         description=description,
         enable_key_rotation=True,
         deletion_window_in_days=DELETION_DAYS,
-        policy=iam.build_document(_build_delegation(stack.account), *grants),
+        policy=iam.build_document(delegation, *grants),
     )
     aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=kms_key.key_id)
     return kms_key
-
-
-def _build_delegation(account: Account) -> Statement:
-    """Hand the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost.
-
-    Source: KMS developer guide, "Default key policy", 2026-11.
-    """
-    return {
-        "Sid": "AccountUsesIam",
-        "Effect": "Allow",
-        "Principal": {"AWS": account.root},
-        "Action": "kms:*",
-        "Resource": "*",
-    }
 
 
 def add_log_group(

@@ -60,8 +60,8 @@ def add_template(
     image_id = group.ami or _find_image(stack, group, image_parameter)
     efa_groups = [context.efa_group.id] if group.efa and context.efa_group else []
     reserved_and_placed = add_capacity(stack, group)
-    profile = aws.launch_template.LaunchTemplateIamInstanceProfile
-    return aws.launch_template.LaunchTemplate(
+    lt = aws.launch_template
+    return lt.LaunchTemplate(
         stack,
         f"{group.name}-template",
         name=f"{fleet.name}-{stack.node.id}-{group.name}",
@@ -71,14 +71,27 @@ def add_template(
         instance_type=group.types[0] if len(group.types) == 1 else None,
         # Terraform encodes, for only it knows the values in the text; its strings take JSON's escapes.
         user_data=format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})"),
-        iam_instance_profile=profile(arn=instance_profile_arn) if instance_profile_arn else None,
+        iam_instance_profile=lt.LaunchTemplateIamInstanceProfile(arn=instance_profile_arn)
+        if instance_profile_arn
+        else None,
         block_device_mappings=list(_build_volumes(group)),
-        metadata_options=_build_metadata_options(),
-        monitoring=aws.launch_template.LaunchTemplateMonitoring(enabled=True),
+        metadata_options=lt.LaunchTemplateMetadataOptions(
+            http_endpoint="enabled",
+            http_tokens="required",
+            # The instance itself and no container on it: pods and tasks have roles of their own.
+            http_put_response_hop_limit=1,
+            instance_metadata_tags="disabled",
+        ),
+        monitoring=lt.LaunchTemplateMonitoring(enabled=True),
         tag_specifications=_build_tags(fleet, group),
         **_build_network(group, [context.security_group_id, *efa_groups]),
         **_build_capacity(stack, group),
-        **_build_placement(fleet, group),
+        # By name and not by reference: `add_capacity` made it.
+        placement=lt.LaunchTemplatePlacement(
+            group_name=names.format_placement_group_name(fleet.name, group.placement_group)
+        )
+        if group.placement_group
+        else None,
         depends_on=reserved_and_placed,
     )
 
@@ -117,16 +130,6 @@ def _build_network(group: Group, security_groups: Sequence[str]) -> dict[str, An
             for interface in group.interfaces
         ]
     }
-
-
-def _build_metadata_options() -> aws.launch_template.LaunchTemplateMetadataOptions:
-    return aws.launch_template.LaunchTemplateMetadataOptions(
-        http_endpoint="enabled",
-        http_tokens="required",
-        # The instance itself and no container on it: pods and tasks have roles of their own.
-        http_put_response_hop_limit=1,
-        instance_metadata_tags="disabled",
-    )
 
 
 def _build_volumes(group: Group) -> Iterator[aws.launch_template.LaunchTemplateBlockDeviceMappings]:
@@ -177,14 +180,6 @@ def _build_capacity(stack: FleetStack, group: Group) -> dict[str, Any]:
         )
         options["instance_market_options"] = lt.LaunchTemplateInstanceMarketOptions(market_type="capacity-block")
     return options
-
-
-def _build_placement(fleet: Fleet, group: Group) -> dict[str, Any]:
-    if not group.placement_group:
-        return {}
-    # By name and not by reference: the caller has it made first by depends_on.
-    name = names.format_placement_group_name(fleet.name, group.placement_group)
-    return {"placement": aws.launch_template.LaunchTemplatePlacement(group_name=name)}
 
 
 def add_capacity(stack: FleetStack, group: Group) -> list[ITerraformDependable]:

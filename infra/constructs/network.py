@@ -68,7 +68,13 @@ def add_vpc(stack: FleetStack, network: NewNetwork) -> Network:
         enable_dns_hostnames=True,
         tags={"Name": stack.fleet.name},
     )
-    _close_default_security_group(stack, vpc, stack.fleet.name)
+    # Resources without an explicit security group have no network access. Said as empty lists, or Terraform would not
+    # notice a rule that somebody adds later.
+    default_group = aws.default_security_group.DefaultSecurityGroup(
+        stack, "default", vpc_id=vpc.id, tags={"Name": f"{stack.fleet.name}-default-closed"}
+    )
+    default_group.add_override("ingress", [])
+    default_group.add_override("egress", [])
     cidrs = {zone: addresses.compute_private_cidr(network.cidr, zone) for zone in stack.fleet.zones}
     subnets = {zone: _add_subnet(stack, vpc, "private", zone, cidr) for zone, cidr in cidrs.items()}
     tables = {zone: _add_private_routes(stack, vpc, zone, subnets[zone]) for zone in stack.fleet.zones}
@@ -88,16 +94,6 @@ def add_vpc(stack: FleetStack, network: NewNetwork) -> Network:
     if network.flow_logs:
         _add_flow_logs(stack, vpc_id=vpc.id, retention_s=network.flow_logs)
     return Network(vpc.id, {zone: subnet.id for zone, subnet in subnets.items()})
-
-
-def _close_default_security_group(stack: FleetStack, vpc: aws.vpc.Vpc, name: str) -> None:
-    """Resources without an explicit security group have no network access."""
-    group = aws.default_security_group.DefaultSecurityGroup(
-        stack, "default", vpc_id=vpc.id, tags={"Name": f"{name}-default-closed"}
-    )
-    # Said as empty lists, or Terraform would not notice a rule that somebody adds later.
-    group.add_override("ingress", [])
-    group.add_override("egress", [])
 
 
 def _add_subnet(

@@ -62,10 +62,16 @@ def add_node_group(
     Args:
         is_rooted: it stays in the zones that it was made in. In others Terraform would replace it, all nodes at once.
     """
+    connection = node_config.ClusterConnection(
+        name=context.stack.cluster_name,
+        endpoint=format_reference(context.cluster, "endpoint"),
+        certificate=format_reference(context.cluster, "certificate_authority[0].data"),
+        service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
+    )
     template = machines.add_template(
         context,
         group,
-        text=node_config.render(group, _build_cluster_data(context)),
+        text=node_config.render(group, connection),
         image_parameter=machine_images.format_parameter(context.stack.fleet, group),
     )
     # A Capacity Block has machines from its start on; until then every start of one would fail, and so the apply.
@@ -88,7 +94,10 @@ def add_node_group(
             max_size=max(1, group.max_size),
         ),
         update_config=e.EksNodeGroupUpdateConfig(max_unavailable=1),
-        timeouts=e.EksNodeGroupTimeouts(update=_compute_update_timeout(group)),
+        # An update takes one node after the other. By itself Terraform waits an hour, as for a handful: the apply
+        # failed while EKS went on. EKS ends one that stands still. Source: hashicorp/terraform-provider-aws 5.100,
+        # eks_node_group, Timeouts.
+        timeouts=e.EksNodeGroupTimeouts(update=f"{max(60, group.max_size * (_DRAIN_S + INSTANCE_START_S) // 60)}m"),
         # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. Source: EKS user guide, "Automatically
         # repair nodes", 2026-11. Its caps come after it: `infra.constructs.node_group_settings`.
         node_repair_config=e.EksNodeGroupNodeRepairConfig(enabled=True),
@@ -103,21 +112,3 @@ def add_node_group(
     ignored = ["scaling_config", *(["subnet_ids"] if is_rooted else [])]
     eks_node_group.add_override("lifecycle.ignore_changes", ignored)
     return eks_node_group
-
-
-def _compute_update_timeout(group: Group) -> str:
-    """Return how long Terraform waits for an update, which takes one node after the other.
-
-    By itself an hour, as for a handful of nodes: the apply failed while EKS went on. EKS ends one that stands still.
-    Source: hashicorp/terraform-provider-aws 5.100, eks_node_group, Timeouts.
-    """
-    return f"{max(60, group.max_size * (_DRAIN_S + INSTANCE_START_S) // 60)}m"
-
-
-def _build_cluster_data(context: NodeGroupContext) -> node_config.ClusterConnection:
-    return node_config.ClusterConnection(
-        name=context.stack.cluster_name,
-        endpoint=format_reference(context.cluster, "endpoint"),
-        certificate=format_reference(context.cluster, "certificate_authority[0].data"),
-        service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import iam, network, task_network, task_roles, valkey
+from infra.constructs import iam, network, task_network, task_roles
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.network import Network
@@ -15,7 +15,6 @@ from infra.constructs.security_group import HTTPS, add_rule, add_security_group
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
 from llm_serving.kinds.streaming.stack import (
-    CACHE_NODES,
     DRIVER_ROLE,
     FLINK_RUNTIME,
     KAFKA_VERSION,
@@ -162,20 +161,6 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
     return cluster
 
 
-def add_cache(context: StreamContext, groups: Groups) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    return valkey.add_cache(
-        context.stack,
-        name=context.stream.name,
-        description=f"Answers of {context.name}",
-        node_type=context.stream.cache_type,
-        nodes=CACHE_NODES,
-        port=CACHE_PORT,
-        subnets=context.subnets,
-        security_group=groups.cache.id,
-        key=context.key,
-    )
-
-
 def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplicationGroup) -> str:
     """Return the URL of the node that takes writes."""
     return f"rediss://{cache.primary_endpoint_address}:{CACHE_PORT}"
@@ -199,7 +184,21 @@ def add_job(
         name=f"job/flink/{stream.name}",
         log_group_name=context.log_group.name,
     )
-    role = _add_job_role(context)
+    stack, purpose = context.stack, names.format_deployment_purpose(context.name, "job")
+    role = add_role(
+        stack,
+        purpose,
+        description=f"The job of {context.name}",
+        trust=iam.build_trust_policy(
+            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
+        ),
+        statements=(
+            *build_job_statements(context),
+            *iam.build_secret_statements(
+                stream.secrets, iam.find_secret_arns(stack, stream.secrets), stack.fleet.region
+            ),
+        ),
+    )
     return k.Kinesisanalyticsv2Application(
         context.stack,
         "job",
@@ -217,29 +216,7 @@ def add_job(
             place={"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)},
             security_groups=[groups.clients.id, add_job_group(context).id],
         ),
-        depends_on=list_policies(context.stack, _format_job_purpose(context)),
-    )
-
-
-def _format_job_purpose(context: StreamContext) -> str:
-    return names.format_deployment_purpose(context.name, "job")
-
-
-def _add_job_role(context: StreamContext) -> aws.iam_role.IamRole:
-    stream, stack = context.stream, context.stack
-    return add_role(
-        stack,
-        _format_job_purpose(context),
-        description=f"The job of {context.name}",
-        trust=iam.build_trust_policy(
-            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
-        ),
-        statements=(
-            *build_job_statements(context),
-            *iam.build_secret_statements(
-                stream.secrets, iam.find_secret_arns(stack, stream.secrets), stack.fleet.region
-            ),
-        ),
+        depends_on=list_policies(stack, purpose),
     )
 
 

@@ -56,6 +56,7 @@ def add_load_balancer(
         return None
     group = _add_security_group(stack, deployment, entry.port, entry_group, place, settings.clients)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
+    log_bucket, log_prefix = split_location(settings.access_logs)
     balancer = aws.lb.Lb(
         stack,
         "balancer",
@@ -64,7 +65,7 @@ def add_load_balancer(
         load_balancer_type="application",
         subnets=list(place.subnets.values()),
         security_groups=[group.id],
-        access_logs=_build_access_logs(settings.access_logs),
+        access_logs=aws.lb.LbAccessLogs(enabled=True, bucket=log_bucket, prefix=log_prefix) if log_bucket else None,
         idle_timeout=settings.idle_timeout_s,
         drop_invalid_header_fields=True,
         tags={"Name": f"{stack.fleet.name}-{deployment}"},
@@ -89,13 +90,6 @@ def add_load_balancer(
     description = "Where a name of the certificate should lead: a CNAME or alias"
     TerraformOutput(stack, "load_balancer", value=balancer.dns_name, description=description)
     return TaskLoadBalancer(target_group, listener)
-
-
-def _build_access_logs(location: str) -> aws.lb.LbAccessLogs | None:
-    if not location:
-        return None
-    bucket, prefix = split_location(location)
-    return aws.lb.LbAccessLogs(enabled=True, bucket=bucket, prefix=prefix)
 
 
 def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:

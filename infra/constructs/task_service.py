@@ -115,7 +115,16 @@ def _add_service(
     e, zones = aws.ecs_service, service.placement.zones
     min_percent, max_percent = _compute_healthy_percent(service)
     strategy = _build_strategy(context, service, choice)
-    target = _build_target(context, service)
+    # Where the load balancer finds the entry's tasks.
+    target = (
+        e.EcsServiceLoadBalancer(
+            target_group_arn=context.load_balancer.target_group.arn,
+            container_name=service.role,
+            container_port=service.port,
+        )
+        if context.load_balancer and service.is_entry
+        else None
+    )
     return e.EcsService(
         context.stack,
         f"{service.name}-{choice.number}",
@@ -145,7 +154,7 @@ def _add_service(
         if choice.providers
         else None,
         service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
-        load_balancer=target,
+        load_balancer=[target] if target else None,
         # Else ECS stops a task that starts after three failed checks, a gateway while it prepares its database. Source:
         # ECS API reference, CreateService, healthCheckGracePeriodSeconds, whose default is 0, 2026-11.
         health_check_grace_period_seconds=math.ceil(service.probe.deadline_s) if target and service.probe else None,
@@ -155,18 +164,6 @@ def _add_service(
         # ECS takes a target group only once a listener forwards to it.
         depends_on=[*dependencies, *([context.load_balancer.listener] if context.load_balancer else [])],
     )
-
-
-def _build_target(context: ServiceContext, service: Service) -> list[aws.ecs_service.EcsServiceLoadBalancer] | None:
-    if not context.load_balancer or not service.is_entry:
-        return None
-    return [
-        aws.ecs_service.EcsServiceLoadBalancer(
-            target_group_arn=context.load_balancer.target_group.arn,
-            container_name=service.role,
-            container_port=service.port,
-        )
-    ]
 
 
 def _build_strategy(

@@ -160,7 +160,18 @@ def _add_state_machine(
             ArnLike={"aws:SourceArn": context.task_arns},
             StringEquals={"aws:SourceAccount": context.stack.account.id},
         ),
-        statements=_build_statements(context),
+        statements=[
+            allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues)),
+            *iam.read_statements(
+                context.stack,
+                "state-machine",
+                workflow=batch.workflow,
+                bucket=batch.bucket,
+                prefix=batch.prefix,
+                storage_key=context.storage_key,
+                event_source=EVENT_SOURCE,
+            ),
+        ],
     )
     s = aws.sfn_state_machine
     return s.SfnStateMachine(
@@ -185,22 +196,6 @@ def format_definition(batch: BatchStack, control_queue: str, region: str) -> str
     text = STATE_MACHINE_FILE.read_text(encoding="utf-8")
     text = text.replace("arn:aws:", f"arn:{names.find_partition(region)}:")
     return text.replace("${control_queue}", control_queue).replace("${deployment}", batch.workflow)
-
-
-def _build_statements(context: WorkflowContext) -> list[Statement]:
-    batch = context.batch
-    return [
-        allow("Send", ["sqs:SendMessage"], context.build_queue_arns(context.step_queues)),
-        *iam.read_statements(
-            context.stack,
-            "state-machine",
-            workflow=batch.workflow,
-            bucket=batch.bucket,
-            prefix=batch.prefix,
-            storage_key=context.storage_key,
-            event_source=EVENT_SOURCE,
-        ),
-    ]
 
 
 def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:

@@ -12,7 +12,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from infra.bindings import aws, cdktf
 from infra.constructs.fleet_stack import FleetStack
@@ -48,7 +48,7 @@ def discover(document: Document[Fleet], files: Sequence[Path] = ()) -> list[Stac
     enabled = {
         stack.NAME: stack
         for module in _import_modules()
-        for stack in _list_stacks(module, document, files)
+        for stack in (module.list_stacks(document, files) if hasattr(module, "list_stacks") else [module])
         if stack.is_enabled(document.value)
     }
     return [enabled[name] for name in sort_by_needs({name: stack.NEEDS for name, stack in enabled.items()})]
@@ -106,12 +106,6 @@ def _import_modules() -> Iterator[Any]:
     for module in pkgutil.iter_modules(package.__path__):
         if module.name != "base":
             yield importlib.import_module(f"{__package__}.{module.name}")
-
-
-def _list_stacks(module: Any, document: Document[Fleet], files: Sequence[Path]) -> list[Stack]:
-    if hasattr(module, "list_stacks"):
-        return list(module.list_stacks(document, files))
-    return [cast(Stack, module)]
 
 
 def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> FleetStack:

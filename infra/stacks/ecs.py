@@ -12,7 +12,6 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.machines import add_efa_group
 from infra.stacks import base
 from llm_serving.fleet import groups, network_test
-from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
@@ -66,7 +65,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     if machine_groups:
         ecs_fallback.add_fallback(stack, machine_groups, key=key)
         watched.append("waiting-tasks")
-    if gpu_repair.is_needed(machine_groups):
+    if any(group.variant != "standard" for group in machine_groups):  # they have accelerators
         gpu_repair.add_gpu_repair(stack, key=key)
         watched.append("waiting-repairs")
     _add_task_rule(stack, cluster.arn)
@@ -83,7 +82,13 @@ def add(app: App, document: Document[Fleet]) -> None:
         {"service_connect": cluster.service_connect_defaults.namespace, "peers": peers_namespace.id},
         "Cloud Map namespaces: the cluster's default, by ARN, and the private DNS one, by id",
     )
-    strategies = {pool: _build_strategies(fleet, pool_groups) for pool, pool_groups in pools.items()}
+    strategies = {
+        pool: [
+            [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice]
+            for choice in groups.group_by_choice(pool_groups)
+        ]
+        for pool, pool_groups in pools.items()
+    }
     base.add_output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
 
 
@@ -103,11 +108,3 @@ def _add_task_rule(stack: FleetStack, cluster_arn: str) -> None:
         detail="<service>, <reason>. To do: read the last lines of its log, and look whether it happens again; <task>",
         fields={"service": "$.detail.group", "reason": "$.detail.stoppedReason", "task": "$.detail.taskArn"},
     )
-
-
-def _build_strategies(fleet: Fleet, pool_groups: list[Group]) -> list[list[dict[str, object]]]:
-    """One strategy for each choice, for the service whose tasks run there."""
-    return [
-        [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice_groups]
-        for choice_groups in groups.group_by_choice(pool_groups)
-    ]

@@ -30,8 +30,8 @@ from infra.constructs import (
 )
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
-from infra.constructs.sidecars import MetricStream
 from infra.constructs.security_group import SecurityGroups
+from infra.constructs.sidecars import MetricStream
 from infra.constructs.task_place import AddedService, TaskPlace
 from infra.stacks import base
 from llm_serving.fleet import ecs_services, names

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from infra.constructs import network, results_table, stream, stream_watch
+from infra.constructs import network, results_table, stream, stream_watch, valkey
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
 from infra.constructs.stream import StreamContext
 from infra.stacks import base
 from llm_serving.fleet.ecs_services import format_log_group
-from llm_serving.kinds.streaming.stack import StreamStack
+from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
 from llm_serving.services import rendered
 from llm_serving.services.rendered import Rendered
 
@@ -42,7 +42,17 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
     )
     groups = stream.add_groups(context)
     kafka = stream.add_kafka(context, groups)
-    cache = stream.add_cache(context, groups)
+    cache = valkey.add_cache(
+        stack,
+        name=context.stream.name,
+        description=f"Answers of {name}",
+        node_type=context.stream.cache_type,
+        nodes=CACHE_NODES,
+        port=stream.CACHE_PORT,
+        subnets=context.subnets,
+        security_group=groups.cache.id,
+        key=key,
+    )
     job = stream.add_job(context, groups, kafka, cache)
     stream.add_driver(context)
     stream_watch.add_alarms(context)
