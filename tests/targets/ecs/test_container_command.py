@@ -15,7 +15,7 @@ from llm_serving.targets.ecs import container_command
 # As session-manager-plugin: it gives up where its input ends, and its terminal turns a line's end into two characters.
 STAND_IN = """\
 #!{python}
-import select, shlex, subprocess, sys
+import pathlib, select, shlex, subprocess, sys
 words = sys.argv[1:]
 assert words[:2] == ["ecs", "execute-command"] and "--interactive" in words, words
 if select.select([sys.stdin], [], [], 0.2)[0] and not sys.stdin.read(1):
@@ -26,7 +26,8 @@ if options["--task"] == "gone":
     sys.exit("An error occurred (InvalidParameterException): the task is not running")
 print("Starting session with SessionId: ecs-execute-command-1\\r")
 print(options["--region"], options["--cluster"], options["--task"], options["--container"], end="\\r\\n", flush=True)
-output = subprocess.run(shlex.split(options["--command"]), capture_output=True, text=True).stdout
+command = pathlib.Path(options["--command"].removeprefix("file://")).read_text()
+output = subprocess.run(shlex.split(command), capture_output=True, text=True).stdout
 print(output.replace("\\n", "\\r\\n"), end="")
 print("Exiting session with sessionId: ecs-execute-command-1.")
 """

@@ -25,6 +25,8 @@ def run(
 ) -> str:
     """Run a command, and return what it printed among the session's own lines.
 
+    The AWS CLI reads the command from a file: all users of this machine read the words of its processes.
+
     Args:
         line: its last argument, if not empty: a terminal would cut it, and print it into the session's log.
 
@@ -32,8 +34,11 @@ def run(
         Unavailable: the session did not start, or did not end within `limit_s` seconds.
     """
     words = ["aws", "ecs", "execute-command", "--region", aws.region, "--cluster", cluster, "--task", task]
-    words += ["--container", container, "--interactive", "--command", shlex.join([*command, *filter(None, [line])])]
-    with _open_silent_input() as silence, tempfile.TemporaryFile() as output:
+    words += ["--container", container, "--interactive", "--command"]
+    with _open_silent_input() as silence, tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile("w") as file:
+        file.write(shlex.join([*command, *filter(None, [line])]))
+        file.flush()
+        words.append(f"file://{file.name}")
         child = processes.spawn(words, environment=aws.child_env, stdin=silence, output=output)
         try:
             code = child.wait(limit_s)
