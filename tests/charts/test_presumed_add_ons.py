@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from llm_serving import paths
-from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests, spare_manifests
+from llm_serving.fleet import add_ons
 from llm_serving.fleet.groups import resolve_all
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.fleet.model import Fleet
+from llm_serving.operations import add_ons as installer
 from llm_serving.targets.matrix import Cell
 from tests.charts import objects, platform_charts, test_patterns
 from tests.charts.conftest import Render
@@ -162,13 +163,8 @@ def test_the_platform_s_own_manifests_come_after_what_brings_their_kinds() -> No
 
 def load_own_manifests(manifest: str) -> list[dict[str, Any]]:
     """Return the objects of a row of the platform that this repository writes."""
-    builders = {
-        add_ons.NODE_POOLS: karpenter_manifests.build,
-        add_ons.QUEUES: kueue_manifests.build,
-        add_ons.SPARE: spare_manifests.build,
-    }
-    if manifest in builders:
-        return builders[manifest](platform_charts.FLEET)
+    if manifest in installer.BUILDERS:
+        return installer.BUILDERS[manifest](platform_charts.FLEET)
     if not manifest or manifest.startswith("https://"):
         return []
     return list(yaml.safe_load_all((add_ons.FILE.parent / manifest).read_text()))

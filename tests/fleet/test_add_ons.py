@@ -229,6 +229,7 @@ def test_load_balancers_of_a_gateway_reach_the_pods_of_a_service_and_find_them_h
         "targetType": "ip",
         "healthCheckConfig": {"matcher": {"httpCode": "200-499"}},
     }
+    assert configuration["spec"]["sourceRanges"] == [load_example("mixed").network.cidr], "not every address"
     attributes = {row["key"]: row["value"] for row in configuration["spec"].get("loadBalancerAttributes", ())}
     assert attributes.get("idle_timeout.timeout_seconds") == ("4000" if name == "alb" else None)
 

@@ -21,16 +21,32 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cached_images, chart_archives, image_pins, kube_api, old_pools
 from llm_serving.operations.chart_archives import ChartArchive
 from llm_serving.operations.kube_api import KubeApi, Manifest
+from llm_serving.services import load_balancer
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 
 LIMIT_S = 900
 """Time in which a chart's images are pulled and its pods become ready."""
 
-_BUILDERS: Mapping[str, Callable[[Fleet], list[dict[str, Any]]]] = {
+
+def _build_gateway_classes(fleet: Fleet) -> list[Manifest]:
+    """Return the classes of Gateways, whose load balancers let in the fleet's network where a Gateway names no ranges.
+
+    By default the controller opens them to every address. Source: kubernetes-sigs/aws-load-balancer-controller,
+    pkg/gateway/model/model_build_security_group.go, 2026-11.
+    """
+    objects = own_yaml.parse_all((add_ons.FILE.parent / "gateway-classes.yaml").read_text(encoding="utf-8"))
+    for item in objects:
+        if item["kind"] == "LoadBalancerConfiguration":
+            item["spec"]["sourceRanges"] = list(load_balancer.list_ranges(fleet))
+    return objects
+
+
+BUILDERS: Mapping[str, Callable[[Fleet], list[dict[str, Any]]]] = {
     add_ons.NODE_POOLS: karpenter_manifests.build,
     add_ons.QUEUES: kueue_manifests.build,
     add_ons.SPARE: spare_manifests.build,
+    "gateway-classes": _build_gateway_classes,
 }
 """Manifests that are made from the fleet."""
 
@@ -317,9 +333,9 @@ _NOT_REMOVED = ("Namespace",)
 def _write_manifest(selected: SelectedAddOn, fleet: Fleet, folder: Path, without: Sequence[str] = ()) -> Path:
     """Return the row's manifest, written first if it depends on the fleet."""
     manifest = str(selected.add_on.manifest)
-    if manifest not in _BUILDERS:
+    if manifest not in BUILDERS:
         return add_ons.FILE.parent / manifest
     file = folder / f"{manifest}.yaml"
-    objects = [item for item in _BUILDERS[manifest](fleet) if item["kind"] not in without]
+    objects = [item for item in BUILDERS[manifest](fleet) if item["kind"] not in without]
     file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
     return file
