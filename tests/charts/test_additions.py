@@ -147,6 +147,22 @@ def test_a_container_with_more_rights_than_the_role_is_refused(
             "roles.worker.volumes.scratch: the chart has a volume of this name. Fix: choose another name",
         ),
         (
+            build_release(volumes=[{"name": "etc", "emptyDir": {}}, {"name": "etc", "emptyDir": {}}]),
+            "roles.worker.volumes.etc: another one of the pod has this name. Fix: choose another name",
+        ),
+        (
+            build_release(initContainers=[SHIPPER], sidecars=[SHIPPER]),
+            f"roles.worker.sidecars.{SHIPPER['name']}: another one of the pod has this name. Fix: choose another name",
+        ),
+        (
+            build_release(volumeMounts=[{"name": "tmp", "mountPath": "/tmp"}]),
+            'roles.worker.volumeMounts: "/tmp": the container has another volume there. Fix: choose another path',
+        ),
+        (
+            build_release(mounts={"x": {"path": "/x", "claim": "disk", "subPath": "a/../.."}}),
+            'roles.worker.mounts.x.subPath: "a/../..": Kubernetes takes no path with "..". Fix: write where it leads to',
+        ),
+        (
             build_release({"ingress": {"className": "nginx"}}),
             'ingress.className: "nginx": the network policy lets in the pods of the namespace only. Fix: write the controller\'s pods to networkPolicy.clients',
         ),

@@ -104,7 +104,18 @@ def test_every_object_of_the_schema_refuses_unknown_keys() -> None:
             "at '/roles/worker/resources': additional properties 'gpus' not allowed",
         ),
         (build_release({"labels": {"team": "two words"}}), "at '/labels/team': 'two words' does not match pattern"),
-        (build_release({"annotations": {"my team": "ads"}}), "invalid propertyName 'my team'"),
+        (
+            build_release({"annotations": {"my team": "ads"}}),
+            "at '/annotations': additional properties 'my team' not allowed",
+        ),
+        (
+            build_release(mounts={"x": {"path": "/x", "claim": "Weights"}}),
+            "at '/roles/worker/mounts/x/claim': 'Weights' does not match pattern",
+        ),
+        (
+            build_release(sidecars=[{"name": "Shipper", "image": "a:1"}]),
+            "at '/roles/worker/sidecars/0/name': 'Shipper' does not match pattern",
+        ),
         (build_release(disruption={"maxUnavailable": "150%"}), "at '/roles/worker/disruption/maxUnavailable': 'oneOf'"),
         (build_release(kind="worker"), "at '/roles/worker/kind': value must be one of 'engine', 'router'"),
         (build_release(mounts={"x": {"path": "/x"}}), "at '/roles/worker/mounts/x': 'oneOf' failed, none matched"),

@@ -107,7 +107,20 @@
 {{- $wrong = append $wrong (printf "%s.mounts.%s.path: %q: the container has another volume there. Fix: choose another path" $at $mount $volume.path) -}}
 {{- end -}}
 {{- $paths = append $paths $volume.path -}}
+{{- range $key := list "hostPath" "subPath" -}}
+{{- if has ".." (splitList "/" (get $volume $key)) -}}
+{{- $wrong = append $wrong (printf "%s.mounts.%s.%s: %q: Kubernetes takes no path with \"..\". Fix: write where it leads to" $at $mount $key (get $volume $key)) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $role.volumeMounts -}}
+{{- if has .mountPath $paths -}}
+{{- $wrong = append $wrong (printf "%s.volumeMounts: %q: the container has another volume there. Fix: choose another path" $at .mountPath) -}}
+{{- end -}}
+{{- $paths = append $paths .mountPath -}}
+{{- end -}}
+{{- $wrong = concat $wrong (include "inference.doubleChecks" (dict "at" (printf "%s.sidecars" $at) "items" (concat $role.initContainers $role.sidecars)) | fromYamlArray) -}}
+{{- $wrong = concat $wrong (include "inference.doubleChecks" (dict "at" (printf "%s.volumes" $at) "items" $role.volumes) | fromYamlArray) -}}
 {{- $rollout := list (toString $role.rollout.maxSurge) (toString $role.rollout.maxUnavailable) -}}
 {{- if not (without $rollout "0" "0%") -}}
 {{- $wrong = append $wrong (printf "%s.rollout: maxSurge and maxUnavailable are both 0: no replica could be replaced. Fix: set maxSurge: 1, with room for one replica more, or maxUnavailable: 1" $at) -}}
@@ -179,6 +192,19 @@
 {{- $wrong = append $wrong (printf "%s.ports: hostPort %d: it listens on the node, past network policies. Fix: remove hostPort" $at (int .hostPort)) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- toYaml $wrong -}}
+{{- end -}}
+
+{{/* Errors of names that two of a pod's containers, or of its volumes, have. (dict "at" PATH "items" LIST) */}}
+{{- define "inference.doubleChecks" -}}
+{{- $wrong := list -}}
+{{- $names := list -}}
+{{- range .items -}}
+{{- if has .name $names -}}
+{{- $wrong = append $wrong (printf "%s.%s: another one of the pod has this name. Fix: choose another name" $.at .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
 {{- end -}}
 {{- toYaml $wrong -}}
 {{- end -}}
