@@ -71,8 +71,8 @@ def test_active_parameters_are_those_of_the_model_card(name: str, billions: floa
 
 def test_a_model_is_built_when_it_is_asked_for_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    build = models._build_from_row
-    monkeypatch.setattr(models, "_build_from_row", lambda name, row: built.append(name) or build(name, row))
+    build = models._build_model
+    monkeypatch.setattr(models, "_build_model", lambda name, *facts: built.append(name) or build(name, *facts))
     models._build.cache_clear()
     assert models.find("tiny") is models.find("tiny")
     assert built == ["tiny"]

@@ -191,7 +191,7 @@ def test_a_sum_over_the_limit_names_the_missing_prices(tmp_path: Path) -> None:
 
 
 def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
-    text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
+    text = "name: demo\nregion: eu-central-1\nzones: [eu-central-1a, eu-central-1b]\nspend_limit: 5 USD/h\n"
     text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:4:14: spend_limit: "5 USD/h": the limit cannot be checked: no price is known in eu-central-1 of g6.xlarge in pool aa. Fix: remove spend_limit, or run `blueprint catalog refresh --region eu-central-1` first, for AWS\'s prices.'

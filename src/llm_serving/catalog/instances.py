@@ -200,7 +200,7 @@ def load() -> Catalog:
 def load_regions() -> Mapping[str, Source]:
     """Return the regions that the catalog has an answer for, and whose answer that is."""
     generated = json.loads(GENERATED.read_text("utf-8"))
-    return MappingProxyType({name: _parse_region_source(facts) for name, facts in generated["regions"].items()})
+    return MappingProxyType({name: parse_source(facts) for name, facts in generated["regions"].items()})
 
 
 def has_region(region: str) -> bool:
@@ -244,7 +244,7 @@ def _build_instance(
     name: str, row: Mapping[str, Any], region_facts: Mapping[str, Any], overlay: Mapping[str, Any]
 ) -> Instance:
     fields = dict(row)
-    sources = {"ec2": _parse_region_source(region_facts[fields.pop("from")])}
+    sources = {"ec2": parse_source(region_facts[fields.pop("from")])}
     listed_prices = fields.pop("prices", {})
     accelerators = fields.pop("accelerators", None)
     if accelerators:
@@ -253,12 +253,8 @@ def _build_instance(
     rdma = _find_overlay_row(name, overlay["gpudirect_rdma"])
     layout = _find_overlay_row(name, overlay["layout"])
     processor = next((entry for entry in overlay["processors"] if name.split(".")[0] in entry["families"]), None)
-    if processor:
-        sources["processor"] = _parse_source(processor)
-    if rdma:
-        sources["gpudirect_rdma"] = _parse_source(rdma)
-    if layout:
-        sources["layout_note"] = _parse_source(layout)
+    found = {"processor": processor, "gpudirect_rdma": rdma, "layout_note": layout}
+    sources |= {field: parse_source(row) for field, row in found.items() if row}
     return Instance(
         **{
             **fields,
@@ -297,7 +293,7 @@ def _merge_accelerators(
     # EC2 gives a Trainium2 device 524,288 MiB, which is no device's memory, and a T4 what its ECC takes: the overlay
     # says what it is.
     corrected = {key: matches[0][key] for key in ("memory_mib", "logical_cores") if key in matches[0]}
-    return {**row, **added, **corrected}, _parse_source(matches[0])
+    return {**row, **added, **corrected}, parse_source(matches[0])
 
 
 def _find_overlay_row(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -312,7 +308,7 @@ def _merge_prices(
 ) -> dict[str, Price]:
     """Return prices by region: AWS's own list where a refresh has read it, else what the overlay holds."""
     overlay_prices = {
-        region: Price(usd_h=usd_h, source=_parse_source(block))
+        region: Price(usd_h=usd_h, source=parse_source(block))
         for block in price_blocks
         for region, usd_h in block["usd_per_hour"].get(name, {}).items()
     }
@@ -323,9 +319,5 @@ def _merge_prices(
     return overlay_prices | aws_prices
 
 
-def _parse_region_source(facts: Mapping[str, Any]) -> Source:
-    return Source(name=facts["source"], date=facts["date"])
-
-
-def _parse_source(row: Mapping[str, Any]) -> Source:
+def parse_source(row: Mapping[str, Any]) -> Source:
     return Source(name=row["source"], date=str(row["date"]))

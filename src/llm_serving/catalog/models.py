@@ -257,14 +257,16 @@ def _read_rows() -> Mapping[str, _Row]:
 @functools.cache
 def _build(name: str) -> Model:
     """Return a model of the catalog; all of them would take a tenth of the time of a command that needs one."""
-    return _build_from_row(name, _read_rows()[name])
+    row = _read_rows()[name]
+    parse = pipelines.build if row.task == "draw" else config_json.parse
+    arch = parse(row.config, f"{FILE.name}: {name}")
+    hub_id = None if row.config.get(RANDOM_KEY) else name
+    return _build_model(name, arch, row.task, row.config, row.source, row.read, hub_id, row.weight_bytes)
 
 
-@functools.cache
 def read_config(name: str) -> Mapping[str, Any]:
     """Return the config.json that a row of the catalog holds, for making the model."""
-    rows = own_yaml.read(FILE)
-    return MappingProxyType(rows[name]["config"])
+    return MappingProxyType(_read_rows()[name].config)
 
 
 def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
@@ -466,13 +468,6 @@ def build_quantized(repository: str, quantization: str) -> Model:
             "read_on": row.read,
         }
     )
-
-
-def _build_from_row(name: str, row: _Row) -> Model:
-    parse = pipelines.build if row.task == "draw" else config_json.parse
-    arch = parse(row.config, f"{FILE.name}: {name}")
-    hub_id = None if row.config.get(RANDOM_KEY) else name
-    return _build_model(name, arch, row.task, row.config, row.source, row.read, hub_id, row.weight_bytes)
 
 
 def _build_model(

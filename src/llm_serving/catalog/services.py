@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from llm_serving.catalog.instances import Source
+from llm_serving.catalog.instances import Source, parse_source
 from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
 
@@ -31,9 +31,7 @@ class Service(PlainData):
 @functools.cache
 def load() -> Mapping[str, Service]:
     rows = own_yaml.read(FILE)
-    return {name: _build_service(row) for name, row in rows.items()}
-
-
-def _build_service(row: Mapping[str, Any]) -> Service:
-    source = Source(name=row["source"], date=str(row["date"]))
-    return Service.model_validate({"usd_h": row["usd_h"], "regions": row["regions"], "source": source})
+    return {
+        name: Service(usd_h=row["usd_h"], regions=row["regions"], source=parse_source(row))
+        for name, row in rows.items()
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llm_serving.fleet import addresses
 from llm_serving.fleet.model import Fleet, NewNetwork
-from llm_serving.settings.document import Document
+from llm_serving.settings.document import Conflict, Document
 from llm_serving.settings.errors import Mistake
 
 MAX_BUCKET_NAME_LENGTH = 63
@@ -40,44 +40,31 @@ def build_bucket_name(fleet: str, purpose: str, account: str, region: str) -> st
 
 def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Return every field of the fleet that AWS would refuse."""
-    return [*_check_bucket_names(document), *_check_cluster_zones(document), *_check_network(document)]
-
-
-def _check_bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
     fleet = document.value
+    return document.locate((*_check_bucket_names(fleet), *_check_cluster_zones(fleet), *_check_network(fleet)))
+
+
+def _check_bucket_names(fleet: Fleet) -> Iterator[Conflict]:
     length = len(build_bucket_name(fleet.name, "results", "0" * _ACCOUNT_DIGITS, fleet.region))
     if length > MAX_BUCKET_NAME_LENGTH:
-        yield document.build_mistake(
-            ["name"],
-            fleet.name,
-            f"in {fleet.region} the results bucket's name would have {length} characters, "
-            f"and S3 takes {MAX_BUCKET_NAME_LENGTH}",
-            f"use a name of at most {len(fleet.name) - (length - MAX_BUCKET_NAME_LENGTH)} characters",
-        )
+        reason = f"in {fleet.region} the results bucket's name would have {length} characters, "
+        reason += f"and S3 takes {MAX_BUCKET_NAME_LENGTH}"
+        fix = f"use a name of at most {len(fleet.name) - (length - MAX_BUCKET_NAME_LENGTH)} characters"
+        yield Conflict(("name",), reason, fix, fleet.name)
 
 
-def _check_cluster_zones(document: Document[Fleet]) -> Iterator[Mistake]:
-    fleet = document.value
+def _check_cluster_zones(fleet: Fleet) -> Iterator[Conflict]:
     if fleet.creates_eks and len(fleet.zones) < MIN_EKS_ZONES:
         zone = fleet.zones[0]
         neighbour = f"{fleet.region}{'b' if zone[-1] == 'a' else 'a'}"
-        yield document.build_mistake(
-            ["zones"],
-            list(fleet.zones),
-            f"EKS takes subnets in {MIN_EKS_ZONES} zones or more for a cluster; a pool may be in one of them",
-            f"set zones: [{', '.join(sorted((zone, neighbour)))}], and zones: {zone} in the pools that stay in it",
-        )
+        reason = f"EKS takes subnets in {MIN_EKS_ZONES} zones or more for a cluster; a pool may be in one of them"
+        fix = f"set zones: [{', '.join(sorted((zone, neighbour)))}], and zones: {zone} in the pools that stay in it"
+        yield Conflict(("zones",), reason, fix, list(fleet.zones))
 
 
-def _check_network(document: Document[Fleet]) -> Iterator[Mistake]:
-    network = document.value.network
-    if not isinstance(network, NewNetwork):
-        return
-    for index, zone in enumerate(document.value.zones):
+def _check_network(fleet: Fleet) -> Iterator[Conflict]:
+    for index, zone in enumerate(fleet.zones if isinstance(fleet.network, NewNetwork) else ()):
         if zone[-1] not in addresses.LETTERS:
-            yield document.build_mistake(
-                ["zones", index],
-                zone,
-                f"the address plan covers the zones {addresses.LETTERS[0]} to {addresses.LETTERS[-1]}",
-                "use another zone of the region, or a network of your own: {vpc: vpc-..., private_subnets: [...]}",
-            )
+            reason = f"the address plan covers the zones {addresses.LETTERS[0]} to {addresses.LETTERS[-1]}"
+            fix = "use another zone of the region, or a network of your own: {vpc: vpc-..., private_subnets: [...]}"
+            yield Conflict(("zones", index), reason, fix, zone)

@@ -1,4 +1,4 @@
-"""Checks of a fleet against the catalog, before anything is spent.
+"""Checks of a fleet against the catalog and AWS's limits, before anything is spent.
 
 Reading `fleet.yaml` (`fleet.model`) rejects what contradicts itself; these compare it with EC2's data.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
-from llm_serving.fleet import capacity, cost
+from llm_serving.fleet import aws_limits, capacity, cost
 from llm_serving.fleet.model import Fleet, Reservation
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
@@ -35,7 +35,7 @@ def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
         mistakes += _check_volume_speed(document, name, rows)
         mistakes += _check_closed_network(document, name, rows)
         mistakes += _check_spare(document, name, rows)
-    mistakes += capacity.find_mistakes(document)
+    mistakes += [*capacity.find_mistakes(document), *aws_limits.find_mistakes(document)]
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
 

@@ -13,10 +13,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from llm_serving.fleet.groups import Group
-from llm_serving.fleet.node_config import SNAPSHOT_DEVICE, render_multipart
+from llm_serving.fleet.node_config import build_snapshot_mount, render_multipart
 
 IMAGES_DIR = "/var/lib/docker"
 """Where Docker keeps images; a snapshot holds the file system that was mounted here."""
@@ -33,8 +31,7 @@ def render(group: Group, cluster: str) -> str:
         # A boothook runs at every start and before Docker's; after a stop the disks are empty again.
         parts.insert(0, ("text/cloud-boothook", _INSTANCE_STORE.read_text(encoding="utf-8")))
     if group.images == "snapshot":
-        mounts = {"mounts": [[SNAPSHOT_DEVICE, IMAGES_DIR, "auto", "defaults"]]}
-        parts.insert(0, ("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
+        parts.insert(0, build_snapshot_mount(IMAGES_DIR))
     return render_multipart(parts)
 
 

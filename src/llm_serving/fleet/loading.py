@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_serving.fleet import aws_limits, checks
+from llm_serving.fleet import checks
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError
@@ -17,7 +17,6 @@ def load_fleet(path: Path) -> Document[Fleet]:
         InputError: with all mistakes: of the file, then of what cannot be rented or created.
     """
     document = load(path, Fleet)
-    mistakes = [*checks.find_mistakes(document), *aws_limits.find_mistakes(document)]
-    if mistakes:
+    if mistakes := checks.find_mistakes(document):
         raise InputError(mistakes)
     return document

@@ -66,9 +66,14 @@ def _render_al2023(group: Group, cluster: ClusterConnection | None) -> str:
     parts = [("application/node.eks.aws", _render_nodeadm_config(group, cluster))]
     if group.images == "snapshot":
         # Before containerd starts: nodeadm starts it after cloud-init has mounted.
-        mounts = {"mounts": [[SNAPSHOT_DEVICE, "/var/lib/containerd", "auto", "defaults"]]}
-        parts.append(("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
+        parts.append(build_snapshot_mount("/var/lib/containerd"))
     return render_multipart(parts)
+
+
+def build_snapshot_mount(folder: str) -> tuple[str, str]:
+    """Return the part for cloud-init that mounts the volume of images."""
+    mounts = {"mounts": [[SNAPSHOT_DEVICE, folder, "auto", "defaults"]]}
+    return "text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"
 
 
 def render_multipart(parts: Sequence[tuple[str, str]]) -> str:

@@ -24,8 +24,6 @@ class BlueprintError(Exception):
 class CheckFailed(BlueprintError):
     """A check failed: an SLO was missed, or a plan is not empty."""
 
-    exit_code = 1
-
 
 class Unavailable(BlueprintError):
     """The machine or a server lacks what the command needs."""

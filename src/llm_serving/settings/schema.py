@@ -15,12 +15,8 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
 def render(model_type: type[Settings], title: str) -> str:
-    return _format(build(model_type, title))
-
-
-def build(model_type: type[Settings], title: str) -> dict[str, Any]:
     """Return the JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
-    return {"$schema": DRAFT, "title": title, **build_tree(model_type)}
+    return _format({"$schema": DRAFT, "title": title, **build_tree(model_type)})
 
 
 def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
