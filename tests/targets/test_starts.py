@@ -32,23 +32,22 @@ ON_A_GPU = """\
 (EngineCore pid=849) INFO 11-26 12:14:22 [monitor.py:53] torch.compile took 31.36 s in total
 (EngineCore pid=849) INFO 11-26 12:14:47 [core.py:337] init engine (profile, create kv cache, warmup model) took 56.31 s (compilation: 31.36 s)
 """
-VLLM = starts.find_lines("vllm")
 
 
 def test_the_longest_line_of_ranks_and_parts_is_the_load() -> None:
-    assert starts.read_log(STREAMED.splitlines(), VLLM) == (0.78, 0.32)
-    assert starts.read_log(COPIED.splitlines(), VLLM) == (14.251306, 45.9)
-    assert starts.read_log(ON_A_GPU.splitlines(), VLLM) == (2.068296, 56.31)
+    assert starts.read_log(STREAMED.splitlines(), "vllm") == (0.78, 0.32)
+    assert starts.read_log(COPIED.splitlines(), "vllm") == (14.251306, 45.9)
+    assert starts.read_log(ON_A_GPU.splitlines(), "vllm") == (2.068296, 56.31)
 
 
 def test_a_log_of_several_starts_tells_of_the_last_alone() -> None:
-    assert starts.read_log((COPIED + STREAMED).splitlines(), VLLM) == (0.78, 0.32)
+    assert starts.read_log((COPIED + STREAMED).splitlines(), "vllm") == (0.78, 0.32)
     begun = COPIED + STREAMED.splitlines()[0]
-    assert starts.read_log(begun.splitlines(), VLLM) == (None, None), "nothing is loaded yet"
+    assert starts.read_log(begun.splitlines(), "vllm") == (None, None), "nothing is loaded yet"
 
 
 def test_what_nobody_has_read_says_nothing() -> None:
-    assert starts.read_log(COPIED.splitlines(), starts.find_lines("")) == (None, None)
+    assert starts.read_log(COPIED.splitlines(), "") == (None, None)
 
 
 @pytest.mark.engine

@@ -77,7 +77,8 @@ def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
     directory = DeploymentDir(resolve_name(blueprint), Path.cwd())
     environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
     environment = kinds.get_for(blueprint).read_measurements(blueprint, environment, directory.root)
-    return _build_plan(folder, blueprint, fleet, directory, environment)
+    aws = AwsSession.from_environment(fleet.value.region)
+    return _build_plan(folder, blueprint, fleet, directory, environment, aws)
 
 
 def _build_plan(
@@ -86,7 +87,7 @@ def _build_plan(
     fleet: Document[Fleet],
     directory: DeploymentDir,
     environment: Environment,
-    aws: AwsSession | None = None,
+    aws: AwsSession,
 ) -> DeploymentPlan:
     """Resolve a blueprint in `environment` and render its template."""
     template = render.find_template(folder, environment.target)
@@ -94,8 +95,7 @@ def _build_plan(
     text = render.render_text(deployment, template)
     if own := render.find_own_templates(folder, environment.target):
         render.check(registry.load_target(environment.target), deployment, text, own)
-    session = aws or AwsSession.from_environment(fleet.value.region)
-    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, aws)
 
 
 def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, Document[Any], Document[Fleet]]:
@@ -108,16 +108,8 @@ def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, D
 
 
 def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
-    """Write the rendered files to rendered/NAME/TARGET/ and return the template's.
-
-    Args:
-        force: overwrite a file that was edited by hand.
-
-    Raises:
-        InputError: the rendered file was edited by hand, and `force` is not set.
-    """
-    companions = registry.load_target(plan.deployment.target).render_companions(plan.deployment)
-    return render.render(plan.deployment, plan.folder, plan.rendered, companions=companions, force=force)
+    """Write the rendered files to rendered/NAME/TARGET/ and return the template's, as `render.render` does."""
+    return render.render(plan.deployment, plan.folder, plan.rendered, force=force)
 
 
 def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -24,6 +24,7 @@ from pydantic_core import to_jsonable_python
 from llm_serving import paths, processes
 from llm_serving.services.deployment import Deployment
 from llm_serving.settings.errors import InputError, Mistake, escape_unprintable
+from llm_serving.targets import registry
 
 if TYPE_CHECKING:
     from llm_serving.targets.base import Target
@@ -173,13 +174,11 @@ def render(
     folder: Path,
     out: Path,
     *,
-    companions: Mapping[str, str] = MappingProxyType({}),
     force: bool = False,
 ) -> Path:
     """Render the blueprint in `folder` into the folder `out` and return the template's file.
 
     Args:
-        companions: further files, by name.
         force: overwrite what was edited by hand.
 
     Raises:
@@ -187,6 +186,7 @@ def render(
     """
     source = find_template(folder, deployment.target)
     file = out / source.name.removesuffix(SUFFIX)
+    companions = registry.load_target(deployment.target).render_companions(deployment)
     texts = {file: render_text(deployment, source), **{out / name: text for name, text in companions.items()}}
     for edited in (path for path, text in texts.items() if not force and _would_lose_edits(path, text)):
         remedy = f"make the change in {source}" if edited == file else "keep your change in a file of another name"

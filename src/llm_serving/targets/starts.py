@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm_serving.catalog import engines
-from llm_serving.catalog.engines import StartLines
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,12 @@ class Start:
     """Copying weights that are not streamed to the disk; None on ECS, which has no times of single containers."""
 
 
-def find_lines(engine: str) -> StartLines | None:
-    """Return what an engine logs of its start; None of programs that are no engine."""
+def read_log(log: Iterable[str], engine: str) -> tuple[float | None, float | None]:
+    """Return the seconds of loading and compiling in the last start of an engine's log; None what it does not say."""
     row = engines.load_engines().get(engine)
-    return row.start_lines if row else None
-
-
-def read_log(log: Iterable[str], lines: StartLines | None) -> tuple[float | None, float | None]:
-    """Return the seconds of loading and of compiling in the last start of a log; None what it does not say."""
-    if lines is None:
+    if row is None or row.start_lines is None:
         return None, None
+    lines = row.start_lines
     last_start: list[str] = []
     for line in log:
         if re.search(lines.begins, line):

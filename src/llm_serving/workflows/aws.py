@@ -449,12 +449,8 @@ def print_summary(result: WorkflowResult, request: WorkflowRequest, set_up_s: fl
         console.out.print(f"[dim]Skipped: {', '.join(result.skipped)}[/dim]")
     if result.stop_reason:
         console.out.rule("Rehearsal", align="left")
-        console.out.print(
-            f"The rehearsal ends here: {result.stop_reason}. On AWS, continue with:"
-            if result.remaining_commands
-            else f"The rehearsal ends here: {result.stop_reason}.",
-            markup=False,
-        )
+        more = " On AWS, continue with:" if result.remaining_commands else ""
+        console.out.print(f"The rehearsal ends here: {result.stop_reason}.{more}", markup=False)
         for line in result.remaining_commands:
             console.out.print(f"  {line}", markup=False)
     console.out.rule("Next steps", align="left")

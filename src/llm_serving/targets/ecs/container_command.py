@@ -8,12 +8,9 @@ shellsession_unix.go, handleKeyboardInput.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
@@ -35,30 +32,20 @@ def run(
     """
     words = ["aws", "ecs", "execute-command", "--region", aws.region, "--cluster", cluster, "--task", task]
     words += ["--container", container, "--interactive", "--command"]
-    with _open_silent_input() as silence, tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile("w") as file:
+    with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile("w") as file:
         file.write(shlex.join([*command, *filter(None, [line])]))
         file.flush()
         words.append(f"file://{file.name}")
-        child = processes.spawn(words, environment=aws.child_env, stdin=silence, output=output)
-        try:
-            code = child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"ECS Exec did not end within {limit_s:.0f} s") from None
-        finally:
-            processes.stop(child)
+        # Its input says nothing, and does not end before it does.
+        with processes.spawn(words, environment=aws.child_env, stdin=subprocess.PIPE, output=output) as child:
+            try:
+                code = child.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                raise Unavailable(f"ECS Exec did not end within {limit_s:.0f} s") from None
+            finally:
+                processes.stop(child)
         output.seek(0)
         text = output.read().decode(errors="replace")
     if code:
         raise Unavailable(f"{console.quote_command(words[:3])}: {' '.join(text.split()) or f'status {code}'}")
     return text
-
-
-@contextlib.contextmanager
-def _open_silent_input() -> Iterator[int]:
-    """Yield an input that says nothing, and does not end before the block does."""
-    reader, writer = os.pipe()
-    try:
-        yield reader
-    finally:
-        os.close(reader)
-        os.close(writer)

@@ -14,7 +14,6 @@ from typing import Any
 from llm_serving import console, processes
 from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog.engines import StartLines
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group, format_service_name, list_choices
 from llm_serving.fleet.model import Fleet
@@ -135,9 +134,9 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
 @clients.translate_errors()
 def list_starts(plan: DeploymentPlan) -> list[Start]:
     """List how long the deployment's tasks took to start, by role and name."""
-    deployed, lines = read_deployed(plan), starts.find_lines(plan.deployment.engine)
+    deployed = read_deployed(plan)
     found = [
-        _build_start(service, task, deployed.read_first_events(service, task), lines)
+        _build_start(service, task, deployed.read_first_events(service, task), plan.deployment.engine)
         for service, task in deployed.list_running()
     ]
     return sorted(found, key=lambda start: (start.role, start.name))
@@ -218,13 +217,11 @@ def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStat
     )
 
 
-def _build_start(
-    service: Service, task: dict[str, Any], events: Sequence[dict[str, Any]], lines: StartLines | None
-) -> Start:
+def _build_start(service: Service, task: dict[str, Any], events: Sequence[dict[str, Any]], engine: str) -> Start:
     """Build a task's start; its first answer is the first to the probe's request in the access log, text or JSON."""
     answer = re.compile(rf'"POST {re.escape(service.probe.path)} HTTP/1\.1\\?" 200') if service.probe else None
     answered = next((event["timestamp"] / 1000 for event in events if answer and answer.search(event["message"])), None)
-    load_s, compile_s = starts.read_log((event["message"] for event in events), lines)
+    load_s, compile_s = starts.read_log((event["message"] for event in events), engine)
     is_pulled = "pullStoppedAt" in task
     return Start(
         name=shorten_arn(task["taskArn"]),

@@ -30,7 +30,7 @@ def read(plan: DeploymentPlan) -> list[Start]:
 def _read_start(plan: DeploymentPlan, api: KubeApi, pod: Manifest) -> Start:
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     events = api.list_objects(EVENT, namespace, fields=f"involvedObject.name={name},reason=Pulled")
-    load_s, compile_s = starts.read_log(_read_log(api, pod), starts.find_lines(plan.deployment.engine))
+    load_s, compile_s = starts.read_log(_read_log(api, pod), plan.deployment.engine)
     return Start(
         name=name,
         role=pod["metadata"]["labels"].get("app.kubernetes.io/component", ""),

@@ -42,12 +42,9 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessState]:
     deployment = directory.load_deployment()
     expected = {service.name: service for service in deployment.all_services} if deployment else {}
     states = supervisord.list_states()
-
-    def ask(process: ProcessState) -> ProcessState:
-        return replace(process, state=_decide_state(process, expected.get(process.name)))
-
     with ThreadPoolExecutor(len(states) or 1) as pool:
-        return list(pool.map(ask, states))
+        decided = pool.map(lambda state: _decide_state(state, expected.get(state.name)), states)
+        return [replace(state, state=word) for state, word in zip(states, decided, strict=True)]
 
 
 def list_awake(directory: DeploymentDir) -> list[str]:
@@ -73,13 +70,13 @@ def list_starts(directory: DeploymentDir) -> list[Start]:
     supervisord, deployment = supervisor.find_running(directory), directory.load_deployment()
     if supervisord is None or deployment is None:
         return []
-    lines, answers = starts.find_lines(deployment.engine), directory.load_first_answers()
+    answers = directory.load_first_answers()
     pids = {state.name: state.pid for state in supervisord.list_states()}
     worker_starts = []
     for process in deployment.workers:
         pid, answer_s = answers.get(process.name, (0, None))
         log = directory.get_log_path(process.name).read_text(encoding="utf-8", errors="replace").splitlines()
-        load_s, compile_s = starts.read_log(log, lines)
+        load_s, compile_s = starts.read_log(log, deployment.engine)
         first_answer_s = answer_s if pid and pid == pids.get(process.name) else None
         copy_s = fetch_weights.find_seconds(log)
         worker_starts.append(Start(process.name, process.role, None, load_s, compile_s, first_answer_s, copy_s))
