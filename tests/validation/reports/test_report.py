@@ -200,7 +200,7 @@ def test_failed_requests_count_for_errors_and_not_for_latencies(build_report: An
     assert built.requests.by_error == {"deadline": 2, "http_500": 1}
     assert built.metrics["ttft_ms"].max == 50
     assert [miss.metric for miss in built.missed] == ["errors"]
-    assert {kind: meaning for kind, _, meaning in report.list_error_kinds(built)} == {
+    assert {kind: report.describe_error(kind) for kind in built.requests.by_error} == {
         "deadline": "incomplete at the deadline",
         "http_500": "the server returned status 500",
     }

@@ -85,7 +85,7 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
             if not is_pooled(run_report)  # all of them are of tokens
         ],
         throughput=_describe_throughput(run_report),
-        errors=report.list_error_kinds(run_report),
+        errors=[(kind, count, report.describe_error(kind)) for kind, count in run_report.requests.by_error.items()],
         shares=[(replica.name, replica.requests, (replica.requests or 0) / counted) for replica in run_report.replicas],
         agreement=[(METRIC_NAMES[row.metric], row, _format_engine_value(row)) for row in run_report.agreement],
     )

@@ -9,10 +9,10 @@ import json
 import operator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from llm_serving.settings.plain import Described
+from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.driver_result import ProcessWatch
 from llm_serving.validation.statistics.engine_metrics import Agreement, KvTransfers, Replica
@@ -23,11 +23,7 @@ from llm_serving.validation.statistics.time_series import Steady
 from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 
 
-class _Part(Described, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Requests(_Part):
+class Requests(PublishedData):
     """Counted requests, without the warm-up."""
 
     total: int
@@ -44,7 +40,7 @@ class Requests(_Part):
     """Number in the blueprint; fewer are sent if the time limit ends the load."""
 
 
-class Throughput(_Part):
+class Throughput(PublishedData):
     """Rates of answered requests."""
 
     requests_per_s: float
@@ -57,7 +53,7 @@ class Throughput(_Part):
     """Answered texts per second, for tasks whose answers have no tokens; null for others."""
 
 
-class InputLength(_Part):
+class InputLength(PublishedData):
     """End-to-end latency of the requests within bounds of length."""
 
     from_tokens: int
@@ -76,7 +72,7 @@ class InputLength(_Part):
     """95th percentile, in milliseconds."""
 
 
-class ModelLoad(_Part):
+class ModelLoad(PublishedData):
     """What the load asked of one model, and how that was answered."""
 
     model: str
@@ -95,7 +91,7 @@ class ModelLoad(_Part):
     """Of its answers, over the time of the whole load."""
 
 
-class Goodput(_Part):
+class Goodput(PublishedData):
     """Requests that meet every limit on a latency at once."""
 
     share: float | None
@@ -105,7 +101,7 @@ class Goodput(_Part):
     """Their rate."""
 
 
-class ShareBounds(_Part):
+class ShareBounds(PublishedData):
     """A share of all requests, each bound at 95% confidence."""
 
     value: float
@@ -118,7 +114,7 @@ class ShareBounds(_Part):
     """Its upper bound."""
 
 
-class Bound(_Part):
+class Bound(PublishedData):
     """A statistic over all requests in milliseconds, of which failed ones count as infinite."""
 
     value: float | None
@@ -143,7 +139,7 @@ def compute_lasting_rates(throughput: Throughput, steady: Steady | None, users: 
     return {name: rate * growth for name, rate in rates.items()}
 
 
-class Tokens(_Part):
+class Tokens(PublishedData):
     """Tokens of the answered requests, from the server's usage; null if it reports none."""
 
     input_mean: float | None
@@ -159,7 +155,7 @@ class Tokens(_Part):
     """Share of answers with exactly the requested length; null for the user's own prompts."""
 
 
-class PromptOverlap(_Part):
+class PromptOverlap(PublishedData):
     """Text that prompts share, and the part of it that the engines found in their caches."""
 
     prompts: float | None
@@ -178,7 +174,7 @@ class PromptOverlap(_Part):
     policy and a share takes `prompts` from the newest report with the same digest."""
 
 
-class WeightLoading(_Part):
+class WeightLoading(PublishedData):
     """How the engine loaded its weights, from its own log."""
 
     source: str
@@ -197,7 +193,7 @@ class WeightLoading(_Part):
     """Commit on the model hub that they are a copy of; null if they are of a folder, or of a copy that kept none."""
 
 
-class ShownAnswer(_Part):
+class ShownAnswer(PublishedData):
     """One answer and the expected one."""
 
     prompt: str
@@ -217,7 +213,7 @@ class ShownAnswer(_Part):
     detail: str
 
 
-class ExpectedAnswers(_Part):
+class ExpectedAnswers(PublishedData):
     """Number of answers as expected."""
 
     compared: int
@@ -233,7 +229,7 @@ class ExpectedAnswers(_Part):
     """Mean score from 0 to 1; each expected answer counts once, and failed requests score 0."""
 
 
-class Report(_Part):
+class Report(PublishedData):
     """One validation of a deployment against its SLO."""
 
     verdict: Literal["pass", "fail", "not shown"]
@@ -245,10 +241,10 @@ class Report(_Part):
     not_shown: list[str]
     """Why the load shows neither, a sentence each, with what would."""
 
-    shown_by_no_load: list[str] = []
+    shown_by_no_load: list[str] = Field(default=[])
     """Those of them that stay in a longer or a lower load of the same prompts."""
 
-    not_measured: dict[str, str] = {}
+    not_measured: dict[str, str] = Field(default={})
     """Objectives that were not measured, with why: a drop-in driver has something else instead, or answers could not be
     scored."""
 
@@ -256,7 +252,7 @@ class Report(_Part):
     bounds: dict[Metric, dict[str, Bound]]
     """Each statistic over all requests, failed ones as infinite, with its upper bound at 95% confidence."""
 
-    share_bounds: dict[Literal["errors", "goodput"], ShareBounds] = {}
+    share_bounds: dict[Literal["errors", "goodput"], ShareBounds] = Field(default={})
     """Failed and good requests as shares of all; empty without a request."""
 
     requests: Requests
@@ -268,7 +264,7 @@ class Report(_Part):
     `normalized_ms`; docs in the page."""
 
     throughput: Throughput
-    by_input: list[InputLength] = []
+    by_input: list[InputLength] = Field(default=[])
     """Latency by the length of the input, for tasks whose answers have no tokens: in up to four groups of as many
     requests."""
 
@@ -279,10 +275,10 @@ class Report(_Part):
     """The same without ramp and drain; null where nothing is left of the load."""
 
     replicas: list[Replica]
-    unlike_workers: list[UnlikeWorkers] = []
+    unlike_workers: list[UnlikeWorkers] = Field(default=[])
     """Each role of a model on unlike accelerators; empty where all replicas are alike, or have no counters."""
 
-    routers: dict[str, int] = {}
+    routers: dict[str, int] = Field(default={})
     """Requests that each router counted during the load; empty where their metrics were not read."""
 
     weights: WeightLoading | None
@@ -290,7 +286,7 @@ class Report(_Part):
     """Deployment, load and SLO."""
 
     versions: dict[str, str]
-    images: dict[str, str] = {}
+    images: dict[str, str] = Field(default={})
     """Container image of each role, with the digest where one is known; empty where processes run without images."""
 
     emulated: list[str]
@@ -336,8 +332,6 @@ class Report(_Part):
 
 
 class _UntitledSchema(GenerateJsonSchema):
-    """Without titles that repeat the names of fields."""
-
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
         return False
 
@@ -351,12 +345,7 @@ def render_schema() -> str:
     return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def list_error_kinds(report: Report) -> list[tuple[str, int, str]]:
-    """Return each kind of failure with its count and description."""
-    return [(kind, count, _describe_error(kind)) for kind, count in report.requests.by_error.items()]
-
-
-def _describe_error(kind: str) -> str:
+def describe_error(kind: str) -> str:
     if kind.startswith("http_"):
         return f"the server returned status {kind.removeprefix('http_')}"
     return answer.ERROR_KINDS.get(kind, "defined by the user class")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from llm_serving.services.traffic import Percentiles, Slo
+from llm_serving.services.traffic import Slo
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics import sample_statistics
@@ -84,8 +84,9 @@ def judge(
         kept_up: whether requests came whatever the server did, and were answered as fast: no rate can be higher then.
         unmeasured: objectives that were not measured, with why.
     """
+    nothing = MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
     findings = [
-        *_judge_count(total),
+        *([] if total else [nothing]),
         *_judge_latencies(slo, distributions, failed, unmeasured or {}),
         *_judge_errors(slo.errors, total, failed),
         *_judge_throughput(slo, throughput, kept_up=kept_up),
@@ -101,11 +102,6 @@ def sort_findings(findings: Iterable[MissedObjective | str]) -> Judgement:
     found = list(findings)
     missed = [finding for finding in found if isinstance(finding, MissedObjective)]
     return Judgement(missed, [finding for finding in found if isinstance(finding, str)])
-
-
-def _judge_count(total: int) -> Findings:
-    if total == 0:
-        yield MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
 
 
 def _judge_latencies(
@@ -265,18 +261,11 @@ def count_goodput(slo: Slo, samples: Sequence[Sample], duration_s: float) -> Goo
 
 
 def _is_good(slo: Slo, sample: Sample) -> bool:
-    limits = {metric: _select_request_limit(getattr(slo, metric)) for metric in METRICS}
-    return sample.error is None and all(
-        _is_within(metric, sample.get_latency(metric), limit) for metric, limit in limits.items() if limit is not None
-    )
-
-
-def _is_within(metric: Metric, value: float | None, limit: float) -> bool:
-    """Return whether a latency is within its limit; an answer of one token has no inter-token latency to exceed one."""
-    return metric == "itl_ms" if value is None else value <= limit
-
-
-def _select_request_limit(percentiles: Percentiles) -> float | None:
-    """Return the limit of the highest percentile that has one; of the mean where there is no percentile."""
-    limits = percentiles.model_dump(exclude_none=True)
-    return next((limits[name] for name in ("p99", "p95", "p90", "p50", "mean") if name in limits), None)
+    for metric in METRICS:
+        limits = getattr(slo, metric).model_dump(exclude_none=True)
+        limit = next((limits[name] for name in ("p99", "p95", "p90", "p50", "mean") if name in limits), math.inf)
+        value = sample.get_latency(metric)
+        # An answer of one token has no inter-token latency to exceed a limit.
+        if (value is None and limit < math.inf and metric != "itl_ms") or (value is not None and value > limit):
+            return False
+    return sample.error is None

@@ -76,11 +76,14 @@ def summarize_latency(values: Sequence[float]) -> Latency:
 CONFIDENCE = 0.95
 """Confidence of every bound."""
 
+MAX_SAMPLES = 10_000_000
+"""More than any load is asked for."""
+
 _NEGLIGIBLE_SD = 12
 """Standard deviations beyond which a binomial tail adds nothing to a double."""
 
 
-def compute_upper_rank(count: int, share: float, confidence: float = CONFIDENCE) -> int | None:
+def compute_upper_rank(count: int, share: float) -> int | None:
     """Return the index of the sorted values that bounds a percentile from above; None if `count` is too small.
 
     The value of rank k lies above the percentile unless k or more of the values lie below it, and that number is
@@ -88,22 +91,22 @@ def compute_upper_rank(count: int, share: float, confidence: float = CONFIDENCE)
     """
     mean, deviation = count * share, math.sqrt(count * share * (1 - share))
     tail, rank = 0.0, min(count, math.ceil(mean + _NEGLIGIBLE_SD * deviation))
-    if count < 1 or _compute_binomial(count, count, share) > 1 - confidence:
+    if count < 1 or _compute_binomial(count, count, share) > 1 - CONFIDENCE:
         return None
     # From the far end of the tail to the lowest rank whose tail is small enough.
     while rank > 0:
         tail += _compute_binomial(rank, count, share)
-        if tail > 1 - confidence:
+        if tail > 1 - CONFIDENCE:
             break
         rank -= 1
     return rank
 
 
 @functools.cache
-def compute_min_samples(share: float, exceeding: float = 0.0, limit: int = 10_000_000) -> int | None:
+def compute_min_samples(share: float, exceeding: float = 0.0) -> int | None:
     """Return the samples that bound a percentile if a share `exceeding` of them lies above the limit.
 
-    None if no number up to `limit` would do: then too many lie above it.
+    None if no number up to MAX_SAMPLES would do: then too many lie above it.
     """
 
     def is_enough(count: int) -> bool:
@@ -113,7 +116,7 @@ def compute_min_samples(share: float, exceeding: float = 0.0, limit: int = 10_00
     high = 1
     while not is_enough(high):
         high *= 2
-        if high > limit:
+        if high > MAX_SAMPLES:
             return None
     low = high // 2
     while high - low > 1:
