@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,18 +47,14 @@ def read_progress(folder: Path, index: int) -> Progress | None:
 
 def merge_progress(parts: Sequence[Progress], total: int) -> Progress:
     """Return the progress of all processes; the first one's phase is the load's."""
-
-    def find_most(values: Iterable[float | None]) -> float | None:
-        return max((value for value in values if value is not None), default=None)
-
     return Progress(
         phase=parts[0].phase,
         total=total,
         sent=sum(part.sent for part in parts),
         answered=sum(part.answered for part in parts),
         failed=sum(part.failed for part in parts),
-        ttft_p95_ms=find_most(part.ttft_p95_ms for part in parts),
-        remaining_s=find_most(part.remaining_s for part in parts),
+        ttft_p95_ms=max((part.ttft_p95_ms for part in parts if part.ttft_p95_ms is not None), default=None),
+        remaining_s=max((part.remaining_s for part in parts if part.remaining_s is not None), default=None),
     )
 
 
@@ -84,6 +80,10 @@ class ProcessWatch(PublishedData):
 
     lag_p99_ms: float = 0.0
     """99th percentile of the delay with which its own timer fires: how long it left other things undone."""
+
+    @property
+    def busy_share(self) -> float:
+        return self.cpu_share + (self.queue_share or 0.0)
 
 
 class DriverResult(BaseModel):

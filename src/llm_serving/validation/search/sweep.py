@@ -108,7 +108,12 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
             return measured[-1]
 
         bracket, points = knee.find_knee(measure, search, lambda: time.monotonic() >= deadline)
+        notes = [*(_describe_end(load, axis, error) for load, error in ends), *_list_notes(target, bracket, axis)]
+        if options.limit_s is not None and time.monotonic() >= deadline:
+            limit = f"{options.limit_s / 60:g} min"
+            notes.append(f"The time limit of {limit} was reached: the loads may lie further apart than asked.")
         capacity = _build_capacity(target, bracket, axis, started)
+        shares = capacity.replicas.items() if capacity else ()
         result = Sweep(
             name=target.name,
             target=target.target,
@@ -119,15 +124,11 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
             kept=bracket.kept,
             missed=bracket.missed,
             capacity=capacity,
-            per_replica=_divide_by_replicas(capacity),
+            per_replica={name: round(capacity.requests_per_s / count, 3) for name, count in shares if capacity},
             points=sorted(points, key=lambda point: point.load),
             settings=loader.settings,
             interrupted=any(isinstance(error, KeyboardInterrupt) for _, error in ends),
-            notes=[
-                *(_describe_end(load, axis, error) for load, error in ends),
-                *_list_notes(target, bracket, axis),
-                *_describe_limit(options, time.monotonic() >= deadline),
-            ],
+            notes=notes,
         )
         (collected / SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
@@ -221,7 +222,10 @@ class Loader:
         kept_folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(kept_folder, ignore_errors=True)  # of the shorter load
         saved.rename(kept_folder)
-        _remove_empty(results, saved.parent)
+        # What the validation made around its folder: that of the deployment, and the link to the newest.
+        with contextlib.suppress(OSError):
+            saved.parent.rmdir()
+        (results / run_folder.LATEST).unlink(missing_ok=True)
         folder = str(kept_folder.relative_to(results))
         point = build_point(report, load, time.monotonic() - start, folder)
         return point.model_copy(update={"longer": times > 1}), report
@@ -312,26 +316,18 @@ def _build_capacity(
     )
 
 
-def _divide_by_replicas(capacity: MeasuredCapacity | None) -> dict[str, float]:
-    if capacity is None:
-        return {}
-    return {name: round(capacity.requests_per_s / count, 3) for name, count in capacity.replicas.items()}
-
-
 def _list_scaled(target: LoadTarget) -> list[str]:
     return [role.name for role in target.roles if role.replicas.min != role.replicas.max]
 
 
-def _list_notes(target: LoadTarget, bracket: Knee, axis: Axis) -> list[str]:
-    notes = []
+def _list_notes(target: LoadTarget, bracket: Knee, axis: Axis) -> Iterator[str]:
     if bracket.kept and bracket.missed is None:
-        notes.append(f"The highest load, {format_load(bracket.kept.load, axis)}, is kept: the knee lies above it.")
+        yield f"The highest load, {format_load(bracket.kept.load, axis)}, is kept: the knee lies above it."
     if bracket.kept:
-        notes += list_unconfirmed(bracket.kept, axis)
-    if scaled := _list_scaled(target):
-        names = ", ".join(scaled)
-        notes.append(f"Replicas of {names} come and go by load: no capacity of one replica follows from it.")
-    return [*notes, *list_left_out(target.slo)]
+        yield from list_unconfirmed(bracket.kept, axis)
+    if scaled := ", ".join(_list_scaled(target)):
+        yield f"Replicas of {scaled} come and go by load: no capacity of one replica follows from it."
+    yield from list_left_out(target.slo)
 
 
 def list_unconfirmed(kept: Point, axis: Axis) -> Iterator[str]:
@@ -354,12 +350,6 @@ def _describe_end(load: float, axis: Axis, error: BlueprintError | KeyboardInter
     return f"The load of {format_load(load, axis)} could not be sent, and the search ended there: {reason}"
 
 
-def _describe_limit(options: Options, is_reached: bool) -> list[str]:
-    if not is_reached or options.limit_s is None:
-        return []
-    return [f"The time limit of {options.limit_s / 60:g} min was reached: the loads may lie further apart than asked."]
-
-
 @contextlib.contextmanager
 def _collect_folder(runs: Path, started: datetime.datetime) -> Iterator[Path]:
     """Yield a hidden folder, for this user only, that is gone after the block unless it was renamed."""
@@ -373,10 +363,3 @@ def _collect_folder(runs: Path, started: datetime.datetime) -> Iterator[Path]:
 
 def _choose_path(runs: Path, started: datetime.datetime) -> Path:
     return runs / f"{SWEEP_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}"
-
-
-def _remove_empty(results: Path, parent: Path) -> None:
-    """Remove what the validation made around its folder: the folder of the deployment and the link to the newest."""
-    with contextlib.suppress(OSError):
-        parent.rmdir()
-    (results / run_folder.LATEST).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.answer import Sample
-from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
+from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.statistics import sample_statistics, time_series
 from llm_serving.validation.statistics.sample_statistics import METRICS, Metric
 
@@ -88,11 +88,12 @@ MIN_TURNS = 3
 def find_doubts(traffic: Traffic, slo: Slo, result: DriverResult, samples: Sequence[Sample]) -> list[str]:
     """Return why the load shows nothing where a longer or a lower one might, a sentence each."""
     queue = list(_check_queue(samples)) if traffic.is_open_loop else []
-    return [
-        *_check_duration(result, samples),
-        *_check_sessions(traffic, samples),
-        *(queue or _check_growth(traffic, slo, samples)),
+    growths = [
+        f"{growth.describe()}: as much again would exceed its limit; needs a longer load"
+        for growth in find_growth(traffic, samples)
+        if growth.threatens(slo)
     ]
+    return [*_check_duration(result, samples), *_check_sessions(traffic, samples), *(queue or growths)]
 
 
 def find_lasting_doubts(
@@ -109,10 +110,11 @@ def find_lasting_doubts(
         shared: share of the prompts' text that an earlier prompt of this load began with.
         cached: share of the prompt tokens that the engines found in their caches.
     """
+    unseen = "a picture has no tokens in the server's usage: the model may not see it; needs a server that counts them"
     return [
         *_check_answer_lengths(samples),
         *_check_caches(traffic, result, shared, cached),
-        *_check_pictures(result),
+        *([unseen] if result.picture_tokens == 0 else []),
     ]
 
 
@@ -236,7 +238,7 @@ def _measure_growth(metric: Metric, parts: Sequence[Sequence[Sample]], explained
     latencies = [_list_latencies(metric, part) for part in parts]
     if not all(latencies):
         return None
-    medians = [median(values) for values in latencies]
+    medians = list(map(median, latencies))
     first, last = medians[0], medians[-1]
     is_steady = all(later > earlier for earlier, later in itertools.pairwise(medians))
     is_late = last - medians[-3] >= MIN_LATE_GROWTH * (last - first)
@@ -246,12 +248,6 @@ def _measure_growth(metric: Metric, parts: Sequence[Sequence[Sample]], explained
 
 def _list_latencies(metric: Metric, samples: Sequence[Sample]) -> list[float]:
     return [value for sample in samples if (value := sample.get_latency(metric)) is not None]
-
-
-def _check_growth(traffic: Traffic, slo: Slo, samples: Sequence[Sample]) -> Iterator[str]:
-    for growth in find_growth(traffic, samples):
-        if growth.threatens(slo):
-            yield f"{growth.describe()}: as much again would exceed its limit; needs a longer load"
 
 
 def _check_answer_lengths(samples: Sequence[Sample]) -> Iterator[str]:
@@ -269,9 +265,7 @@ def _check_answer_lengths(samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _measure_in_flight(samples: Sequence[Sample], last_start: float) -> _Trend:
-    width = last_start / 30
-    rates = time_series.compute_in_flight(samples, width)[:30]
-    rates += [0.0] * (30 - len(rates))
+    rates = [*time_series.compute_in_flight(samples, last_start / 30), *[0.0] * 30]
     return _Trend(fmean(rates[10:20]), fmean(rates[20:30]))
 
 
@@ -290,17 +284,13 @@ def find_driver_doubts(slo: Slo, result: DriverResult, samples: Sequence[Sample]
 
 
 def _check_busy(result: DriverResult) -> Iterator[DriverDoubt]:
-    busiest = max(result.processes, key=_compute_busy, default=None)
-    if busiest is not None and _compute_busy(busiest) > MAX_BUSY:
+    busiest = max(result.processes, key=lambda process: process.busy_share, default=None)
+    if busiest is not None and busiest.busy_share > MAX_BUSY:
         yield DriverDoubt(
             f"the load driver was starved: a process of it used a core for {busiest.cpu_share:.0%} of the time and "
             f"waited for one for {busiest.queue_share or 0:.0%}; needs an idle machine, or fewer requests at once",
             math.inf,
         )
-
-
-def _compute_busy(process: ProcessWatch) -> float:
-    return process.cpu_share + (process.queue_share or 0.0)
 
 
 def _check_delays(slo: Slo, result: DriverResult, samples: Sequence[Sample]) -> Iterator[DriverDoubt]:
@@ -338,17 +328,12 @@ def _check_caches(traffic: Traffic, result: DriverResult, shared: float | None, 
     )
 
 
-def _check_pictures(result: DriverResult) -> Iterator[str]:
-    if result.picture_tokens == 0:
-        yield "a picture has no tokens in the server's usage: the model may not see it; needs a server that counts them"
-
-
 def find_longest_stall(samples: Sequence[Sample], deadline_s: float) -> float:
     """Return the longest time without any token while a request was in flight, in seconds."""
-    return max(list_silences(samples, deadline_s), default=0.0)
+    return max(_list_silences(samples, deadline_s), default=0.0)
 
 
-def list_silences(samples: Sequence[Sample], deadline_s: float) -> list[float]:
+def _list_silences(samples: Sequence[Sample], deadline_s: float) -> list[float]:
     """Return the times without any token while a request was in flight, in seconds.
 
     A stall of one stream is hidden among others; a stall of all of them is the service's. A failed request was in
@@ -370,7 +355,7 @@ def describe_stalls(samples: Sequence[Sample], deadline_s: float) -> str:
     """Return a sentence on the stalls of a service that nobody set a limit for; empty without any."""
     waits = _list_latencies("ttft_ms", samples) or _list_latencies("e2e_ms", samples)
     least = max(MIN_STALL_S, STALL_FACTOR * median(waits) / 1000 if waits else 0.0)
-    stalls = [silence for silence in list_silences(samples, deadline_s) if silence >= least]
+    stalls = [silence for silence in _list_silences(samples, deadline_s) if silence >= least]
     if not stalls:
         return ""
     times = "once" if len(stalls) == 1 else f"{len(stalls)} times"

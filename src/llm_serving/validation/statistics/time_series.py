@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
@@ -44,11 +44,7 @@ def _compute_rates(events: Iterable[tuple[float, float]], width_s: float) -> lis
     for time, amount in events:
         index = int(time / width_s)
         counts[index] = counts.get(index, 0) + amount
-    return _divide(counts, width_s)
-
-
-def _divide(sums: Mapping[int, float], width_s: float) -> list[float]:
-    return [sums.get(index, 0) / width_s for index in range(max(sums, default=-1) + 1)]
+    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
 
 
 class Steady(PublishedData):
@@ -99,10 +95,13 @@ def compute_steady_rates(samples: Sequence[Sample], users: int = 0) -> Steady | 
 
 def compute_in_flight(samples: Sequence[Sample], width_s: float) -> list[float]:
     """Return the mean number of requests in flight of each interval of `width_s` seconds."""
-    in_flight: dict[int, float] = {}
+    return _compute_rates(_list_overlaps(samples, width_s), width_s)
+
+
+def _list_overlaps(samples: Sequence[Sample], width_s: float) -> Iterator[tuple[float, float]]:
+    """Yield the middle of each interval that a request was in flight in, with its seconds there."""
     for sample in samples:
         start, end = sample.start_s, sample.start_s + (sample.in_flight_ms or 0) / 1000
         for index in range(int(start / width_s), math.floor(end / width_s) + 1):
             overlap = min(end, (index + 1) * width_s) - max(start, index * width_s)
-            in_flight[index] = in_flight.get(index, 0) + max(0.0, overlap)
-    return _divide(in_flight, width_s)
+            yield (index + 0.5) * width_s, max(0.0, overlap)
