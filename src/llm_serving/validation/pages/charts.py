@@ -136,9 +136,7 @@ def _render_marks(x: Scale, marks: Iterable[tuple[str, float, str]]) -> list[str
         rows[row] = left + len(label) * LETTER_WIDTH
         height = TOP - 4 - ROW_HEIGHT * row
         if not beyond:
-            elements.append(
-                f'<line class="{kind}" x1="{position}" x2="{position}" y1="{height - 9}" y2="{HEIGHT - BOTTOM}"/>'
-            )
+            elements.append(_render_line(kind, position, position, height - 9, HEIGHT - BOTTOM))
         # At the right edge it ends there, however wide the reader's font is.
         place = (WIDTH, "end") if left < position + 3 else (left, "start")
         elements.append(_render_text(place[0], height, label, place[1], kind))
@@ -170,7 +168,7 @@ def render_dots(
 
 def _render_limits(y: Scale, limits: Mapping[str, float]) -> Iterator[str]:
     for name, limit in limits.items():
-        yield f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>'
+        yield _render_line("limit", LEFT, WIDTH - RIGHT, y(limit), y(limit))
         yield _render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit")
 
 
@@ -233,7 +231,7 @@ def _render_curve_names(x: Scale, y: Scale, curves: Mapping[str, Sequence[tuple[
 
 def _render_positions(x: Scale, marks: Mapping[str, float]) -> Iterator[str]:
     for name, position in marks.items():
-        yield f'<line class="mark" x1="{x(position)}" x2="{x(position)}" y1="{LOW_TOP - 8}" y2="{HEIGHT - BOTTOM}"/>'
+        yield _render_line("mark", x(position), x(position), LOW_TOP - 8, HEIGHT - BOTTOM)
         is_left = x(position) + 4 + len(name) * LETTER_WIDTH > WIDTH
         shift, anchor = (-4, "end") if is_left else (4, "start")
         yield _render_text(x(position) + shift, LOW_TOP - 10, name, anchor, "mark")
@@ -271,9 +269,7 @@ def render_bands(
         middle = (below[column] + above[column]) / 2
         names.append(_render_text(x((column + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
         below = above
-    lines = [
-        f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level)}" y2="{y(level)}"/>' for level in levels
-    ]
+    lines = [_render_line("mark", LEFT, WIDTH - RIGHT, y(level), y(level)) for level in levels]
     axes = [*_render_x_axis(x, "s"), *_render_y_axis(y, "%")]
     return _render_svg(title, caption, [*areas, *axes, *lines, *_render_positions(x, marks), *names])
 
@@ -334,34 +330,35 @@ def _render_panel(panel: Panel) -> Iterator[str]:
     x = Scale(0, max(limit, *(row.high for row in rows)) * 1.05, left, WIDTH - RIGHT)
     yield from _render_x_axis(x, panel.unit, panel.height)
     yield _render_text(2, 14, panel.title, "start", "mark")
-    yield f'<line class="limit" x1="{x(limit)}" x2="{x(limit)}" y1="6" y2="{base}"/>'
+    yield _render_line("limit", x(limit), x(limit), 6, base)
     shift, anchor = (4, "start") if x(limit) < WIDTH / 2 else (-4, "end")
     yield _render_text(x(limit) + shift, 14, f"limit {panel.limit_name}", anchor, "limit")
     for number, row in enumerate(rows):
         y = LOW_TOP + (number + 0.5) * INTERVAL_HEIGHT
         yield _render_text(2, y + 4, row.name, "start", "" if number else "mark")
-        yield f'<line class="line" x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}"/>'
+        yield _render_line("line", x(row.low), x(row.high), y, y)
         yield f'<circle class="dot" cx="{x(row.value)}" cy="{y}" r="4"/>'
 
 
-def _render_x_axis(scale: Scale, unit: str, height: float = HEIGHT) -> list[str]:
+def _render_x_axis(scale: Scale, unit: str, height: float = HEIGHT) -> Iterator[str]:
     base = height - BOTTOM
-    elements = [f'<line class="axis" x1="{scale.start}" x2="{scale.end}" y1="{base}" y2="{base}"/>']
+    yield _render_line("axis", scale.start, scale.end, base, base)
     for tick in scale.compute_ticks(7):
-        elements.append(f'<line class="axis" x1="{scale(tick)}" x2="{scale(tick)}" y1="{base}" y2="{base + 4}"/>')
+        yield _render_line("axis", scale(tick), scale(tick), base, base + 4)
         label = format_number(tick)
-        elements.append(
-            _render_text(min(scale(tick), WIDTH - len(label) * LETTER_WIDTH / 2), base + 17, label, "middle")
-        )
-    return [*elements, _render_text(WIDTH - RIGHT, height - 2, unit, "end")]
+        yield _render_text(min(scale(tick), WIDTH - len(label) * LETTER_WIDTH / 2), base + 17, label, "middle")
+    yield _render_text(WIDTH - RIGHT, height - 2, unit, "end")
 
 
-def _render_y_axis(scale: Scale, unit: str) -> list[str]:
-    elements = []
+def _render_y_axis(scale: Scale, unit: str) -> Iterator[str]:
     for tick in scale.compute_ticks(4):
-        elements.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick)}" y2="{scale(tick)}"/>')
-        elements.append(_render_text(LEFT - 8, scale(tick) + 4, format_number(tick), "end"))
-    return [*elements, _render_text(2, 11, unit, "start")]
+        yield _render_line("grid", LEFT, WIDTH - RIGHT, scale(tick), scale(tick))
+        yield _render_text(LEFT - 8, scale(tick) + 4, format_number(tick), "end")
+    yield _render_text(2, 11, unit, "start")
+
+
+def _render_line(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}"/>'
 
 
 def _render_text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:

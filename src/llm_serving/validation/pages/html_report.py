@@ -190,64 +190,50 @@ class Total(NamedTuple):
 
 
 def _build_totals(run_report: Report) -> Iterator[Total]:
-    def judge(metric: str, is_shown: bool = True) -> State:
-        if any(objective.metric == metric for objective in run_report.missed):
-            return "missed"
-        return "met" if is_shown and metric not in run_report.not_measured else "not shown"
+    """Yield error rate, goodput, stall and throughput with their limits."""
+    slo, requests = run_report.settings["slo"], run_report.requests
+    expected, goodput = run_report.expected, run_report.goodput
+    number, missed = charts.format_number, {objective.metric for objective in run_report.missed}
 
-    slo = run_report.settings["slo"]
-    yield _build_errors_total(run_report, judge)
-    if run_report.goodput.share is not None:
-        yield _build_goodput_total(run_report, judge)
-    if run_report.expected and run_report.expected.score is not None:
-        minimum = f"at least {slo['score'] * 100:g}%" if slo.get("score") else ""
-        name = f"Mean score of answers ({run_report.expected.score_by})"
-        yield Total(name, f"{run_report.expected.score:.2%}", minimum, judge("score"))
-    if run_report.requests.total:
-        most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
-        value = f"{charts.format_number(run_report.longest_stall_s)} s"
-        yield Total("Longest stall", value, most, judge("stall"))
-    users = run_report.settings["traffic"].get("users")
-    rates = compute_lasting_rates(run_report.throughput, run_report.steady, users)
-    for key, name in (
-        ("requests_per_s", "Requests/s"),
-        ("inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s", _describe_throughput(run_report)[0]),
-    ):
-        minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
-        value = charts.format_number(getattr(run_report.throughput, key))
-        if minimum and users:
-            value += f", {charts.format_number(rates[key])} without ramp and drain"
-        yield Total(name, value, minimum, judge(key, rates[key] >= (slo.get(key) or 0)))
-    if steady := run_report.steady:
-        number = charts.format_number
-        answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
-        span = f"{number(steady.from_s)} s to {number(steady.to_s)} s"
-        tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
-        value = f"{answered}{tokens}, from {span}"
-        yield Total("Without ramp and drain", value, "", "met")
+    def build_total(name: str, value: str, limit: str = "", key: str = "", *, is_shown: bool = True) -> Total:
+        is_met = is_shown and key not in run_report.not_measured
+        return Total(name, value, limit, "missed" if key in missed else "met" if is_met else "not shown")
 
-
-def _build_errors_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
-    """Failed requests, with the upper bound of their share; 0% is of this load only."""
-    requests, limit = run_report.requests, run_report.settings["slo"]["errors"]
+    limit, bounds = slo["errors"], run_report.share_bounds.get("errors")
     share = requests.failed / requests.total if requests.total else 0.0
     value, is_shown = f"{requests.failed} of {requests.total} ({share:.2%})", True
-    if limit and (bounds := run_report.share_bounds.get("errors")):
+    if limit and bounds:  # 0% is of this load only
         value, is_shown = f"{value}, at most {bounds.upper:.2%}", bounds.upper <= limit
-    return Total("Failed requests", value, f"at most {limit * 100:g}%", judge("errors", is_shown))
+    yield build_total("Failed requests", value, f"at most {limit * 100:g}%", "errors", is_shown=is_shown)
+    if goodput.share is not None:
+        limit, lower = slo.get("goodput"), run_report.share_bounds["goodput"].lower
+        bound = f", at least {lower:.2%}" if limit else ""
+        value = f"{goodput.share:.2%}{bound}; {number(goodput.requests_per_s)} requests/s"
+        minimum, is_shown = f"at least {limit * 100:g}%" if limit else "", not limit or lower >= limit
+        yield build_total("Goodput: every limit met at once", value, minimum, "goodput", is_shown=is_shown)
+    if expected and expected.score is not None:
+        minimum = f"at least {slo['score'] * 100:g}%" if slo.get("score") else ""
+        yield build_total(f"Mean score of answers ({expected.score_by})", f"{expected.score:.2%}", minimum, "score")
+    if requests.total:
+        most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
+        yield build_total("Longest stall", f"{number(run_report.longest_stall_s)} s", most, "stall")
+    yield from _build_rates(run_report, build_total)
+    if steady := run_report.steady:
+        answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
+        tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
+        span = f"{number(steady.from_s)} s to {number(steady.to_s)} s"
+        yield build_total("Without ramp and drain", f"{answered}{tokens}, from {span}")
 
 
-def _build_goodput_total(run_report: Report, judge: Callable[[str, bool], State]) -> Total:
-    """Build the total of requests that meet every limit, with the lower bound of their share if that is limited."""
-    goodput, limit = run_report.goodput, run_report.settings["slo"].get("goodput")
-    bounds, rate = run_report.share_bounds["goodput"], charts.format_number(goodput.requests_per_s)
-    bound = f", at least {bounds.lower:.2%}" if limit else ""
-    return Total(
-        "Goodput: every limit met at once",
-        f"{goodput.share:.2%}{bound}; {rate} requests/s",
-        f"at least {limit * 100:g}%" if limit else "",
-        judge("goodput", not limit or bounds.lower >= limit),
-    )
+def _build_rates(run_report: Report, build_total: Callable[..., Total]) -> Iterator[Total]:
+    slo, users = run_report.settings["slo"], run_report.settings["traffic"].get("users")
+    rates = compute_lasting_rates(run_report.throughput, run_report.steady, users)
+    counted = "inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s"
+    for key, name in (("requests_per_s", "Requests/s"), (counted, _describe_throughput(run_report)[0])):
+        limit, value = slo.get(key) or 0, charts.format_number(getattr(run_report.throughput, key))
+        if limit and users:
+            value += f", {charts.format_number(rates[key])} without ramp and drain"
+        yield build_total(name, value, f"at least {limit:g}" if limit else "", key, is_shown=rates[key] >= limit)
 
 
 def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, Markup]:

@@ -91,12 +91,11 @@ def compare(baseline: ValidationRun, run: ValidationRun, margin: float = MARGIN)
     measures = validation_run.select_measures((baseline, run))
     confidence = 1 - (1 - CONFIDENCE) / (2 * len(measures))
     doubts = list(_find_doubts(baseline, run))
-    changes = [
-        _build_change(name, measure(baseline, confidence), measure(run, confidence), margin)
-        for name, measure in measures.items()
-    ]
-    if doubts:
-        changes = [change if _is_of_failures(change) else change._replace(verdict=NONE) for change in changes]
+    changes = []
+    for name, measure in measures.items():
+        change = _build_change(name, measure(baseline, confidence), measure(run, confidence), margin)
+        is_of_failures = name == ERRORS or math.isinf(change.value) or math.isinf(change.baseline)
+        changes.append(change if is_of_failures or not doubts else change._replace(verdict=NONE))
     verdicts = {change.verdict for change in changes}
     verdict: Verdict = "worse" if "worse" in verdicts else "better" if "better" in verdicts else NONE
     notes = [*doubts, *_list_notes(baseline, run)]
@@ -126,11 +125,6 @@ def _find_doubts(baseline: ValidationRun, run: ValidationRun) -> Iterator[str]:
                 f"{entry.title}: the load driver waited for a core for {entry.waiting_share:.0%} of the time: the "
                 "machine may be what differs; needs an idle machine, or --runs 5 of blueprints"
             )
-
-
-def _is_of_failures(change: Change) -> bool:
-    """Return whether failed requests are the change, by number or as infinite latencies."""
-    return change.metric == ERRORS or math.isinf(change.value) or math.isinf(change.baseline)
 
 
 def _build_change(name: str, before: Interval, after: Interval, margin: float) -> Change:

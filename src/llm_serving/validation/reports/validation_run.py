@@ -55,6 +55,10 @@ class ValidationRun:
         float(self.report["duration_s"])
 
     @property
+    def answered(self) -> list[Sample]:
+        return [sample for sample in self.samples if sample.error is None]
+
+    @property
     def duration_s(self) -> float:
         return float(self.report["duration_s"])
 
@@ -79,17 +83,14 @@ class ValidationRun:
     def compute_rates(self, count: Callable[[Sample], int]) -> list[float]:
         """Return what answered requests count a second in each unit: the runs, or equal parts of one run's time."""
         if self.repeats:
-            return [run._compute_rate(count) for run in (self, *self.repeats)]
+            totals = ((sum(map(count, run.answered)), run.duration_s) for run in (self, *self.repeats))
+            return [total / duration_s if duration_s else 0.0 for total, duration_s in totals]
         counts, width = [0.0] * BATCHES, self.duration_s / BATCHES
-        for sample in self.samples:
-            if sample.error is None and sample.e2e_ms is not None and width:
+        for sample in self.answered:
+            if sample.e2e_ms is not None and width:
                 end_s = sample.start_s + sample.e2e_ms / 1000
                 counts[min(BATCHES - 1, int(end_s / width))] += count(sample)
         return [total / width for total in counts] if width else counts
-
-    def _compute_rate(self, count: Callable[[Sample], int]) -> float:
-        total = sum(count(sample) for sample in self.samples if sample.error is None)
-        return total / self.duration_s if self.duration_s else 0.0
 
 
 Measure = Callable[[ValidationRun, float], Interval]
@@ -121,16 +122,12 @@ def select_measures(runs: Sequence[ValidationRun]) -> dict[str, Measure]:
 
 def _measure_latency(metric: Metric, percentile: str) -> Measure:
     def measure(run: ValidationRun, confidence: float) -> Interval:
-        units = [_list_values(latencies[metric]) for latencies in run.latencies]
+        units = [latencies[metric].ordered for latencies in run.latencies]
         if sum(map(bool, units)) < 2:
             return Interval(-math.inf, math.nan, math.inf)
         return sample_statistics.compute_clustered_interval(units, PERCENTILES[percentile], confidence)
 
     return measure
-
-
-def _list_values(latency: Distribution) -> list[float]:
-    return [value for values in latency.clusters for value in values]
 
 
 def _measure_rate(count: Callable[[Sample], int]) -> Measure:
