@@ -7,33 +7,20 @@ from typing import Any
 from pydantic import Field
 
 from llm_serving.catalog import command_parts, frameworks
-from llm_serving.services import tasks
-from llm_serving.services.service import ResolvedData
-from llm_serving.services.traffic import Slo, Traffic
-from llm_serving.settings.choices import Task
+from llm_serving.services.traffic import Slo
 from llm_serving.validation.base import TargetRole
+from llm_serving.validation.load.load_plan import PlannedLoad
 from llm_serving.validation.reports.report import WeightLoading
 
 
-class LoadTarget(ResolvedData):
+class LoadTarget(PlannedLoad):
     """An OpenAI-compatible URL, the traffic and the SLO of it, and what its report says besides."""
 
     name: str
     """The deployment's."""
 
     target: str
-    url: str
-    """Without /v1."""
-
-    models: tuple[str, ...]
-    """Values of requests' `model`, in turn."""
-
-    task: Task = tasks.GENERATE
-    traffic: Traffic
     slo: Slo
-    admitted: int | None = None
-    """Most requests at once that get no 429; None for any number."""
-
     engine: str = ""
     """The catalog's engine whose metrics the replicas have; empty without such metrics."""
 
@@ -70,11 +57,6 @@ class LoadTarget(ResolvedData):
     emulated: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     """Caveats of the deployment itself."""
-
-    @property
-    def is_pooled(self) -> bool:
-        """Whether an answer is numbers for whole texts, without tokens."""
-        return tasks.is_pooled(self.task)
 
     @property
     def hands_over(self) -> bool:

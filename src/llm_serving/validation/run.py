@@ -8,7 +8,6 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from llm_serving import console
 from llm_serving.catalog import frameworks
@@ -56,9 +55,9 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
     """
     folder, user_file, load_source = options.folder, options.user_file, options.load_source
     target = _override(target, options.url, options.requests)
-    played = _read_trace(target.traffic, folder)
+    rows, notes = _read_trace(target.traffic, folder)
     if target.traffic.replays_times:
-        target = _override(target, None, len(played.rows))
+        target = _override(target, None, len(rows))
     api_key.build_headers(target.url)  # refuse before the driver starts
     run_folder.require_writable(options.runs / target.name)
     if target.traffic.judge is not None:
@@ -71,7 +70,7 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
             f"--user: {quote_value(user_file)}: there is no such file. Fix: use the path of a Python file."
         )
     with run_folder.lock_work(options.logs, target.name) as work:
-        driver_plan = _write_plan(target, options, work, played.rows)
+        driver_plan = _write_plan(target, options, work, rows)
         if drop_in:
             job.check(drop_in, driver_plan)
             result, samples = job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
@@ -82,7 +81,7 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
         unscored = _score(target.traffic, samples, work, drop_in)
         prompts_digest = compute_prompts_digest(target.traffic, folder)
         run_report = report_builder.build(
-            target, result, samples, prompts_digest, played.notes, drop_in, load_source, unscored
+            target, result, samples, prompts_digest, notes, drop_in, load_source, unscored
         )
         return run_report, run_folder.save(run_report, samples, work, options.runs / target.name)
 
@@ -133,7 +132,7 @@ def _write_plan(target: LoadTarget, options: ValidationOptions, work: Path, rows
         trace=tuple(rows),
         metrics_urls=metrics_urls,
         metrics_delay_s=frameworks.load_frameworks()[target.framework].metrics_delay_s,
-        processes=load_plan.count_processes(traffic, cores, rows, least=least, pooled=target.is_pooled),
+        processes=load_plan.count_processes(traffic, cores, rows, least=least, pooled=bool(target.pooled)),
         timeout_s=_compute_timeout(target, rows),
         folder=str(work),
     )
@@ -143,16 +142,10 @@ def _write_plan(target: LoadTarget, options: ValidationOptions, work: Path, rows
     return driver_plan
 
 
-class _PlayedTrace(NamedTuple):
-    """The counted requests of a trace, as they are played."""
-
-    rows: tuple[TraceRow, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def _read_trace(traffic: Traffic, folder: Path) -> _PlayedTrace:
+def _read_trace(traffic: Traffic, folder: Path) -> tuple[tuple[TraceRow, ...], tuple[str, ...]]:
+    """Read as many requests of the blueprint's trace as are counted, moved into its bounds; return notes too."""
     if traffic.trace is None:
-        return _PlayedTrace()
+        return (), ()
     rows = trace.read((folder / traffic.trace).resolve(), traffic.requests)
     inputs, outputs = (Bounds(lengths.min, lengths.max) for lengths in (traffic.input_tokens, traffic.output_tokens))
     played = tuple(trace.cut(row, inputs, outputs) for row in rows)
@@ -161,7 +154,7 @@ def _read_trace(traffic: Traffic, folder: Path) -> _PlayedTrace:
         f"{changed} of the {len(rows)} requests of {traffic.trace} had lengths outside input_tokens {inputs} or "
         f"output_tokens {outputs}, and were moved to the bounds."
     )
-    return _PlayedTrace(played, (note,) if changed else ())
+    return played, (note,) if changed else ()
 
 
 def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from llm_serving.services import tasks
 from llm_serving.services.token_lengths import TokenDistribution
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
+from llm_serving.settings.plain import PlainData
 from llm_serving.settings.units import Bounds
 from llm_serving.validation.load.driver_result import PLAN_FILE
 from llm_serving.validation.load.trace import TraceRow
@@ -29,10 +30,8 @@ from llm_serving.validation.load.trace import TraceRow
 _T = TypeVar("_T")
 
 
-class LoadPlan(BaseModel):
-    """The driver's input; the validation writes it as plan.json for Locust."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class PlannedLoad(PlainData):
+    """What is sent, and where to."""
 
     url: str
     """Base URL of the deployment, without /v1."""
@@ -40,15 +39,24 @@ class LoadPlan(BaseModel):
     models: tuple[str, ...]
     """Values of requests' `model`, in turn."""
 
+    task: Task = tasks.GENERATE
+    """What requests ask for."""
+
     traffic: Traffic
     admitted: int | None = None
     """Most requests at once that get no 429; None for any number."""
 
+    @property
+    def pooled(self) -> tasks.PooledTask | None:
+        """The task's requests and answers; None where answers are text, and not numbers for whole texts."""
+        return tasks.POOLED.get(self.task)
+
+
+class LoadPlan(PlannedLoad):
+    """The driver's input; the validation writes it as plan.json for Locust."""
+
     nonce: str = ""
     """Of this run only; part of the seed of the words of generated prompts."""
-
-    task: Task = tasks.GENERATE
-    """What requests ask for."""
 
     data: str | None = None
     """Absolute path of a JSONL file with the user's own prompts."""
@@ -59,7 +67,7 @@ class LoadPlan(BaseModel):
     trace: tuple[TraceRow, ...] = ()
     """Requests of a trace within the bounds of the lengths, in order of time."""
 
-    metrics_urls: dict[str, str] = {}
+    metrics_urls: dict[str, str] = Field(default={})
     """URL of the engine's metrics by replica, read before the first counted request and after the last."""
 
     metrics_delay_s: float = 0
@@ -80,11 +88,6 @@ class LoadPlan(BaseModel):
     def bound(self, at_once: int) -> int:
         """Return how many requests are sent at once to prepare the load, of as many or fewer."""
         return at_once if self.admitted is None else min(at_once, self.admitted)
-
-    @property
-    def pooled(self) -> tasks.PooledTask | None:
-        """The task's requests and answers; None where answers are text."""
-        return tasks.POOLED.get(self.task)
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,8 @@ def count_users(traffic: Traffic, rows: Sequence[TraceRow] = (), shard: Shard = 
     if traffic.users is not None:
         return shard.count_own(traffic.users)
     times = list(shard.select(draw_arrivals(traffic, rows) or []))
-    most = max(1, _count_max_within(times, _compute_longest_session(traffic)))
+    window = _compute_longest_session(traffic)
+    most = max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=1)
     return most if traffic.max_concurrency is None else min(most, shard.count_own(traffic.max_concurrency))
 
 
@@ -274,13 +278,9 @@ def count_processes(
         rate = traffic.arrivals or len(rows) / max(1.0, rows[-1].at_s / traffic.trace_speed)
         tokens_each = _compute_mean_output(traffic, rows)
         needed = rate / ANSWERS_PER_PROCESS if pooled else rate * tokens_each / TOKENS_PER_PROCESS
-        needed += rate * _compute_mean_pixels(traffic) / PIXELS_PER_PROCESS
+        if images := traffic.images:
+            needed += rate * fmean(images.count) * images.width * images.height / PIXELS_PER_PROCESS
     return max(1, min(max(math.ceil(needed), least), cores, most))
-
-
-def _compute_mean_pixels(traffic: Traffic) -> float:
-    images = traffic.images
-    return fmean(images.count) * images.width * images.height if images else 0.0
 
 
 def _compute_mean_output(traffic: Traffic, rows: Sequence[TraceRow]) -> float:
@@ -288,7 +288,3 @@ def _compute_mean_output(traffic: Traffic, rows: Sequence[TraceRow]) -> float:
         return fmean(row.output_tokens for row in rows)
     lengths = traffic.output_tokens
     return fmean(lengths) if isinstance(lengths, Bounds) else lengths.mean
-
-
-def _count_max_within(times: Sequence[float], window: float) -> int:
-    return max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=0)

@@ -102,7 +102,7 @@ def build(
     answered = [sample for sample in samples if sample.error is None]
     unmeasured = {**(driver.unmeasured if driver else {}), **({"score": unscored} if unscored else {})}
     metrics = _summarize_metrics(target, answered, unmeasured)
-    throughput = _compute_throughput(answered, result.duration_s, pooled=target.is_pooled)
+    throughput = _compute_throughput(answered, result.duration_s, pooled=bool(target.pooled))
     readings = _read_engines(target, result, source)
     unlike = _summarize_unlike(target, readings)
     tokens = _count_tokens(answered)
@@ -126,7 +126,7 @@ def build(
             for name, latency in further_latencies.summarize(answered).items()
         },
         throughput=throughput,
-        by_input=_group_by_input(answered) if target.is_pooled else [],
+        by_input=_group_by_input(answered) if target.pooled else [],
         by_model=_group_by_model(target, samples, result.duration_s, unmeasured),
         steady=steady,
         replicas=readings.replicas,
@@ -161,7 +161,7 @@ def build(
         method=[
             *([source.described] if source and not source.is_limit else []),
             _describe_clock(target, result, driver),
-            *(DRAWING_METHOD if target.task == tasks.DRAW else POOLED_METHOD if target.is_pooled else METHOD),
+            *(DRAWING_METHOD if target.task == tasks.DRAW else POOLED_METHOD if target.pooled else METHOD),
         ],
     )
 
@@ -321,7 +321,7 @@ def _summarize_unlike(target: LoadTarget, readings: _EngineReadings) -> list[Unl
     roles = [role for role in target.roles if role.accelerators]
     if not roles or not readings.replicas:
         return []
-    measures_requests = not (target.is_pooled and target.traffic.inputs.max > 1)  # else single texts
+    measures_requests = not (target.pooled and target.traffic.inputs.max > 1)  # else single texts
     return unlike_workers.summarize(
         {role: [name for name, its_role in readings.roles.items() if its_role == role.name] for role in roles},
         readings.replicas,
@@ -354,7 +354,7 @@ def _compare_metrics(
 
     With prefill and decode apart no engine sees a whole request: decode's own times begin after prefill.
     """
-    if target.is_pooled and target.traffic.inputs.max > 1:
+    if target.pooled and target.traffic.inputs.max > 1:
         return []  # the engine's times are of single texts
     comparable: Mapping[Metric, Latency] = {"itl_ms": metrics["itl_ms"]} if target.hands_over else metrics
     after = {name: page for name, page in readings.after.items() if name in readings.answering}
@@ -371,7 +371,7 @@ def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
 
 
 def list_metrics(target: LoadTarget) -> tuple[Metric, ...]:
-    return ("e2e_ms",) if target.is_pooled else METRICS
+    return ("e2e_ms",) if target.pooled else METRICS
 
 
 def _compute_throughput(answered: Sequence[Sample], duration_s: float, *, pooled: bool) -> Throughput:
@@ -440,7 +440,7 @@ def _group_by_model(
                 requests=len(group),
                 failed=len(group) - len(answered),
                 metrics=_summarize_metrics(target, answered, unmeasured),
-                throughput=_compute_throughput(answered, duration_s, pooled=target.is_pooled),
+                throughput=_compute_throughput(answered, duration_s, pooled=bool(target.pooled)),
             )
         )
     return loads if len(loads) > 1 else []
@@ -470,7 +470,7 @@ def _collect_settings(target: LoadTarget) -> dict[str, Any]:
         *(() if traffic.replays_times else ("trace_speed",)),
         *(("score_by",) if traffic.data is None else ()),
         *(("turns",) if traffic.turns.max == 1 else ()),
-        *(("output_tokens", "api") if target.is_pooled else ("inputs",)),
+        *(("output_tokens", "api") if target.pooled else ("inputs",)),
         *(("input_tokens", "inputs", "shared_prefix", "prefix_groups") if target.task == tasks.DRAW else ()),
     ]
     for key in unused:

@@ -105,7 +105,7 @@ def _describe_prompts(
         if exact is not None and exact < 1:
             yield f"{1 - exact:.0%} of the {name} have another length than requested."
     if target.task != tasks.DRAW and any(sample.input_tokens is None for sample in samples if sample.error is None):
-        counted = "latencies are not shown by length" if target.is_pooled else "events are counted as output tokens"
+        counted = "latencies are not shown by length" if target.pooled else "events are counted as output tokens"
         yield f"The server reports no usage: {counted}."
     if result.warm_up_failed:
         yield f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted)."
