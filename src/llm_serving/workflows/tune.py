@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import operator
 import shutil
 import time
@@ -98,7 +99,8 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
     work = folder / f"{name[: MAX_NAME - len(NAME_SUFFIX)]}{NAME_SUFFIX}"
     session = _Session(job, state, folder, work, text, document)
     try:
-        _copy_blueprint(job.folder, work)
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(job.folder, work, ignore=shutil.ignore_patterns(*_NOT_COPIED))
         session.resolve()
         confirm(_describe_job(state, job.limits))
         session.run()
@@ -130,14 +132,9 @@ def _require_keys(varied: Sequence[Override], document: Document[Any]) -> None:
     for key in keys:
         if keys.count(key) > 1:
             raise InputError(f"--over: {key} more than once. Fix: write --over {key}=VALUE,VALUE once.")
-    count = len(_list_settings(varied))
+    count = math.prod(len(override.values) for override in varied)
     if count > MAX_TRIALS:
         raise InputError(f"--over: {count} configurations: at most {MAX_TRIALS} are tried. Fix: try fewer values.")
-
-
-def _list_settings(varied: Sequence[Override]) -> list[dict[str, str]]:
-    keys = [override.key for override in varied]
-    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(entry.values for entry in varied))]
 
 
 def _require_machine(job: Job, name: str) -> None:
@@ -163,7 +160,11 @@ def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: P
     started = datetime.datetime.now(datetime.UTC)
     folder = run_folder.find_free_path(runs / f"{racing.TUNE_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}")
     folder.mkdir(mode=0o700, parents=True)
-    trials = [Trial(number=number, settings=settings) for number, settings in enumerate(_list_settings(job.varied), 1)]
+    keys = [override.key for override in job.varied]
+    trials = [
+        Trial(number=number, settings=dict(zip(keys, values, strict=True)))
+        for number, values in enumerate(itertools.product(*(override.values for override in job.varied)), 1)
+    ]
     state = Tuning(
         name=name,
         target=job.target,
@@ -206,12 +207,6 @@ def _describe_job(state: Tuning, limits: Limits) -> str:
     )
 
 
-def _copy_blueprint(source: Path, work: Path) -> None:
-    """Copy a blueprint's folder, anew, to one that is named as its deployment."""
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(source, work, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-
-
 @dataclass
 class _Session:
     """One run: what is deployed now, and since when."""
@@ -252,20 +247,17 @@ class _Session:
             kind = kinds.get(deployment.kind)
             trial.usd_h, trial.expected_per_s = kind.price(deployment), kind.estimate_load(deployment)
             trial.instances_usd_h = kind.price_instances(deployment)
-        self._refuse_unpriced()
+        # Where others have a price, what has none cannot be told to carry more for it.
+        trials = [trial for trial in self.state.trials if trial.state != "refused"]
+        for trial in trials if any(trial.usd_h is not None for trial in trials) else ():
+            if trial.usd_h is None:
+                trial.state, trial.why = "refused", "its instances have no known price here, and those of others have"
         self.state.notes = list(self._list_notes(None))
         if len(refusals) == len(self.state.trials):
             raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
         if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
             reason = f"the target {self.job.target} has no known prices to hold it against"
             raise InputError(f"--spend-limit: {self.job.limits.usd:g}: {reason}. Fix: use --time-limit only.")
-
-    def _refuse_unpriced(self) -> None:
-        """Refuse what has no price where others have one: it cannot be told which carries more for its price."""
-        trials = [trial for trial in self.state.trials if trial.state != "refused"]
-        for trial in trials if any(trial.usd_h is not None for trial in trials) else ():
-            if trial.usd_h is None:
-                trial.state, trial.why = "refused", "its instances have no known price here, and those of others have"
 
     def run(self) -> None:
         """Race the configurations within the limits; end what is deployed, whatever happens."""
@@ -356,11 +348,7 @@ class _Session:
             self.state.usd = round(sum(trial.usd for trial in self.state.trials), 4)
 
     def _destroy(self) -> None:
-        """Remove what is deployed, if anything is.
-
-        Raises:
-            CheckFailed: it may still run; with the command that removes it.
-        """
+        """Remove what is deployed, if anything is; otherwise say the command that does."""
         target = registry.load_target(self.job.target)
         try:
             if target.needs_aws or target.read_status(self.work, self.job.fleet_file).rows:

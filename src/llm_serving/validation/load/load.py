@@ -17,7 +17,6 @@ from gevent import queue
 
 from llm_serving import processes
 from llm_serving.services import tasks
-from llm_serving.services.traffic import Traffic
 from llm_serving.settings import own_yaml
 from llm_serving.validation.load import driver_result, pictures, prompts
 from llm_serving.validation.load.answer import Sample
@@ -91,7 +90,8 @@ class Load:
         self._ready = queue.Channel()
         self._busy = 0
         self._ttfts: list[float] = []
-        self._upcoming = queue.Queue(maxsize=_compute_queue_size(plan.traffic))
+        picture_bytes = max(1, pictures.estimate_bytes(plan.traffic))
+        self._upcoming = queue.Queue(maxsize=max(1, min(QUEUE_SIZE, QUEUE_BYTES // picture_bytes)))
         self._producer: gevent.Greenlet | None = None
         self._pauses = random.Random(f"{plan.traffic.seed}/pauses/{shard.index}")
         self._folder = Path(plan.folder)
@@ -252,10 +252,6 @@ class Load:
         if progress.sent == 0:
             return None
         return max(0.0, min((progress.total - progress.sent) * elapsed / progress.sent, traffic.time_limit - elapsed))
-
-
-def _compute_queue_size(traffic: Traffic) -> int:
-    return max(1, min(QUEUE_SIZE, QUEUE_BYTES // max(1, pictures.estimate_bytes(traffic))))
 
 
 def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:

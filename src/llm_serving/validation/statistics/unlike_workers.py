@@ -66,6 +66,10 @@ class UnlikeWorkers(PublishedData):
     latencies: dict[Metric, dict[str, EngineLatency]]
     """Percentiles and mean of each latency of which their engines have a histogram with samples."""
 
+    @property
+    def place(self) -> str:
+        return f"on {self.role} ({self.accelerators})"
+
 
 def summarize(
     roles: Mapping[TargetRole, Iterable[str]],
@@ -154,38 +158,33 @@ def list_missed(rows: Iterable[UnlikeWorkers], errors: float) -> Iterator[Missed
         errors: the SLO's limit on the share of failed requests.
     """
     for row in rows:
-        place = f"on {row.role} ({row.accelerators})"
         ended = row.requests + row.unanswered
         if ended and row.unanswered / ended > errors:
             share = row.unanswered / ended
             reason = f"{row.unanswered} of {ended} requests ended without an answer ({share:.2%})"
-            yield MissedObjective(
-                metric=f"errors {place}", value=share, limit=errors, why=f"{reason}; the limit is {errors * 100:g}%"
-            )
-        for metric, latencies in row.latencies.items():
-            for statistic, latency in latencies.items():
-                if latency.limit is not None and latency.state == "missed":
-                    more = "" if statistic == "mean" else "more than "
-                    measured = f"{more}{latency.from_ms:g} ms by the engines' own histogram"
-                    yield MissedObjective(
-                        metric=f"{metric}.{statistic} {place}",
-                        value=latency.from_ms,
-                        limit=latency.limit,
-                        why=f"{measured}; the limit is {latency.limit:g} ms",
-                    )
+            why = f"{reason}; the limit is {errors * 100:g}%"
+            yield MissedObjective(metric=f"errors {row.place}", value=share, limit=errors, why=why)
+        for name, latency, limit in _list_limited(row, "missed"):
+            more = "" if name.endswith(".mean") else "more than "
+            why = f"{more}{latency.from_ms:g} ms by the engines' own histogram; the limit is {limit:g} ms"
+            yield MissedObjective(metric=f"{name} {row.place}", value=latency.from_ms, limit=limit, why=why)
 
 
 def list_unclear(rows: Iterable[UnlikeWorkers]) -> Iterator[str]:
     """Yield a sentence for each limit that lies within the bucket of its percentile, so that no load shows it."""
     for row in rows:
-        for metric, latencies in row.latencies.items():
-            for statistic, latency in latencies.items():
-                limit, high = latency.limit, latency.to_ms if latency.to_ms is not None else math.inf
-                if limit is not None and latency.state == "not shown" and latency.from_ms < limit < high:
-                    bucket = (
-                        f"{latency.from_ms:g} to {high:g} ms" if high < math.inf else f"over {latency.from_ms:g} ms"
-                    )
-                    yield (
-                        f"{metric}.{statistic} on {row.role} ({row.accelerators}) is {bucket} by the engines' own "
-                        f"histogram, and its limit of {limit:g} ms lies between."
-                    )
+        for name, latency, limit in _list_limited(row, "not shown"):
+            low, high = latency.from_ms, math.inf if latency.to_ms is None else latency.to_ms
+            if low < limit < high:
+                bucket = f"{low:g} to {high:g} ms" if high < math.inf else f"over {low:g} ms"
+                yield (
+                    f"{name} {row.place} is {bucket} by the engines' own histogram, and its limit of {limit:g} ms lies "
+                    "between."
+                )
+
+
+def _list_limited(row: UnlikeWorkers, state: str) -> Iterator[tuple[str, EngineLatency, float]]:
+    for metric, latencies in row.latencies.items():
+        for statistic, latency in latencies.items():
+            if latency.limit is not None and latency.state == state:
+                yield f"{metric}.{statistic}", latency, latency.limit
