@@ -112,11 +112,7 @@ class Validator(Protocol):
         """Render the report that was saved in `folder`, for the terminal."""
 
     def require_slo(self, run_report: Any) -> None:
-        """Accept a report that misses no objective.
-
-        Raises:
-            CheckFailed: it misses some; names each.
-        """
+        """Accept a report that misses no objective; raises `CheckFailed` with each that it misses."""
 
 
 def require_slo(run_report: Any) -> None:
@@ -134,11 +130,7 @@ def require_slo(run_report: Any) -> None:
 
 
 def load_validator(kind: str) -> Validator:
-    """Load the validator of a kind.
-
-    Raises:
-        InputError: deployments of this kind have nothing to validate.
-    """
+    """Load the validator of a kind; refuses one whose deployments have nothing to validate."""
     module = kinds.get(kind).VALIDATOR
     if not module:
         raise InputError(f"kind: {kind}: a deployment of this kind has nothing to validate. Fix: run blueprint status.")

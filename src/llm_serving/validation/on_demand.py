@@ -49,20 +49,12 @@ def locate_cache() -> Path:
 
 
 def ensure(tool: Tool) -> Path:
-    """Make the tool's environment if there is none of its lock; return the directory of its executables.
-
-    Raises:
-        Unavailable: it cannot be made; the message says why.
-    """
+    """Make the tool's environment if there is none of its lock; return the directory of its executables."""
     return _ToolEnv(tool).ensure()
 
 
 def find_engine(title: str, executable: str) -> Path:
-    """Return the directory of executables of the engine's own environment.
-
-    Raises:
-        Unavailable: it is not set up.
-    """
+    """Return the directory of executables of the engine's own environment; raises `Unavailable` without one."""
     if not (ENGINE / "bin" / executable).exists():
         raise Unavailable(
             f"{title} comes with the engine, and {ENGINE} is not set up. "

@@ -173,11 +173,7 @@ def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:
 
 
 def run_locust(driver_plan: LoadPlan, user_file: Path) -> None:
-    """Run Locust's processes on this machine and show their progress; leaves their files in the plan's folder.
-
-    Raises:
-        CommandFailed: Locust failed or timed out.
-    """
+    """Run Locust's processes here and show their progress; leaves their files in the plan's folder."""
     with console.step("Run the load test") as step:
 
         def watch() -> None:
@@ -189,11 +185,7 @@ def run_locust(driver_plan: LoadPlan, user_file: Path) -> None:
 
 
 def collect(driver_plan: LoadPlan) -> tuple[DriverResult, list[Sample]]:
-    """Return what the load's processes found, and every request.
-
-    Raises:
-        Unavailable: the target does not respond, or a process ended early.
-    """
+    """Return what the load's processes found, and every request; raises `Unavailable` where one ended early."""
     work = Path(driver_plan.folder)
     results = [driver_result.read_result(work, index) for index in range(driver_plan.processes)]
     finished = [result for result in results if result]

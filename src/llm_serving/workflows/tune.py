@@ -113,11 +113,7 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
 
 
 def require_best(state: Tuning) -> None:
-    """Check that a configuration keeps the SLO.
-
-    Raises:
-        CheckFailed: none does; with what each one missed.
-    """
+    """Refuse a tuning of which no configuration keeps the SLO, with what each one missed."""
     if state.best is None:
         lines = [f"  {trial.title}: {trial.state}: {trial.why}" for trial in state.trials if trial.why]
         title = f"no configuration of {state.name} was shown to keep its SLO"
@@ -230,11 +226,7 @@ class _Session:
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def resolve(self) -> None:
-        """Find out of each configuration whether it can work, what it costs, and what it might carry.
-
-        Raises:
-            InputError: a value is wrong by itself, or no configuration can work.
-        """
+        """Find out of each configuration whether it can work, what it costs and might carry; refuses if none can."""
         refusals: list[InputError] = []
         for trial in self.state.trials:
             self._write_blueprint(trial)
@@ -370,11 +362,7 @@ class _Session:
             raise _LimitReachedError(f"the spend limit of {limits.usd:g} USD was reached")
 
     def _write_blueprint(self, trial: Trial) -> None:
-        """Write the blueprint of a configuration, with replicas that stay: else a load would meet now few, now many.
-
-        Raises:
-            InputError: a value is wrong by itself.
-        """
+        """Write a configuration, with replicas that stay: else a load would meet now few, now many."""
         file = self.work / FILE_NAME
         text = overrides.apply(self.text, {**trial.settings, "name": self.work.name})
         file.write_text(text, encoding="utf-8")

@@ -39,11 +39,7 @@ SETTLE_S = 1.2
 
 
 def check(driver: Driver, plan: LoadPlan) -> None:
-    """Check that the driver can send the plan.
-
-    Raises:
-        InputError: what it cannot send, one line each.
-    """
+    """Refuse a plan that the driver cannot send, with a line for each reason."""
     traffic, title = plan.traffic, driver.title
     refusals = {
         "think_time": ("its users send their next request at once", "remove think_time or --driver"),
@@ -199,11 +195,7 @@ class Server:
         self._url = f"{plan.url}/v1/{path}"
 
     def detect_dialect(self) -> bool:
-        """Return whether the server accepts the engines' own parameters.
-
-        Raises:
-            Unavailable: it does not respond.
-        """
+        """Return whether the server accepts the engines' own parameters; raises `Unavailable` without an answer."""
         prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
         try:
             self._post(prompt, engine_dialect=True)

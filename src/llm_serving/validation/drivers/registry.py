@@ -21,11 +21,7 @@ def load_drivers() -> dict[str, Driver]:
 
 
 def load_driver(name: str) -> Driver:
-    """Return the driver `name`.
-
-    Raises:
-        InputError: there is no such driver.
-    """
+    """Return the driver `name`."""
     drivers = load_drivers()
     require_choice("--driver", name, "driver", drivers)
     return drivers[name]

@@ -139,11 +139,7 @@ class Sample:
 
     @classmethod
     def from_json(cls, line: str) -> Sample:
-        """Return what `to_json` wrote.
-
-        Raises:
-            ValueError: it is no such line.
-        """
+        """Return what `to_json` wrote; raises `ValueError` where it is no such line."""
         return _build_reader().validate_json(line)
 
 
@@ -244,11 +240,7 @@ def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
 
 
 def read_count(usage: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
-    """Return a count of tokens.
-
-    Raises:
-        TypeError: it is no number.
-    """
+    """Return a count of tokens; raises `TypeError` where it is no number."""
     count = usage.get(name, default)
     if not isinstance(count, int | None):
         raise TypeError(f"usage.{name} is {count!r}")
@@ -292,11 +284,7 @@ def _extract_message(event: dict[str, Any]) -> str:
 
 
 def set_error(sample: Sample, answer: Answer, *, has_tokens: bool = True) -> None:
-    """Set the error of an answer that ended, if it has one.
-
-    Args:
-        has_tokens: whether a good answer has some.
-    """
+    """Set the error of an answer that ended, if it has one; `has_tokens` says whether a good one has some."""
     if answer.failure:
         sample.error, sample.detail = SERVER_ERROR, answer.failure
     elif answer.finish_reason in GIVEN_UP:

@@ -152,10 +152,7 @@ class Load:
             bisect.insort(self._ttfts, sample.ttft_ms)
 
     def warm_up(self, source: Iterable[Prompt]) -> int:
-        """Send prompts that are not counted and wait for their answers; return how many were sent.
-
-        No more are sent at once than the server admits.
-        """
+        """Send prompts that are not counted, within what the server admits; return how many, once they are answered."""
         self._progress.phase = "warm-up"
         count = 0
         for count, prompt in enumerate(source, 1):
@@ -172,11 +169,7 @@ class Load:
         gevent.sleep(0)  # fill the queue before the clock starts
 
     def play(self, start_time: float) -> None:
-        """Send the counted load until all is sent or the time limit is reached, and wait for requests in flight.
-
-        Args:
-            start_time: start of the load on perf_counter's clock.
-        """
+        """Send the load from a time of perf_counter on, until its end or the time limit; wait for all answers."""
         gevent.sleep(max(0.0, start_time - time.perf_counter()))
         self._progress.phase = "load"
         self.start_time = self.end_time = start_time
@@ -262,11 +255,7 @@ def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
 def generate_prompts(
     plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts], shard: Shard = WHOLE
 ) -> Iterator[Prompt]:
-    """Yield a process's prompts of a phase's lengths, endlessly, for the plan's models in turn.
-
-    Args:
-        costs: tokens of each word, by model.
-    """
+    """Yield a process's prompts of a phase's lengths, endlessly, for the plan's models in turn."""
     seed = f"{plan.traffic.seed}/{phase}/{plan.nonce}"
     if plan.task == tasks.DRAW:
         yield from _generate_picture_prompts(plan, seed, shard)

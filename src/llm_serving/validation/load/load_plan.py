@@ -174,11 +174,7 @@ def _draw_value(lengths: TokenDistribution, rng: random.Random) -> float:
 
 
 def draw_arrivals(traffic: Traffic, rows: Sequence[TraceRow] = ()) -> list[float] | None:
-    """Return when the first request of each session is due, in seconds from the start; None in the closed loop.
-
-    Args:
-        rows: of a trace, whose times count where `traffic` has no rate.
-    """
+    """Return when each session is due, in seconds from the start: drawn, or of a trace; None in the closed loop."""
     if traffic.replays_times:
         times = [row.at_s / traffic.trace_speed for row in rows[: traffic.requests]]
         return [time for time in times if time <= traffic.time_limit]
@@ -233,11 +229,7 @@ def count_users(traffic: Traffic, rows: Sequence[TraceRow] = (), shard: Shard = 
 
 
 def build_command(plan: LoadPlan, user_file: str, shard: int) -> list[str]:
-    """Return the command of one process of the load.
-
-    Args:
-        user_file: path of the Python file with the Locust user.
-    """
+    """Return the command of one process of the load, whose Locust user is in a Python file."""
     program = (sys.executable, "-m", "llm_serving.validation.load.locust_process")
     return [*program, "--user", user_file, "--plan", f"{plan.folder}/{PLAN_FILE}", "--shard", str(shard)]
 

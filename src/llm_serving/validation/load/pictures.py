@@ -42,11 +42,7 @@ def _build_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def build_content(text: str, images: Images | None, count: int, seed: str) -> str | list[dict[str, Any]]:
-    """Return the content of a chat message: its text only, or with made pictures behind it.
-
-    Args:
-        seed: of the pictures; another one gives other pictures.
-    """
+    """Return the content of a chat message: its text only, or with pictures behind it that follow from the seed."""
     if images is None or not count:
         return text
     pngs = (make_png(images.width, images.height, f"{seed}/{number}") for number in range(count))

@@ -20,11 +20,7 @@ _PNG_START, _PNG_SIZE = b"\x89PNG\r\n\x1a\n", slice(16, 24)
 
 
 def parse(chunks: Sequence[tuple[float, bytes]], task: PooledTask, inputs: int) -> Answer:
-    """Parse a response from its chunks, each with its arrival time in seconds.
-
-    Args:
-        inputs: texts of the request, or pictures that it asks for; an answer with another number of items has failed.
-    """
+    """Parse a response from its chunks and their times; one with another number of items than inputs has failed."""
     answer = Answer()
     try:
         response = untrusted_json.parse(b"".join(chunk for _, chunk in chunks))
@@ -57,11 +53,7 @@ def _describe(items: Sequence[Any]) -> str:
 
 
 def read_size(picture: str) -> tuple[int, int]:
-    """Return width and height of a PNG file in base64.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return width and height of a PNG file in base64; raises `ValueError` where it is none."""
     try:
         content = base64.b64decode(picture, validate=True)
     except binascii.Error:

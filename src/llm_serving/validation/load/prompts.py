@@ -73,11 +73,7 @@ MEASURED_CHARACTERS = 4000
 
 
 def measure_tokens_per_character(count: Callable[[str], int], texts: Iterable[str]) -> float:
-    """Return the tokens of a character in texts like these, by one request to the server.
-
-    Args:
-        count: returns the prompt tokens of a text, from the server's usage.
-    """
+    """Return the tokens of a character in texts like these; `count` asks the server for those of one text."""
     text = "\n".join(texts)[:MEASURED_CHARACTERS]
     return max(1, count(f"{FIRST_WORD} {text}") - count(FIRST_WORD)) / max(1, len(text))
 

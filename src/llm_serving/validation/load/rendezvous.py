@@ -81,12 +81,7 @@ class Rendezvous:
         processes.write_whole(self._folder / name, content)
 
     def _wait_for(self, name: str) -> str:
-        """Return a file's content when it is there.
-
-        Raises:
-            LoadEnded: another process failed before.
-            TimeoutError: it did not appear in time.
-        """
+        """Return a file's content when it is there."""
         file, deadline = self._folder / name, time.perf_counter() + self._plan.timeout_s
         while not file.exists():
             if self._find_failure():

@@ -12,12 +12,7 @@ SHOWN_BYTES = 200
 
 
 def build(prompt: Prompt, model: str, api: str, *, engine_dialect: bool) -> dict[str, Any]:
-    """Return the body of a streamed request.
-
-    Args:
-        api: `chat` or `completions`.
-        engine_dialect: whether the server accepts the engines' own parameters.
-    """
+    """Return the body of a streamed request to an API, `chat` or `completions`."""
     content = {"messages": prompt.messages} if api == "chat" else {"prompt": prompt.text}
     options = {"include_usage": True}
     body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0, **prompt.fields}

@@ -194,12 +194,7 @@ def render_curves(
     limits: dict[str, float],
     marks: Mapping[str, float],
 ) -> str:
-    """Render quantities over another one as lines, each named at its end; few points have a dot each.
-
-    Args:
-        limits: horizontal lines, by name.
-        marks: vertical lines, by name.
-    """
+    """Render quantities over another one as lines, each named at its end, with horizontal limits and vertical marks."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return _render_empty(title)

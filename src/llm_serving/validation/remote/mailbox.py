@@ -42,11 +42,7 @@ class Mailbox:
             self._post_input(shard, driver_input)
 
     def post_program(self, plan: Mapping[str, Any], results: Sequence[str]) -> None:
-        """Write the input of the one container that runs another program, with new URLs.
-
-        Args:
-            results: names of the files that it leaves.
-        """
+        """Write the input of the one container that runs another program and leaves `results`, with new URLs."""
         program_input = ProgramInput(
             plan=dict(plan),
             input_url=self.sign_input(0),
@@ -69,19 +65,11 @@ class Mailbox:
         return body and DriverState.model_validate_json(body.read())
 
     def read_archive(self, shard: int) -> bytes:
-        """Return the packed folder of a container that ended.
-
-        Raises:
-            Unavailable: it is not there.
-        """
+        """Return the packed folder of a container that ended; raises `Unavailable` where it is not there."""
         return bytes(self._open_existing(f"archive-{shard}.tar.gz").read())
 
     def fetch(self, name: str, folder: Path) -> None:
-        """Write an object that a container sent to the file of its name in `folder`.
-
-        Raises:
-            Unavailable: it is not there.
-        """
+        """Write an object that a container sent to the file of its name in `folder`; raises `Unavailable` without."""
         with (folder / name).open("wb") as file:
             file.writelines(self._open_existing(name).iter_chunks())
 
@@ -119,11 +107,7 @@ class Mailbox:
 
 @contextlib.contextmanager
 def open_mailbox(aws: AwsSession, bucket: str, prefix: str) -> Iterator[Mailbox]:
-    """Open the mailbox below s3://BUCKET/PREFIX, and delete all of it after the block.
-
-    Raises:
-        Unavailable: the bucket is missing, or the caller may not use it.
-    """
+    """Open the mailbox below s3://BUCKET/PREFIX, if the caller may use it, and delete all of it after the block."""
     # S3 presigns with its old signature by default, which a bucket encrypted by KMS refuses.
     client = aws.create_client("s3", Config(signature_version="s3v4"))
     with session.translate_errors():

@@ -157,11 +157,7 @@ class _Load:
             step.note = containers.describe()
 
     def wait_for_end(self, containers: Containers, total: int | None) -> None:
-        """Wait until every container has sent its result, and show the progress.
-
-        Args:
-            total: requests of all containers; None for what they say themselves.
-        """
+        """Wait until every container has sent its result, and show the progress, of `total` requests if it is known."""
         limit_s = self.timeout_s + _END_S
         deadline = time.monotonic() + limit_s
         with console.step("Run the load test") as step:
@@ -178,11 +174,7 @@ class _Load:
                 self._look(containers)
 
     def _look(self, containers: Containers) -> int:
-        """Read all states and renew the URLs in time; return how many containers have said something.
-
-        Raises:
-            CheckFailed: a process failed, or a container ended without a word.
-        """
+        """Read all states and renew the URLs in time; return how many containers have said something."""
         # Asked first: what a container said before it ended is then among the states.
         failure = containers.find_failure()
         for shard in range(self.count):

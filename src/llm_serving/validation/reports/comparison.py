@@ -83,11 +83,7 @@ class Comparison(NamedTuple):
 
 
 def compare(baseline: ValidationRun, run: ValidationRun, margin: float = MARGIN) -> Comparison:
-    """Compare a run with the baseline.
-
-    Args:
-        margin: the least change that counts, as a share of the baseline.
-    """
+    """Compare a run with the baseline; a change counts from `margin` on, a share of the baseline."""
     measures = validation_run.select_measures((baseline, run))
     confidence = 1 - (1 - CONFIDENCE) / (2 * len(measures))
     doubts = list(_find_doubts(baseline, run))

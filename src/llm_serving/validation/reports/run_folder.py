@@ -74,11 +74,7 @@ def require_writable(runs: Path) -> None:
 
 
 def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
-    """Write the run's folder, for this user alone since it holds prompts; point `latest` to it, and return its path.
-
-    Args:
-        work: the driver's output directory.
-    """
+    """Publish a run with its page; `work` is the driver's output directory."""
     return publish(run_report, html_report.render(run_report, samples), work, runs)
 
 

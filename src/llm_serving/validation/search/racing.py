@@ -71,11 +71,7 @@ class Trial(BaseModel):
 
 
 def find_best(trials: Iterable[Trial], wanted: float | None) -> Trial | None:
-    """Return the configuration that carries the most, for its price where it has one; None where none keeps the SLO.
-
-    Args:
-        wanted: the load that the blueprint is designed for; what carries it is better than what does not.
-    """
+    """Return what carries the most for its price, first of those that carry the wanted load; None without any."""
     passed = [trial for trial in trials if trial.kept]
     return max(passed, key=lambda trial: (trial.carries(wanted), trial.worth), default=None)
 

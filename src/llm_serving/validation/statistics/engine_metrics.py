@@ -86,11 +86,7 @@ class EngineMetrics:
 
 
 def parse(text: str, engine: Engine) -> EngineMetrics:
-    """Parse a page in Prometheus' text format, adding up the series of each metric.
-
-    Raises:
-        ValueError: the page is not in that format.
-    """
+    """Parse a page in Prometheus' text format, adding up the series of each metric; raises `ValueError` for another."""
     metrics = EngineMetrics()
     histograms = {engine.metrics[name]: metrics.histograms[name] for name in HISTOGRAMS if name in engine.metrics}
     concepts = {name: concept for concept, name in engine.metrics.items()}
@@ -158,11 +154,7 @@ def count_replica_requests(
     after: Mapping[str, EngineMetrics],
     unanswered_reasons: Iterable[str],
 ) -> list[Replica]:
-    """Return each replica's share of the load.
-
-    Args:
-        unanswered_reasons: reasons for which a request ends without its answer.
-    """
+    """Return each replica's share of the load; requests that end for some reasons are without an answer."""
     replicas = []
     for name in names:
         if name not in after:

@@ -40,11 +40,7 @@ class Cost(PublishedData):
 
 
 def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], requests_per_s: float) -> Cost | None:
-    """Estimate the cost of a load from the price of an hour and its basis; None where that is unknown.
-
-    Args:
-        requests_per_s: at which a load that goes on is answered.
-    """
+    """Estimate the cost of a load at a lasting rate, from the price of an hour and its basis; None without a price."""
     if price is None or requests_per_s <= 0:
         return None
     usd_h, basis = price

@@ -151,11 +151,7 @@ def compute_share_bounds(count: int, total: int, confidence: float = CONFIDENCE)
 
 
 def compute_clustered_bound(clusters: Sequence[Sequence[float]], share: float) -> float | None:
-    """Return the upper bound of a percentile over the values of all clusters; None if there are too few clusters.
-
-    Args:
-        clusters: values that depend on each other, such as the gaps of one answer.
-    """
+    """Return the upper bound of a percentile over clusters, such as the gaps of answers; None of too few clusters."""
     filled = [values for values in clusters if values]
     if compute_upper_rank(len(filled), share) is None:
         return None

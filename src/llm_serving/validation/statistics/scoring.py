@@ -207,11 +207,7 @@ def _ask_judge(judge: Judge, samples: Sequence[Sample]) -> list[float]:
 
 
 def build_judge_headers(judge: Judge) -> dict[str, str]:
-    """Return the headers with the judge's API key.
-
-    Raises:
-        InputError: the key would leave this machine without TLS.
-    """
+    """Return the headers with the judge's API key, which never leaves this machine without TLS."""
     return api_key.build_headers(judge.url, JUDGE_KEY)
 
 

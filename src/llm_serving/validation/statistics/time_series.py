@@ -67,11 +67,7 @@ class Steady(PublishedData):
 
 
 def compute_steady_rates(samples: Sequence[Sample], users: int = 0) -> Steady | None:
-    """Return the rates of a load without its ramp and its drain; None where nothing is left.
-
-    Args:
-        users: of the closed loop.
-    """
+    """Return the rates of a load, of users or none, without its ramp and its drain; None where nothing is left."""
     answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
     starts = sorted(sample.start_s for sample in samples)

@@ -152,11 +152,7 @@ def _judge_percentile(
 
 
 def list_missed(rows: Iterable[UnlikeWorkers], errors: float) -> Iterator[MissedObjective]:
-    """Yield each limit that one of the roles misses.
-
-    Args:
-        errors: the SLO's limit on the share of failed requests.
-    """
+    """Yield each limit that one of the roles misses, that on the share of failed requests first."""
     for row in rows:
         ended = row.requests + row.unanswered
         if ended and row.unanswered / ended > errors:
