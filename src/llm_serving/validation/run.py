@@ -26,6 +26,7 @@ from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.trace import TraceRow
 from llm_serving.validation.load_target import LoadTarget
+from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports import report_builder, run_folder
 from llm_serving.validation.reports.report import Report
 from llm_serving.validation.reports.terminal_summary import render as render
@@ -83,7 +84,8 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
         run_report = report_builder.build(
             target, result, samples, prompts_digest, notes, drop_in, load_source, unscored
         )
-        return run_report, run_folder.save(run_report, samples, work, options.runs / target.name)
+        page = html_report.render(run_report, samples)
+        return run_report, run_folder.publish(run_report, page, work, options.runs / target.name)
 
 
 def _override(target: LoadTarget, url: str | None, requests: int | None) -> LoadTarget:

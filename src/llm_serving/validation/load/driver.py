@@ -26,7 +26,6 @@ from llm_serving.validation.load.data_rows import DataRow
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load import Load, cycle_prompts, generate_prompts
 from llm_serving.validation.load.load_plan import WHOLE, LoadPlan, Shard
-from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.process_watch import Watch
 from llm_serving.validation.load.prompt import Prompt
 from llm_serving.validation.load.rendezvous import LoadEnded, Rendezvous, Setup
@@ -75,12 +74,12 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
     meeting.announce_setup(setup.model_copy(update={"answer_s": load.answer_s}))
-    overlap = _prepare(load, setup)
+    _prepare(load, setup)
     gevent.sleep(plan.metrics_delay_s)
     result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
     _freeze_memory()
     result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    _play(load, meeting.set_start(), overlap, result)
+    _play(load, meeting.set_start(), result)
     meeting.wait_for_results()
     gevent.sleep(SETTLE_S + plan.metrics_delay_s)
     result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
@@ -90,19 +89,17 @@ def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
     """Play a share at the leader's word."""
     setup = meeting.wait_for_setup()
     load.engine_dialect, load.answer_s = setup.engine_dialect, setup.answer_s
-    overlap = _prepare(load, setup)
+    _prepare(load, setup)
     _freeze_memory()
     meeting.announce_ready()
-    _play(load, meeting.wait_for_start(), overlap, result)
+    _play(load, meeting.wait_for_start(), result)
     gevent.sleep(SETTLE_S)
 
 
-def _prepare(load: Load, setup: Setup) -> PrefixOverlap:
-    overlap = PrefixOverlap()
+def _prepare(load: Load, setup: Setup) -> None:
+    """Begin to generate the counted prompts, and to measure the text that they share."""
     counted, unique_count = _create_prompts(load.plan, load.shard, "load", setup)
-    load.overlap = overlap
-    load.prepare(overlap.observe(counted, unique_count))
-    return overlap
+    load.prepare(load.overlap.observe(counted, unique_count))
 
 
 def _freeze_memory() -> None:
@@ -111,12 +108,12 @@ def _freeze_memory() -> None:
     gc.freeze()
 
 
-def _play(load: Load, start_time: float, overlap: PrefixOverlap, result: DriverResult) -> None:
+def _play(load: Load, start_time: float, result: DriverResult) -> None:
     watch = Watch()
     load.play(start_time)
     result.processes = [watch.finish()]
     result.duration_s = load.end_time - load.start_time
-    overlap.save(Path(load.plan.folder) / driver_result.name_part(driver_result.OVERLAP_FILE, load.shard.index))
+    load.overlap.save(Path(load.plan.folder) / driver_result.name_part(driver_result.OVERLAP_FILE, load.shard.index))
 
 
 def _measure_server(user: Any, load: Load) -> Setup:

@@ -17,6 +17,7 @@ from gevent import queue
 
 from llm_serving import processes
 from llm_serving.services import tasks
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings import own_yaml
 from llm_serving.validation.load import driver_result, pictures, prompts
 from llm_serving.validation.load.answer import Sample
@@ -84,14 +85,13 @@ class Load:
         self._starts = list(shard.select(starts)) if plan.traffic.turns.max > 1 else shard.select(starts)
         self._sessions = shard.count_own(len(starts))
         self._progress = driver_result.Progress(phase="start", total=self._count_requests(starts))
-        self.overlap: PrefixOverlap | None = None
-        """Measures what later turns of sessions share."""
+        self.overlap = PrefixOverlap()
+        """Measures what prompts share, later turns of sessions too."""
         # A channel holds nothing: an item leaves the load when a user takes it.
         self._ready = queue.Channel()
         self._busy = 0
         self._ttfts: list[float] = []
-        picture_bytes = max(1, pictures.estimate_bytes(plan.traffic))
-        self._upcoming = queue.Queue(maxsize=max(1, min(QUEUE_SIZE, QUEUE_BYTES // picture_bytes)))
+        self._upcoming = queue.Queue(maxsize=_compute_queue_size(plan.traffic))
         self._producer: gevent.Greenlet | None = None
         self._pauses = random.Random(f"{plan.traffic.seed}/pauses/{shard.index}")
         self._folder = Path(plan.folder)
@@ -123,15 +123,12 @@ class Load:
         """
         prompt, number = item.prompt, item.number + 1
         is_over = sample.error is not None or number >= self.plan.traffic.requests
-        if not item.counted or not prompt.follow_ups or is_over:
-            return None
-        if not self.pause():
+        if not item.counted or not prompt.follow_ups or is_over or not self.pause():
             return None
         following, *rest = prompt.follow_ups
         history = (*prompt.messages, {"role": "assistant", "content": answer})
         merged = replace(following, messages=(*history, *following.messages), follow_ups=tuple(rest))
-        if self.overlap is not None:
-            self.overlap.add(merged)
+        self.overlap.add(merged)
         self._progress.sent += 1
         return Item(number, merged, counted=True, turn=item.turn + 1)
 
@@ -245,6 +242,10 @@ class Load:
         if progress.sent == 0:
             return None
         return max(0.0, min((progress.total - progress.sent) * elapsed / progress.sent, traffic.time_limit - elapsed))
+
+
+def _compute_queue_size(traffic: Traffic) -> int:
+    return max(1, min(QUEUE_SIZE, QUEUE_BYTES // max(1, pictures.estimate_bytes(traffic))))
 
 
 def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:

@@ -86,7 +86,7 @@ class PromptGenerator:
         self._seed = seed
         self._images = images
         self._groups: dict[int, _WordSequence] = {}
-        self._generate_block = functools.lru_cache(maxsize=1024)(self._generate_uncached_block)
+        self._take_whole = functools.lru_cache(maxsize=1024)(self._take_block)
 
     def generate(self, length: RequestLength, number: int) -> str:
         """Return the prompt of a request: `length.input_tokens` tokens, chat template included, or the fewest possible.
@@ -120,20 +120,15 @@ class PromptGenerator:
         total = 0
         for block in blocks:
             # A block that is cut at the end of a prompt begins as the whole one does.
-            block_words, used = (
-                self._generate_block(block)
-                if budget - total >= trace.BLOCK_TOKENS
-                else self._create_block_sequence(block).take(max(0, budget - total))
-            )
+            left = max(0, budget - total)
+            take = self._take_whole if left >= trace.BLOCK_TOKENS else self._take_block
+            block_words, used = take(block, min(left, trace.BLOCK_TOKENS))
             words += block_words
             total += used
         return words, total
 
-    def _generate_uncached_block(self, block: int) -> tuple[list[str], int]:
-        return self._create_block_sequence(block).take(trace.BLOCK_TOKENS)
-
-    def _create_block_sequence(self, block: int) -> _WordSequence:
-        return _WordSequence(self._costs, random.Random(f"{self._seed}/block/{block}"))
+    def _take_block(self, block: int, tokens: int) -> tuple[list[str], int]:
+        return _WordSequence(self._costs, random.Random(f"{self._seed}/block/{block}")).take(tokens)
 
 
 class _WordSequence:

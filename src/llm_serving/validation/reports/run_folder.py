@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +18,6 @@ from llm_serving import console, processes
 from llm_serving.services.runs import REPORT_FILE as REPORT_FILE
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation.load import driver_result
-from llm_serving.validation.load.answer import Sample
-from llm_serving.validation.pages import html_report
-from llm_serving.validation.reports.report import Report
 
 PAGE_FILE = "report.html"
 
@@ -71,11 +68,6 @@ def require_writable(runs: Path) -> None:
             f"{console.shorten_path(existing)}: no report can be written there: {reason}. "
             "Fix: use a directory that you may write to."
         )
-
-
-def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
-    """Publish a run with its page; `work` is the driver's output directory."""
-    return publish(run_report, html_report.render(run_report, samples), work, runs)
 
 
 def publish(run_report: TimedReport, page: str, work: Path, runs: Path) -> Path:
