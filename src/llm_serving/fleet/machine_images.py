@@ -24,14 +24,19 @@ class Release:
     key_path: tuple[str, str]
     """The fleet's key that pins another one."""
 
+    disk: str
+    """Where it mounts the NVMe disks, as one: a folder that is on the root volume of a node without. Source of
+    Bottlerocket's: bottlerocket-core-kit a10182f, sources/api/apiserver/src/server/ephemeral_storage.rs."""
+
 
 def find_release(fleet: Fleet, orchestrator: Orchestrator, os: eks.Os) -> Release:
     """Return the release of the AMI with this operating system; on ECS there is Amazon Linux 2023 only."""
     if orchestrator == "ecs":
-        return Release("ecs-al2023", fleet.ecs.al2023 or ecs.AL2023, ("ecs", "al2023"))
+        return Release("ecs-al2023", fleet.ecs.al2023 or ecs.AL2023, ("ecs", "al2023"), "/mnt/instance-store")
     if os == "bottlerocket":
-        return Release("eks-bottlerocket", fleet.eks.bottlerocket or eks.BOTTLEROCKET, ("eks", "bottlerocket"))
-    return Release("eks-al2023", fleet.eks.al2023 or eks.AL2023, ("eks", "al2023"))
+        name = fleet.eks.bottlerocket or eks.BOTTLEROCKET
+        return Release("eks-bottlerocket", name, ("eks", "bottlerocket"), "/mnt/.ephemeral")
+    return Release("eks-al2023", fleet.eks.al2023 or eks.AL2023, ("eks", "al2023"), "/mnt/k8s-disks/0")
 
 
 def format_parameter(fleet: Fleet, group: Group) -> str:

@@ -28,12 +28,6 @@ SNAPSHOT_DEVICE = "/dev/xvdb"
 BOTTLEROCKET_ROOT = Volume(4, 125, 3000)
 """Bottlerocket's system volume: never written to, so its size is the image's."""
 
-BOTTLEROCKET_DISK = "/mnt/.ephemeral"
-"""Where Bottlerocket mounts the NVMe disks, as one.
-
-Source: bottlerocket-core-kit a10182f, sources/api/apiserver/src/server/ephemeral_storage.rs.
-"""
-
 _SOCI_SETTINGS = {
     # Of one image at a time; the defaults of 3 and 1 leave a fast volume idle.
     "max-concurrent-downloads-per-image": 20,

@@ -76,10 +76,6 @@ class Conventions(ResolvedData):
     """Most replicas, all roles together, that may wait for nodes of their pools' first choice so that others start in
     the next; 0 where nothing limits them."""
 
-    node_disk: str = ""
-    """Folder of a node where its NVMe disks are mounted, and which is on the root volume of a node without: of Amazon
-    Linux 2023; empty where processes have no node of their own."""
-
     url: str
     """Base URL for clients, with {deployment}, {namespace} and {port}."""
 

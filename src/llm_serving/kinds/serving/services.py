@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from llm_serving.catalog import images
 from llm_serving.catalog.instances import DEVICES
-from llm_serving.fleet import node_config
+from llm_serving.fleet import machine_images
 from llm_serving.kinds.serving import engine_process, options, router_process
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.context import METRICS_PORT, PORTS, ROUTER_ADMIN_PORT, Context, list_event_ports
@@ -275,8 +275,8 @@ def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
 
 
 def _find_node_disk(context: Context, placed: PlacedRole) -> str:
-    """Return the folder at which the role's nodes mount their NVMe disks."""
-    return node_config.BOTTLEROCKET_DISK if placed.pool.os == "bottlerocket" else context.conventions.node_disk
+    orchestrator = context.fleet.get_orchestrator(placed.pool)
+    return machine_images.find_release(context.fleet, orchestrator, placed.pool.os).disk
 
 
 def _build_tier_mounts(context: Context, placed: PlacedRole) -> dict[str, Mount]:

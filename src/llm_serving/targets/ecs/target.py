@@ -32,7 +32,6 @@ class EcsTarget(AwsTarget):
         # quotas".
         max_waiting=400,
         # Where fleet/ecs_node_config.py mounts them.
-        node_disk="/mnt/instance-store",
         runs_tasks=True,
         url="http://{deployment}-router.{namespace}:{port}",
     )

@@ -36,7 +36,6 @@ class EksTarget(AwsTarget):
         orchestrator="eks",
         is_kubernetes=True,
         # Source: awslabs/amazon-eks-ami, templates/shared/runtime/bin/setup-local-disks, `raid0`.
-        node_disk="/mnt/k8s-disks/0",
         url="http://{deployment}.{namespace}.svc:{port}",
         engines_url="http://{deployment}-engines.{namespace}.svc:{port}",
     )
