@@ -69,7 +69,10 @@ class TextFormat:
             return value
         if not isinstance(value, str | dict | list) and re.fullmatch(self.pattern, text := _format_scalar(value)):
             raise _build_format_error("it is not text", f"write it in quotes: '{text}'")
-        raise _build_format_error(
+        raise self._build_mismatch()
+
+    def _build_mismatch(self) -> PydanticCustomError:
+        return _build_format_error(
             f"it is not {self.description}", f"use {self.description.partition(':')[0]} such as {self.example}"
         )
 
@@ -87,6 +90,8 @@ class TextOrOff(TextFormat):
         return {"anyOf": [super().__get_pydantic_json_schema__(core, handler), {"enum": [False, "off"]}]}
 
     def _check(self, value: Any) -> str:
+        if value is True:  # the other half of a switch, and no text
+            raise self._build_mismatch()
         return "off" if value is False else super()._check(value)
 
 

@@ -157,6 +157,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID.replace("aggregated", "disaggregated").replace("worker: {pool: general}", "decode: {pool: general}\n  prefill: {pool: general, adapters: {tone: tone}}"), ["5:38: roles.prefill.adapters: each request takes prefill and decode, and decode has other adapters. Fix: name the same in both roles."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: \"agregated\": {CHOICE} Fix: use aggregated; the choices are 'aggregated', 'disaggregated', 'distributed', 'multi-model' or 'real-time'."]),
+        (VALID + "tools: true\n", ["7:8: tools: true: it is not auto, off, or the engine's name of a parser. Fix: use auto, off, or the engine's name of a parser such as hermes."]),
         (VALID.replace("model: tiny", "model: 5"), ["2:8: model: 5: it is not text. Fix: write it in quotes: '5'."]),
         (VALID.replace("model: tiny", "model: --trust-remote-code"), ['2:8: model: "--trust-remote-code": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
         (VALID.replace("model: tiny", 'model: ""'), ['2:8: model: "": it is not a model: a name of the catalog, a hub id or a folder. Fix: use a model such as Qwen/Qwen3-0.6B.']),
