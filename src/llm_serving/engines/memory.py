@@ -108,6 +108,9 @@ class ReplicaSetup(Split):
     draft_tokens: int = 0
     """Tokens that are drafted at a time, by whatever drafts them."""
 
+    prefix_cache: bool = True
+    """Whether beginnings of prompts stay in the cache."""
+
     videos: bool = True
     """Whether requests may have videos, where the model reads them."""
 

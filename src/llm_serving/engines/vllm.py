@@ -69,11 +69,12 @@ _MEASURED_DEVICE, _MEASURED_WAYS = "H100", 4
 _MEASURED_BATCH, _MEASURED_QUANTIZATIONS = Batch(tokens=8192, sequences=1024), ("none", "mxfp4")
 """The largest batch, the engine's own there, and the weights with which it was measured; the cache was in 16 bits."""
 
-_STATE_BLOCKS = 2
+STATE_BLOCKS = 2
 """Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
 
 RUNNING_STATE_BLOCKS = 1
-"""Of these, what a request holds between two steps (MambaManager.remove_skipped_blocks)."""
+"""Of these, what a request holds between two steps (MambaManager.remove_skipped_blocks), and all that it takes where no
+beginnings are cached (models/config.py, MambaModelConfig)."""
 
 _SPARSE_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
 """GPUs for which vLLM has kernels of sparse attention over compressed vectors, by the beginning of their names: compute
@@ -156,7 +157,7 @@ def count_cache_blocks(
     dtype: str = "auto",
     draft: Architecture | None = None,
     draft_tokens: int = 0,
-    state_blocks: int = _STATE_BLOCKS,
+    state_blocks: int = STATE_BLOCKS,
 ) -> CacheBlocks:
     """Return blocks of `cache_bytes` of each accelerator.
 
@@ -455,6 +456,8 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
         batch_tokens=batch.tokens,
         dtype=setup.dtype,
         draft=setup.draft,
+        draft_tokens=setup.draft_tokens,
+        state_blocks=STATE_BLOCKS if setup.prefix_cache else RUNNING_STATE_BLOCKS,
     )
     video = step - _compute_step_bytes(model, batch)
     division = Division(budget, weights, reserve, cache, blocks.tokens, draft, video, adapters)
@@ -512,6 +515,7 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         dtype=dtype,
         draft=setup.draft,
         draft_tokens=setup.draft_tokens,
+        state_blocks=STATE_BLOCKS if setup.prefix_cache else RUNNING_STATE_BLOCKS,
     )
     # A request keeps its state in a block: vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
     states = blocks.total if model.state else None

@@ -146,3 +146,13 @@ def test_offloaded_caches_have_room_in_shared_memory_within_the_replicas(
     assert role.resources.shared_memory_bytes == pytest.approx(shared_gib * GIB, abs=1)
     assert role.resources.shared_memory_bytes <= role.resources.memory_bytes / 2
     assert get_flag(role.command, "--kv-offloading-size") == flag, "of each data-parallel rank"
+
+
+def test_a_request_keeps_one_state_where_no_beginnings_of_prompts_are_cached(tmp_path: Path) -> None:
+    """Of three kinds of layers, each with a block for a state; 31 blocks are for keys and values."""
+    texts = [
+        format_aggregated("Qwen/Qwen3-Next-80B-A3B-Instruct", f"context: 8192\n{tuning}", pool="p5en", accelerators=4)
+        for tuning in ("", "tuning: {prefix_cache: off}\n")
+    ]
+    cached, uncached = (resolve_blueprint(tmp_path, text).engine_roles[0].cache_tokens for text in texts)
+    assert uncached / cached == pytest.approx((31 + 3 * 2) / (31 + 3 * 1))

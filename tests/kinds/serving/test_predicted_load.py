@@ -60,6 +60,15 @@ def test_the_engines_own_options_count_as_those_of_tuning_do(tmp_path: Path) -> 
     assert less and usual and less < usual, "fewer requests have room in the cache"
 
 
+def test_a_state_takes_a_block_of_the_cache_however_short_the_request_is(tmp_path: Path) -> None:
+    """Of 64 requests, 50 have blocks in the smaller cache, whose tokens of the longest ones would be enough for all."""
+    hybrid = {"model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "accelerators": 4, "sequences": 64, "ttft": 10**5}
+    small, large = (
+        _estimate(tmp_path, **hybrid, arguments=f"gpu_memory_utilization: {share}") for share in (0.44, 0.6)
+    )
+    assert small and large and small < large
+
+
 def test_a_stricter_slo_promises_less(tmp_path: Path) -> None:
     usual, strict, impossible = (_estimate(tmp_path, ttft=ms) for ms in (800, 300, 1))
     assert usual and strict and strict < 0.9 * usual

@@ -361,6 +361,7 @@ class PlacementSearch:
             phase=self.key_path[-1] if settings.is_disaggregated else "",
             draft=find_draft(tuning, self.model),
             draft_tokens=tuning.speculative.tokens if tuning.speculative else 0,
+            prefix_cache=tuning.prefix_cache,
             videos=settings.find_media_limit(self.role, "video") != 0,
             adapters=row.count_adapters(arguments, len(self.role.adapters)),
             adapter_modules=row.list_adapter_modules(arguments),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,7 +10,9 @@ from typing import NamedTuple
 
 from llm_serving.catalog import engines, instances, models, step_times
 from llm_serving.catalog.architecture import ModelError
-from llm_serving.engines.memory import Split
+from llm_serving.catalog.models import Model
+from llm_serving.engines import vllm
+from llm_serving.engines.memory import Split, select_stage
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
@@ -96,7 +99,7 @@ def choose_weights(loads: Sequence[WorkerLoad]) -> dict[str, int]:
 def _predict_replica(
     deployment: ServingDeployment, role: Role, lengths: list[Length], limits: list[Limit]
 ) -> WorkerLoad | None:
-    found, rate = _find_step(deployment, role), _predict_role(deployment, role, lengths, limits)
+    found, rate = _find_step(deployment, role, lengths), _predict_role(deployment, role, lengths, limits)
     if not (found and rate):
         return None
     requests = Workload(_NEAR_FULL * rate / found.lanes, lengths).draw(len(lengths), 1, 0)
@@ -120,8 +123,8 @@ def _draw_own_lengths(deployment: ServingDeployment) -> list[Length]:
 
 def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:
     """Return the optimistic end of the prediction for requests of these lengths, whatever their latency."""
-    per_s = _predict(deployment, [Length(max(1, round(input_tokens)), round(output_tokens))], [])
-    found = _find_step(deployment, deployment.engine_roles[0])
+    lengths = [Length(max(1, round(input_tokens)), round(output_tokens))]
+    per_s, found = _predict(deployment, lengths, []), _find_step(deployment, deployment.engine_roles[0], lengths)
     return per_s / step_times.load().intervals[found.step.basis].low if per_s and found else None
 
 
@@ -144,7 +147,7 @@ class _Found(NamedTuple):
     """Replicas, and in each the stages, and the copies, that have requests of their own."""
 
 
-def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
+def _find_step(deployment: ServingDeployment, role: Role, lengths: list[Length]) -> _Found | None:
     try:
         instance = instances.find(role.instance_types[0])
         served = role.served_model
@@ -157,16 +160,38 @@ def _find_step(deployment: ServingDeployment, role: Role) -> _Found | None:
     spreads_experts = model.experts and "expert-data" in engines.load_engines()[deployment.engine].options
     split = Split(own.tensor, own.pipeline, own.expert, own.data if spreads_experts and role.nodes == 1 else 1)
     # The batches of all stages share the engine's requests and its cache.
-    sequences, cache_tokens = max(1, role.batch.sequences // own.pipeline), role.cache_tokens // own.pipeline
-    limits = Limits(sequences, role.batch.tokens, cache_tokens)
+    running = min(role.batch.sequences, _count_running(deployment, role, model, lengths) or role.batch.sequences)
+    limits = Limits(max(1, running // own.pipeline), role.batch.tokens, role.cache_tokens // own.pipeline)
     lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
     return _Found(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
+
+
+def _count_running(deployment: ServingDeployment, role: Role, model: Model, lengths: list[Length]) -> int:
+    """Return requests of the mean length that the cache has blocks for; 0 for any.
+
+    `cache_tokens` are those of requests of the whole context. A shorter one takes as many blocks for its state.
+    """
+    if model.state is None or role.served_model is None:
+        return 0
+    workload, uses_prefixes = Workload(1.0, lengths), deployment.tuning.prefix_cache
+    mean_tokens = max(1, round(workload.mean_input - workload.mean_shared + workload.mean_output))
+    count = functools.partial(
+        vllm.count_cache_blocks,
+        select_stage(model, role.parallelism.pipeline),
+        0,
+        tensor_parallel=role.parallelism.tensor,
+        dtype=deployment.tuning.kv_cache,
+    )
+    context = role.served_model.context
+    whole = count(context=context, state_blocks=vllm.STATE_BLOCKS if uses_prefixes else vllm.RUNNING_STATE_BLOCKS)
+    mean = count(context=mean_tokens, state_blocks=vllm.RUNNING_STATE_BLOCKS)
+    return max(1, role.cache_tokens * whole.of_request // (context * mean.of_request))
 
 
 def _predict_role(
     deployment: ServingDeployment, role: Role, lengths: list[Length], limits: list[Limit]
 ) -> float | None:
-    found = _find_step(deployment, role)
+    found = _find_step(deployment, role, lengths)
     if found is None:
         return None
     workload = Workload(1.0, lengths)
