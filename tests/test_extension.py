@@ -55,7 +55,6 @@ ARITHMETIC = '''\
 from llm_serving.engines.memory import Batch, Fit, compute_rank_bytes
 
 UTILIZATION = 0.5
-BLOCK_TOKENS = 1
 
 
 def select_batch(device):

@@ -24,9 +24,6 @@ class MemoryModel(Protocol):
     UTILIZATION: float
     """Share of an accelerator's memory that the engine uses."""
 
-    BLOCK_TOKENS: int
-    """Tokens in a block of the KV cache on GPUs."""
-
     def select_batch(self, device: Accelerators | None) -> Batch:
         """Return the largest step that the engine chooses by itself; None is a CPU."""
 

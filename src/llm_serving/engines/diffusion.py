@@ -20,9 +20,6 @@ from llm_serving.settings.units import format_bytes
 UTILIZATION = 1.0
 """Share of an accelerator's memory that a pipeline may take: PyTorch's allocator asks for what it needs."""
 
-BLOCK_TOKENS = 1
-"""It keeps no cache of tokens."""
-
 BATCH = Batch(tokens=1, sequences=1)
 """One picture is computed at a time."""
 

@@ -20,9 +20,6 @@ from llm_serving.settings.units import format_bytes
 UTILIZATION = memory.NODE_SHARE
 """Share of a node's memory that a replica may take."""
 
-BLOCK_TOKENS = 1
-"""A slot keeps tokens, not blocks."""
-
 BATCH = Batch(tokens=2048, sequences=4)
 """llama-server's own --batch-size, and the slots that it takes by itself (b11669)."""
 

@@ -196,24 +196,17 @@ class Fit(BaseModel):
 
 
 class Division(NamedTuple):
-    """What one accelerator's memory is for, in bytes, and the tokens that its cache holds."""
+    """What one accelerator's memory is for, as `Fit` has it."""
 
-    budget: int
-    weights: int
-    reserve: int
-    cache: int
-    tokens: int = 0
-    draft: int = 0
-    """Of the weights, those of the draft model."""
-
-    video: int = 0
-    """Of the reserve, those that it would not take if requests had no videos."""
-
-    adapters: int = 0
-    """Of the reserve, those of LoRA adapters."""
-
-    states: int | None = None
-    """Most requests of a step, each of which keeps a state in the cache; None where none does."""
+    budget_bytes: int
+    weight_bytes: int
+    reserve_bytes: int
+    cache_bytes: int
+    cache_tokens: int = 0
+    draft_bytes: int = 0
+    video_bytes: int = 0
+    adapter_bytes: int = 0
+    most_sequences: int | None = None
 
 
 def build_fit(
@@ -230,17 +223,9 @@ def build_fit(
         pipeline=setup.pipeline,
         fits=not reason,
         why=reason,
-        budget_bytes=division.budget,
-        weight_bytes=division.weights,
-        draft_bytes=division.draft,
-        reserve_bytes=division.reserve,
-        video_bytes=division.video,
-        adapter_bytes=division.adapters,
-        cache_bytes=division.cache,
-        cache_tokens=0 if reason else division.tokens,
         context=context,
         calibrated=calibrated,
-        most_sequences=division.states,
+        **division._replace(cache_tokens=0 if reason else division.cache_tokens)._asdict(),
     )
 
 
@@ -266,15 +251,15 @@ def describe_other_vocabulary(model: Model, draft: Model) -> str:
 
 def describe_shortage(model: Model, division: Division, context: int, owner: str = "of one accelerator") -> str:
     """Return which memory is short, as a sentence; empty where none is."""
-    budget, weights, reserve, tokens = division.budget, division.weights, division.reserve, division.tokens
+    budget, weights, reserve = division.budget_bytes, division.weight_bytes, division.reserve_bytes
     if weights + reserve > budget:
-        draft = f", {format_bytes(division.draft)} of them the draft's," if division.draft else ""
-        parts = describe_reserve(division.video, division.adapters)
+        draft = f", {format_bytes(division.draft_bytes)} of them the draft's," if division.draft_bytes else ""
+        parts = describe_reserve(division.video_bytes, division.adapter_bytes)
         return (
             f"weights {format_bytes(weights)}{draft} and reserve {format_bytes(reserve)}{parts and parts + ','} are "
             f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} {owner}"
         )
-    if not model.encoder and tokens < context:
+    if not model.encoder and (tokens := division.cache_tokens) < context:
         return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
     return ""
 

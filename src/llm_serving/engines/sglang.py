@@ -38,9 +38,6 @@ from llm_serving.engines.memory import (
 UTILIZATION = 1.0
 """SGLang takes no share of the memory: it takes all but its reserve."""
 
-BLOCK_TOKENS = 1
-"""`--page-size`, SGLang's own."""
-
 SEQUENCES = 2048
 """Least of the requests that a step may have by default (model_executor/model_runner_kv_cache_mixin.py)."""
 

@@ -18,9 +18,6 @@ from llm_serving.engines.memory import Batch, Fit, ReplicaSetup
 UTILIZATION = 1.0
 """It takes no share of the whole memory, but one of what is free."""
 
-BLOCK_TOKENS = 32
-"""`KvCacheConfig.tokens_per_block` of 1.3.0rc27, nvidia.github.io/TensorRT-LLM, read 2026-11."""
-
 BATCH = Batch(tokens=8192, sequences=2048)
 """`--max_num_tokens` and `--max_batch_size`, its own (trtllm_serve_cli.yaml at 029e223)."""
 

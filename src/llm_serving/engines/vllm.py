@@ -428,7 +428,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         _describe_misfit(model, device, context, setup)
         or _describe_broken_draft(model, setup)
         or describe_shortage(model, division, context)
-        or _describe_cache_shortage(model, device, division.cache)
+        or _describe_cache_shortage(model, device, division.cache_bytes)
     )
     is_measured_split = setup.tensor == setup.ranks <= _MEASURED_WAYS and not setup.whole_experts
     has_more = setup.draft is not None or setup.adapters > 0
