@@ -16,7 +16,7 @@ BACKWARD_IMPORTS = (
     ("src/llm_serving/settings/units.py", "from llm_serving import console"),
     ("src/llm_serving/targets/render.py", "from llm_serving.kinds.serving import resolve"),
     ("src/llm_serving/kinds/serving/price.py", "from llm_serving.kinds.batch import secrets"),
-    ("src/llm_serving/kinds/serving/drafts.py", "from llm_serving.kinds.serving.checks import models"),
+    ("src/llm_serving/kinds/serving/tuning.py", "from llm_serving.kinds.serving.checks import models"),
     ("src/llm_serving/kinds/batch/cloud.py", "from llm_serving.kinds.serving import patterns"),
     ("src/llm_serving/targets/base.py", "from llm_serving.kinds.batch import secrets"),
     ("src/llm_serving/validation/statistics/gate.py", "from llm_serving.kinds.serving import patterns"),

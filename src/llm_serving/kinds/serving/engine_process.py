@@ -15,7 +15,6 @@ from llm_serving.engines import base
 from llm_serving.engines.memory import CpuLoad
 from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.context import ENGINE_PORT, PORTS, Context, resolve_executable
-from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.options import Node
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, compute_fixed_replicas
@@ -436,7 +435,7 @@ def _compute_kv_bytes(context: Context, placed: PlacedRole, served_model: Served
         context.select_platform(placed).kv_block,
         placed.role.tensor,
         placed.batch.sequences,
-        find_draft(settings.tuning, placed.model),
+        settings.tuning.find_draft(placed.model),
     )
     return base.get_memory_model(settings.engine).compute_cpu_cache_bytes(placed.model, load)
 

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import models
 from llm_serving.fleet import aws_limits
-from llm_serving.kinds.serving import drafts, engine_process, router_policy
+from llm_serving.kinds.serving import engine_process, router_policy
 from llm_serving.kinds.serving.checks import pictures, turns
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placed_role import PlacedRole
@@ -83,13 +83,13 @@ def _describe_uncomputed_memory(context: Context) -> Iterator[str]:
                 "here. Its weights and a tenth have room; whether a request of the whole context does, the engine "
                 "decides when it starts."
             )
-    if tuning.speculative and tuning.speculative.model and drafts.find_draft(tuning) is None:
+    if tuning.speculative and tuning.speculative.model and tuning.find_draft() is None:
         yield (
             f"Memory of the draft model {tuning.speculative.model}: not computed, since no such model is known here. "
             "Its weights and its cache take a part of what is computed for the KV cache."
         )
     for model in models_placed:
-        if drafts.predicts_itself(tuning) and not (model.is_known and model.prediction_tensors):
+        if tuning.predicts_itself and not (model.is_known and model.prediction_tensors):
             yield (
                 f"Memory of the layers of {model.name} that predict tokens: not computed. Their weights and their "
                 "cache take a part of what is computed for the KV cache."

@@ -23,7 +23,6 @@ from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, refuse_setting
 from llm_serving.kinds.serving.tuning import Tuning
@@ -359,7 +358,7 @@ class PlacementSearch:
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
             phase=self.key_path[-1] if settings.is_disaggregated else "",
-            draft=find_draft(tuning, self.model),
+            draft=tuning.find_draft(self.model),
             draft_tokens=tuning.speculative.tokens if tuning.speculative else 0,
             prefix_cache=tuning.prefix_cache,
             videos=settings.find_media_limit(self.role, "video") != 0,

@@ -17,7 +17,6 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import (
     adapters,
     answer_parsers,
-    drafts,
     kv_tiers,
     measured_capacity,
     notes,
@@ -306,7 +305,7 @@ def _build_draft(context: Context, placed: PlacedRole) -> LoadedModel | None:
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
-    model = drafts.find_draft(context.blueprint.tuning)
+    model = context.blueprint.tuning.find_draft()
     weights = Weights(
         uri=f"{_build_bucket_uri(context, speculative.model)}/",
         loader=_select_loader(context, placed),

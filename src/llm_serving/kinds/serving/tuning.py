@@ -7,7 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from llm_serving.catalog import cache_keepers
+from llm_serving.catalog import cache_keepers, models
+from llm_serving.catalog.architecture import ModelError
+from llm_serving.catalog.models import Model
 from llm_serving.fleet.model import TierBucketName
 from llm_serving.kinds.serving.formats import FORMATS
 from llm_serving.kinds.serving.roles import ModelName
@@ -181,6 +183,24 @@ class Tuning(Settings):
         """Tiers and their sizes, the fastest first."""
         s3 = self.kv_tiers.s3 if self.kv_tiers else None
         return {"ram": self.ram_bytes, **self.folder_bytes, **({"s3": s3.size} if s3 else {})}
+
+    @property
+    def predicts_itself(self) -> bool:
+        """Whether layers of the model itself draft tokens."""
+        return self.speculative is not None and self.speculative.method == "mtp"
+
+    def find_draft(self, model: Model | None = None) -> Model | None:
+        """Return the model that drafts tokens; None without one, or where its architecture is one of its own.
+
+        Args:
+            model: whose tokens they are, and whose layers for multi-token prediction may be the other one.
+        """
+        if self.predicts_itself:
+            return model.build_prediction() if model and model.is_known else None
+        try:
+            return models.find(self.speculative.model) if self.speculative and self.speculative.model else None
+        except ModelError:
+            return None
 
     def _check_one_offload(self) -> Iterator[Conflict]:
         if self.kv_offload and self.kv_tiers:

@@ -10,7 +10,6 @@ from llm_serving.catalog.models import Model
 from llm_serving.engines.memory import describe_other_vocabulary
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.drafts import find_draft, predicts_itself
 from llm_serving.kinds.serving.roles import EngineRole
 from llm_serving.services.tasks import GENERATE
 from llm_serving.settings.document import Conflict
@@ -51,7 +50,7 @@ def _adapt_vision(settings: Blueprint, role: EngineRole, model: Model) -> Model:
 
 def check_draft(settings: Blueprint) -> Iterator[Conflict]:
     """Yield a draft model that generates no tokens."""
-    draft = find_draft(settings.tuning)
+    draft = settings.tuning.find_draft()
     if draft and draft.task != GENERATE:
         reason = f"it is made to {draft.task}, and a draft generates tokens"
         yield Conflict(("tuning", "speculative", "model"), reason, "use a small model that generates", draft.name)
@@ -71,7 +70,7 @@ def _check_model(
         reason = f"{name} takes up to {model.max_context} tokens a request"
         fix = f"set context: {model.max_context} or less, or use a copy whose config.json says more (docs/models.md)"
         yield Conflict((*key_path[:-1], "context"), reason, fix, context)
-    elif predicts_itself(settings.tuning) and model.is_known and not model.predicts:
+    elif settings.tuning.predicts_itself and model.is_known and not model.predicts:
         reason = f"{name} has no layers that predict tokens"
         yield Conflict(
             ("tuning", "speculative", "method"), reason, "set method: ngram, or draft_model and a model", "mtp"
@@ -82,7 +81,7 @@ def _check_model(
 
 def _check_vocabulary(settings: Blueprint, model: Model) -> Iterator[Conflict]:
     """Yield a draft model that counts other tokens than the model."""
-    speculative, draft = settings.tuning.speculative, find_draft(settings.tuning)
+    speculative, draft = settings.tuning.speculative, settings.tuning.find_draft()
     if speculative is None or speculative.method != "draft_model" or draft is None:
         return
     if reason := describe_other_vocabulary(model, draft):

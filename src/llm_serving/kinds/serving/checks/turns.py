@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from llm_serving.catalog.engines import Sleeping
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.drafts import find_draft
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.sharing import MAX_BODIES_BYTES
 from llm_serving.services.environment import Environment
@@ -151,7 +150,7 @@ def describe(context: Context) -> Iterator[str]:
 
 def _describe_unknown_draft(settings: Blueprint) -> str:
     speculative = settings.tuning.speculative
-    if speculative is None or speculative.model is None or find_draft(settings.tuning):
+    if speculative is None or speculative.model is None or settings.tuning.find_draft():
         return ""
     return f", without {speculative.model} beside each, whose size is not known here"
 

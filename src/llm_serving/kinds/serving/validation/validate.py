@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from llm_serving.hub import source
 from llm_serving.kinds.serving import measured_capacity
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
-from llm_serving.kinds.serving.validation import weight_loading
 from llm_serving.services import tasks
+from llm_serving.services.models import Weights
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError
 from llm_serving.validation import run
@@ -26,6 +27,8 @@ from llm_serving.validation.load import api_key
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.reports.report import Report, WeightLoading
 from llm_serving.validation.run import render as render
+
+_UNITS = {"Byte": 1, "Bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def validate(deployment: ServingDeployment, options: ValidationOptions) -> tuple[Report, Path]:
@@ -147,7 +150,7 @@ def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoa
     names = [service.name for role in roles for service in deployment.list_services(role)]
     streaming = engines.load_engines()[deployment.engine].streaming
     logs_of_replicas = [logs / f"{name}.log" for name in names]
-    loading = weight_loading.read(main_model.weights, logs_of_replicas, streaming.log_line if streaming else "")
+    loading = parse_weight_loading(main_model.weights, logs_of_replicas, streaming.log_line if streaming else "")
     environment = deployment.environment
 
     def open_bucket() -> s3.Bucket:
@@ -156,6 +159,34 @@ def _read_weight_loading(deployment: ServingDeployment, logs: Path) -> WeightLoa
 
     record = source.find(open_bucket)
     return loading.model_copy(update={"commit": record.commit if record else None})
+
+
+def parse_weight_loading(weights: Weights, logs: Iterable[Path], line: str) -> WeightLoading:
+    """Return what one replica read, and how long the slowest took; null if no log has the line.
+
+    The log rounds the bytes to a tenth of its unit.
+
+    Args:
+        line: `streaming.log_line` of the engine's row; empty if it writes none.
+    """
+    loads = [load for log in logs if line and (load := _parse_last_load(log, line))]
+    return WeightLoading(
+        source=weights.uri,
+        bytes=max((size for size, _ in loads), default=None),
+        seconds=max((seconds for _, seconds in loads), default=None),
+        random=weights.random,
+    )
+
+
+def _parse_last_load(log: Path, line: str) -> tuple[int, float] | None:
+    """Return bytes and seconds of the last start in the log."""
+    if not log.is_file():
+        return None
+    matches = re.findall(line, log.read_text(encoding="utf-8", errors="replace"))
+    if not matches:
+        return None
+    size, unit, seconds = matches[-1]
+    return round(float(size) * _UNITS[unit]), float(seconds)
 
 
 def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
