@@ -419,9 +419,11 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         ValueError: `instance` has no accelerators to split a layer over.
     """
     context = setup.context or model.max_context
-    if instance.accelerators is None and setup.tensor == 1:
+    device = instance.accelerators
+    if device is None and setup.tensor == 1:
         return _compute_cpu_fit(model, instance, context, setup)
-    device = _require_accelerators(instance)
+    if device is None:
+        raise ValueError(f"{instance.name} has no accelerators")
     batch = setup.batch or select_batch(device)
     division = _divide_memory(model, device, batch, context, setup)
     reason = (
@@ -480,12 +482,6 @@ def _is_measured_engine(model: Model, batch: Batch, dtype: str) -> bool:
     if model.vision and (model.vision.image_tokens > batch.tokens or model.vision.video_pictures):
         return False
     return is_measured_model and batch == _MEASURED_BATCH and dtype == "auto"
-
-
-def _require_accelerators(instance: Instance) -> Accelerators:
-    if instance.accelerators is None:
-        raise ValueError(f"{instance.name} has no accelerators")
-    return instance.accelerators
 
 
 def _count_video_tokens(model: Model, setup: ReplicaSetup) -> int:

@@ -121,17 +121,13 @@ def _find_metrics_address(deployment: ServingDeployment, service: Service) -> st
     return f"{environment.member_host}:{own_port}" if own_port else f"{service.host}:{service.port}"
 
 
-def build_local(deployment: ServingDeployment) -> dict[str, dict[str, Any]]:
-    files = dashboards.build(deployment).files
-    return {name: files[name] for name in _LOCAL}
-
-
 def _render_page(deployment: ServingDeployment) -> str:
+    files = dashboards.build(deployment).files
     return html_report.render_page(
         "dashboards_page.html.j2",
         Path(__file__).parent,
         deployment=deployment.name,
-        dashboards=list(build_local(deployment).values()),
+        dashboards=[files[name] for name in _LOCAL],
     )
 
 

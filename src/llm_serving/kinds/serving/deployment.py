@@ -21,6 +21,7 @@ from llm_serving.services.deployment import Deployment
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Resources, Service
+from llm_serving.services.slo import MIN_ERROR_SHARE
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
@@ -246,7 +247,7 @@ class ServingDeployment(Deployment):
     def allowed_errors(self) -> str:
         """Share of failed requests that alerts allow; empty where a request without a replica starts one, and fails."""
         scales_to_zero = any(role.replicas.min == 0 for role in self.engine_roles)
-        return "" if scales_to_zero else objectives.format_allowed_errors(self.slo)
+        return "" if scales_to_zero else f"{max(self.slo.errors, MIN_ERROR_SHARE):g}"
 
     @property
     def answering_roles(self) -> tuple[Role, ...]:

@@ -169,8 +169,8 @@ def _build_cache_values(context: Context, tier_key: str) -> Values:
 
 
 def _fetch_weights(context: Context, placed: PlacedRole, served_model: ServedModel) -> tuple[str, ...]:
-    """Return what copies weights from S3 and becomes the engine; nothing where none are copied."""
-    fetches = list_fetches(context, placed, served_model)
+    """Return what copies weights from S3 and becomes the engine, on a target without containers."""
+    fetches = _list_copied_weights(context, placed, served_model) if context.conventions.is_local else {}
     copies = (word for folder, uri in fetches.items() for word in (f"{context.prefetch_folder}/{folder}", uri))
     return (*context.environment.fetcher, *copies, "--") if fetches else ()
 
@@ -394,11 +394,6 @@ def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[
 
 def _build_adapter_folder(adapter: str) -> str:
     return f"adapter-{adapter}"
-
-
-def list_fetches(context: Context, placed: PlacedRole, served_model: ServedModel) -> dict[str, str]:
-    """Return what the engine's command copies from S3 before it starts, by folder: on a target without containers."""
-    return _list_copied_weights(context, placed, served_model) if context.conventions.is_local else {}
 
 
 def list_prefetch_uris(context: Context, placed: PlacedRole, served_model: ServedModel) -> dict[str, str]:

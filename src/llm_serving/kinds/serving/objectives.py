@@ -11,7 +11,6 @@ from typing import Literal
 
 from llm_serving.catalog.engines import EngineMetric
 from llm_serving.services.service import ResolvedData
-from llm_serving.services.slo import MIN_ERROR_SHARE
 from llm_serving.services.traffic import Percentiles, Slo
 
 LATENCIES: Mapping[EngineMetric, Literal["ttft_ms", "itl_ms", "e2e_ms"]] = {
@@ -81,11 +80,6 @@ def list_unmeasured(slo: Slo, objectives: Sequence[LatencyObjective]) -> Iterato
         for name, limit_ms in getattr(slo, field):
             if limit_ms is not None and f"{metric} {name}" not in measured:
                 yield f"slo.{field}.{name}"
-
-
-def format_allowed_errors(slo: Slo) -> str:
-    """Return the share of failed requests that alerts allow."""
-    return f"{max(slo.errors, MIN_ERROR_SHARE):g}"
 
 
 def _list_limits(slo: Slo) -> Iterator[tuple[EngineMetric, list[tuple[int, float]]]]:

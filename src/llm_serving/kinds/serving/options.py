@@ -136,16 +136,21 @@ def list_names(node: Node) -> list[str]:
 
 def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
     """Return what the options' arguments are filled with, needed or not."""
-    offload_bytes, speculative, parsers = _compute_offload_bytes(node), node.speculative, node.parsers
-    offload_rank_bytes = _compute_offload_rank_bytes(node)
+    ram_bytes, role, nodes = node.tuning.ram_bytes, node.role, node.placed.nodes
+    speculative, parsers = node.speculative, node.parsers
+    # Some engines reserve a cache for each data-parallel rank, the others for each accelerator.
+    offload_bytes, offload_rank_bytes = (
+        ram_bytes // max(1, role.data // nodes),
+        ram_bytes // (role.accelerators // nodes),
+    )
     return {
         "offload_bytes": offload_bytes,
         "offload_gib": f"{offload_bytes / 2**30:g}",
         "offload_rank_bytes": offload_rank_bytes,
         "offload_rank_gb": max(1, int(offload_rank_bytes / 1e9)),
         # One server for all ranks of a node.
-        "cache_gib": f"{node.tuning.ram_bytes / 2**30:g}",
-        "cache_workers": max(1, node.role.accelerators // node.placed.nodes),
+        "cache_gib": f"{ram_bytes / 2**30:g}",
+        "cache_workers": max(1, role.accelerators // nodes),
         "speculative_tokens": speculative.tokens if speculative else 0,
         "speculative_method": speculative.method if speculative else "",
         "model_config": parsers.model_config_json,
@@ -225,16 +230,6 @@ def _describe_text_only(node: Node) -> str:
 
 def _uses_method(node: Node, *methods: str) -> bool:
     return node.speculative is not None and node.speculative.method in methods
-
-
-def _compute_offload_bytes(node: Node) -> int:
-    """Return the cache of each data-parallel rank, for which the engine reserves it."""
-    return node.tuning.ram_bytes // max(1, node.role.data // node.placed.nodes)
-
-
-def _compute_offload_rank_bytes(node: Node) -> int:
-    """Return the cache of each accelerator, for engines whose ranks reserve their own."""
-    return node.tuning.ram_bytes // (node.role.accelerators // node.placed.nodes)
 
 
 def _has_folders(node: Node, *names: str) -> bool:

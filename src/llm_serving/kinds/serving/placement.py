@@ -153,14 +153,10 @@ class PlacementSearch:
 
     @property
     def _wide_experts(self) -> WideExperts | None:
-        is_wide = self.role.expert and self.role.data > 1 and self._spans_nodes
+        types = instances.select_known(self.fleet.pools[self.role.pool].types)
+        spans_nodes = self.role.accelerators > max(map(count_accelerators, types), default=0)
+        is_wide = self.role.expert and self.role.data > 1 and spans_nodes
         return engines.load_engines()[self.settings.engine].wide_experts if is_wide else None
-
-    @property
-    def _spans_nodes(self) -> bool:
-        pool = self.fleet.pools[self.role.pool]
-        counts = list(map(count_accelerators, instances.select_known(pool.types)))
-        return self.role.accelerators > max(counts, default=0)
 
     @property
     def _spare_experts(self) -> int:
@@ -222,7 +218,8 @@ class PlacementSearch:
         """Share of an accelerator's memory that the engine uses."""
         if self._wide_experts:
             return self._wide_experts.memory_share
-        share = self._find_reckoned("utilization", self._memory_model.UTILIZATION)
+        share = self.settings.find_reckoned_argument(self.role, "utilization")
+        share = self._memory_model.UTILIZATION if share is None else share
         return round(share - self._kept_share, 3) if self._others else share
 
     @property
@@ -238,14 +235,8 @@ class PlacementSearch:
         if sleeping is None:
             return 0.0
         visible_bytes = memory.compute_rank_bytes(device) * memory.VISIBLE_SHARE
-        return (
-            math.ceil(1000 * len(self._others) * sleeping.get_kept_bytes(accelerators) / visible_bytes) / 1000
-        )  # as it is written
-
-    def _find_reckoned(self, setting: str, default: float) -> float:
-        """Return a number of the engine's own options in the blueprint, else the default."""
-        value = self.settings.find_reckoned_argument(self.role, setting)
-        return default if value is None else value
+        share = len(self._others) * sleeping.get_kept_bytes(accelerators) / visible_bytes
+        return math.ceil(1000 * share) / 1000  # as it is written
 
     def _count_nodes(self, instance: Instance) -> int:
         return max(1, -(-self.role.accelerators // (count_units(instance))))
@@ -271,11 +262,8 @@ class PlacementSearch:
             if larger_pattern:
                 fix += f", or pattern: {larger_pattern}"
             raise self._build_error("accelerators", reason, fix)
-        return self._select_multi_node(
-            pool,
-            [instance for instance in known_types if self._count_units(instance) == max_accelerators],
-            max_accelerators,
-        )
+        largest = [instance for instance in known_types if self._count_units(instance) == max_accelerators]
+        return self._select_multi_node(pool, largest, max_accelerators)
 
     def _select_multi_node(self, pool: Pool, types: list[Instance], per_node: int) -> list[Instance]:
         """Return a replica over several nodes: whole ones, of one type, in one zone, connected by EFA."""

@@ -99,7 +99,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         pool_master=_build_pool_master(context, engine_roles),
         is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
         load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
-        balancer_ranges=_list_balancer_ranges(context, fleet.value),
+        balancer_ranges=_list_balancer_ranges(context),
         disruption=settings.disruption,
         traffic=settings.traffic,
         slo=settings.held_slo,
@@ -121,25 +121,19 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
 
 def _fold(context: Context) -> tuple[list[Role], list[Service]]:
     """Return the roles that have replicas, and their services: those of models that share them are folded into them."""
-    sharers = context.blueprint.roles.sharers
+    roles = context.blueprint.roles
     by_name = {placed.name: placed for placed in context.placed_roles}
     built_roles = {name: _build_role(context, placed) for name, placed in by_name.items()}
     engine_roles, engine_services = [], []
     for placed in context.replicated:
-        name = placed.name
-        others = [built_roles[other] for other in sharers.get(name, ())]
-        head = built_roles[name]
+        head, *others = [built_roles[name] for name in (placed.name, *roles.sharers.get(placed.name, ()))]
         if others:
-            head = sharing.fold_role(head, others, context.blueprint.roles.get_switch(name))
+            sleepers = {role.name: role.served_model for role in others}
+            head = head.model_copy(update={"sleepers": sleepers, "switch": roles.get_switch(placed.name)})
         engine_roles.append(head)
-        head_services = services.build_engine_services(context, placed, head)
-        if others:
-            other_services = [services.build_engine_services(context, by_name[row.name], row) for row in others]
-            head_services = [
-                sharing.fold_service(context, first, rest)
-                for first, *rest in zip(head_services, *other_services, strict=True)
-            ]
-        engine_services += head_services
+        built = [services.build_engine_services(context, by_name[role.name], role) for role in (head, *others)]
+        for first, *rest in zip(*built, strict=True):
+            engine_services.append(sharing.fold_service(context, first, rest) if rest else first)
     return engine_roles, engine_services
 
 
@@ -363,6 +357,6 @@ def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalan
     return ResolvedLoadBalancer(**dict(stack), public=row.public, gateway=row.gateway or "")
 
 
-def _list_balancer_ranges(context: Context, fleet: Fleet) -> tuple[str, ...]:
-    has_balancer = context.blueprint.load_balancer or fleet.add_ons.gateway
-    return load_balancer.list_ranges(fleet) if context.conventions.is_kubernetes and has_balancer else ()
+def _list_balancer_ranges(context: Context) -> tuple[str, ...]:
+    has_balancer = context.blueprint.load_balancer or context.fleet.add_ons.gateway
+    return load_balancer.list_ranges(context.fleet) if context.conventions.is_kubernetes and has_balancer else ()

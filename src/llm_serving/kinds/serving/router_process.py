@@ -108,7 +108,8 @@ def _select_discovery_mode(context: Context) -> routers.DiscoveryMode:
     discovery = context.router.discovery[select_discovery(context)]
     if context.blueprint.is_disaggregated and discovery.disaggregated:
         return discovery.disaggregated
-    return (discovery.engine_details if needs_engine_details(context) else None) or discovery.aggregated
+    asks_for_details = context.policy == "kv-aware" or count_routed_ranks(context) > 1
+    return (discovery.engine_details if asks_for_details else None) or discovery.aggregated
 
 
 def _build_router_values(context: Context, engine_services: Sequence[Service]) -> Values:
@@ -176,11 +177,6 @@ def count_routed_ranks(context: Context) -> int:
         return 1
     rank_counts = {role.data for role in roles.engine_roles.values()}
     return rank_counts.pop() if len(rank_counts) == 1 else 1
-
-
-def needs_engine_details(context: Context) -> bool:
-    """Return whether the router asks an engine for more than its models."""
-    return context.policy == "kv-aware" or count_routed_ranks(context) > 1
 
 
 def select_discovery(context: Context) -> Discovery:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llm_serving.kinds.serving import engine_process
 from llm_serving.kinds.serving.context import Context, resolve_executable
-from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.roles import ModelSwitch, get_shared
+from llm_serving.kinds.serving.roles import get_shared
 from llm_serving.services.service import Prefetch, Probe, Service
 from llm_serving.settings.document import Conflict
 
@@ -33,12 +32,6 @@ def check(placed_roles: Sequence[PlacedRole]) -> Iterator[Conflict]:
             reason = f"its replicas may run on {' and '.join(types)}, into which {placed.model.name} does not fit"
             fix = "use a pool of types that hold each of the models, or another model"
             yield placed.refuse("shares", reason, fix)
-
-
-def fold_role(head: Role, sharers: Sequence[Role], switch: ModelSwitch) -> Role:
-    """Return the role whose replicas serve the models of all."""
-    sleepers = {role.name: role.served_model for role in sharers if role.served_model}
-    return head.model_copy(update={"sleepers": sleepers, "switch": switch})
 
 
 def fold_service(context: Context, head: Service, sharers: Sequence[Service]) -> Service:
