@@ -187,11 +187,7 @@ def _compute_prompt_graph_bytes(model: Architecture, setup: ReplicaSetup, batch:
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of its context.
-
-    Raises:
-        ValueError: `instance` has no accelerators.
-    """
+    """Compute whether a replica of `model` on `instance` serves requests of its context."""
     device = instance.accelerators
     if device is None:
         raise ValueError(f"{instance.name} has no accelerators")
@@ -271,7 +267,6 @@ def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: 
 
 
 def _describe_misfit(model: Model, device: Accelerators, split: Split, context: int) -> str:
-    """Return what has nothing to do with memory."""
     if split.tensor > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {split.tensor}"
     return (

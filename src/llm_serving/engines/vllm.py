@@ -350,7 +350,6 @@ def compute_reserve_bytes(
 def _compute_step_bytes(
     model: Architecture, batch: Batch, tensor_parallel: int = 1, copies: int = 1, video_tokens: int = 0
 ) -> int:
-    """Return memory of the largest batch on one accelerator."""
     activation_bytes = 2  # activations are in 16 bits
     feed_forward = model.intermediate if not model.experts else 0
     layers = batch.tokens * activation_bytes * (3 * divide_up(feed_forward, tensor_parallel) + 4 * model.hidden)
@@ -413,11 +412,7 @@ def is_adapted(module: str, modules: Sequence[str]) -> bool:
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of its context.
-
-    Raises:
-        ValueError: `instance` has no accelerators to split a layer over.
-    """
+    """Compute whether a replica of `model` on `instance` serves requests of its context."""
     context = setup.context or model.max_context
     device = instance.accelerators
     if device is None and setup.tensor == 1:
@@ -476,7 +471,6 @@ def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: Repl
 
 
 def _is_measured_engine(model: Model, batch: Batch, dtype: str) -> bool:
-    """Return whether the reserve was measured with such a model and such settings."""
     is_plain = not (model.encoder or model.pooled or model.linear_layers)
     is_measured_model = is_plain and model.quantization in _MEASURED_QUANTIZATIONS
     if model.vision and (model.vision.image_tokens > batch.tokens or model.vision.video_pictures):
@@ -570,7 +564,6 @@ def _has_whole_shared_experts(model: Architecture, split: Split) -> bool:
 
 
 def _describe_misfit(model: Model, device: Accelerators, context: int, setup: ReplicaSetup) -> str:
-    """Return what has nothing to do with memory."""
     ways = setup.tensor
     if ways > count_ranks(device):
         return f"one instance has {count_ranks(device)}, not {ways}"
@@ -662,7 +655,6 @@ def _compute_group_bytes(
 def _compute_expert_bytes(
     model: Architecture, group: TensorGroup, setup: ReplicaSetup, device: Accelerators | None
 ) -> float:
-    """Return bytes of the experts that one accelerator has, or of its part of each."""
     parts, count = _count_expert_parts(setup), model.experts
     if setup.whole_experts:
         count = divide_up(model.experts + setup.spare_experts, setup.expert_ranks)
@@ -677,7 +669,6 @@ def _compute_expert_bytes(
 
 
 def _compute_padding(model: Architecture, parts: int, device: Accelerators | None) -> float:
-    """Return times its size that a part of an expert takes on these accelerators."""
     if device is None or not device.name.startswith(BLACKWELL):
         return 1
     if model.scheme is not None or model.kind in _GELU_KINDS:
@@ -687,6 +678,5 @@ def _compute_padding(model: Architecture, parts: int, device: Accelerators | Non
 
 
 def _count_parts(model: Architecture, split: TensorSplit, tensor_parallel: int) -> int:
-    """Return into how many parts accelerators divide a tensor."""
     parts = {"even": tensor_parallel, "kv": min(tensor_parallel, model.kv_heads), "none": 1}
     return parts.get(split) or min(tensor_parallel, model.full_heads[0])

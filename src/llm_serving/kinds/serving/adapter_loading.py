@@ -43,11 +43,7 @@ class Outcome(NamedTuple):
 
 
 def parse_folder(text: str) -> Path:
-    """Parse the argument FOLDER.
-
-    Raises:
-        InputError: it is a location in S3, which replicas on this machine do not copy.
-    """
+    """Parse the argument FOLDER."""
     if text.startswith("s3://"):
         reason = "replicas on this machine load from a local directory"
         fix = f"name a directory; `aws s3 cp --recursive {text} FOLDER` creates one"
@@ -101,12 +97,7 @@ def change_remote(plan: DeploymentPlan, target: AwsTarget, role: str, name: str,
 
 
 def _sign_files(plan: DeploymentPlan, role: Role, location: str) -> dict[str, str]:
-    """Return presigned URLs of the adapter's files, for containers that may not read them by themselves.
-
-    Raises:
-        InputError: it is of another model, or not in S3.
-        Unavailable: whoever runs this may not read it, or S3 does not answer.
-    """
+    """Return presigned URLs of the adapter's files, for containers that may not read them by themselves."""
     if not location.startswith("s3://"):
         _refuse_location(location, adapters.describe_unreachable(plan.deployment.target))
     names_and_text = remote_files.read_files(plan.aws, location, adapters.CONFIG)
@@ -161,7 +152,6 @@ def _get_api(deployment: ServingDeployment) -> AdapterApi:
 
 
 def _require_role(deployment: ServingDeployment, name: str) -> Role:
-    """Return the role, if its engines accept adapters."""
     roles = {name: role for role in deployment.engine_roles for name in (role.name, *role.sleepers)}
     if name not in roles:
         raise InputError(

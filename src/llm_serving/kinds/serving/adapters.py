@@ -51,7 +51,6 @@ def check(settings: Blueprint, folder: Path, target: str, conventions: Conventio
 def _find_load_error(
     folder: Path, model: str, modules: Sequence[str], location: str, target: str, conventions: Conventions
 ) -> tuple[str, str] | None:
-    """Return why a role cannot load an adapter, and the fix."""
     is_remote = location.startswith("s3://")
     if is_remote and conventions.is_local:
         reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
@@ -117,7 +116,6 @@ def find_error(
 
 
 def _find_rank_error(config: dict[str, Any]) -> tuple[str, str] | None:
-    """Return why there is no room for an adapter's rank, or for one that some of its modules have."""
     patterns = config.get("rank_pattern")
     for rank in (config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())):
         if not isinstance(rank, int) or not 0 < rank <= ADAPTER_RANK:

@@ -91,7 +91,6 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
 
 
 def _find_start_limit_s(deployment: ServingDeployment, role: Role) -> int:
-    """Return the seconds of a role's startup probe."""
     return max(
         service.probe.period_s * service.probe.attempts
         for service in deployment.services

@@ -48,12 +48,7 @@ def check(auth: Auth | None, router: Router, environment: Environment) -> Iterat
 
 
 def build_door(auth: Auth | None, name: str, folder: Path, environment: Environment) -> Door | None:
-    """Build where the keys are and where the use of teams is read; None where everybody may call.
-
-    Args:
-        name: the deployment's.
-        folder: the blueprint's.
-    """
+    """Build where the keys are and where the use of teams is read; None where everybody may call."""
     if auth is None:
         return None
     if environment.conventions.is_local:

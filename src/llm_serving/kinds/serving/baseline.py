@@ -56,11 +56,7 @@ def render(blueprint: Document[Blueprint]) -> str:
 
 
 def get_pattern(blueprint: Document[Blueprint]) -> str:
-    """Return the pattern of the blueprint's baseline.
-
-    Raises:
-        InputError: the blueprint's pattern has none.
-    """
+    """Return the pattern of the blueprint's baseline."""
     pattern = blueprint.value.pattern_row
     if pattern.baseline and blueprint.value.is_disaggregated:
         # Experts over data-parallel ranks are for replicas of several nodes.

@@ -211,11 +211,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
         return int(number) if number else None
 
     def find_media_limit(self, role: EngineRole, medium: str) -> int | None:
-        """Return most pictures or videos of a request that the engine is told to take; None where it is not told.
-
-        Args:
-            medium: `image` or `video`.
-        """
+        """Return most pictures or videos of a request that the engine is told to take; None where it is not told."""
         limits = self.merge_arguments(role).get(self.engine_row.media_limits)
         limit = limits.get(medium) if isinstance(limits, dict) else None
         return limit if isinstance(limit, int) else None
@@ -453,7 +449,6 @@ def read(folder: Path) -> Document[Blueprint]:
 
 
 def _find_warm_prompts(settings: Blueprint) -> dict[tuple[str, ...], str]:
-    """Return the files of system prompts by their key paths."""
     return {
         settings.find_model_key_path(settings.find_key_path(name), role, "warm_prompt"): file
         for name, role in settings.roles.engine_roles.items()
@@ -462,7 +457,6 @@ def _find_warm_prompts(settings: Blueprint) -> dict[tuple[str, ...], str]:
 
 
 def _find_unfitness(file: Path) -> str:
-    """Return why a file is no system prompt; empty if it is one."""
     if file.stat().st_size > MAX_PROMPT_BYTES:
         return f"it has more than {MAX_PROMPT_BYTES // 1024} KiB"
     try:
@@ -472,7 +466,6 @@ def _find_unfitness(file: Path) -> str:
 
 
 def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield files that the blueprint names: key path, name, and what it is."""
     traffic = settings.traffic
     for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
         if file is not None:

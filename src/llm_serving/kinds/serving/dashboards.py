@@ -89,7 +89,6 @@ def _build_shared_words(deployment: ServingDeployment, roles: Mapping[str, Mappi
 
 
 def _join_series(deployment: ServingDeployment, series: Sequence[str]) -> str:
-    """Return one selector of the series of several roles."""
     if len(series) == 1:
         return series[0]
     names = "|".join(role.name for role in deployment.answering_roles)

@@ -157,7 +157,6 @@ def build_engine_service(
 
 
 def _build_cache_values(context: Context, tier_key: str) -> Values:
-    """Return where cached prompts are kept, and by which names."""
     tiers, keeper = _locate_tiers(context, tier_key), context.blueprint.tuning.keeper
     return {
         **{f"{tier}_tier": folder for tier, folder in tiers.items()},
@@ -260,7 +259,6 @@ def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ..
 
 
 def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel) -> float:
-    """Return longest start of an engine, in seconds."""
     return platform.start_s + served_model.weights.bytes / MIN_LOAD_BYTES_S
 
 
@@ -365,12 +363,10 @@ def locate_modules(context: Context) -> str:
 
 
 def _count_ranks(role: EngineRole) -> int:
-    """Return processes that compute, of one replica."""
     return role.tensor * role.data
 
 
 def _locate_weights(context: Context, placed: PlacedRole, weights: Weights, folder: str) -> str:
-    """Return where the engine loads weights from: S3, or the folder that they were copied to."""
     return weights.uri if context.streams(placed) else f"{context.prefetch_folder}/{folder}"
 
 
@@ -386,7 +382,6 @@ def _locate_chat_template(context: Context, node: Node) -> str:
 
 
 def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:
-    """Return where the engine finds its adapters: in their own folders, or where they are copied to in a container."""
     if context.conventions.is_local:
         return served_model.adapters
     return {name: f"{context.prefetch_folder}/{_build_adapter_folder(name)}" for name in served_model.adapters}
@@ -405,7 +400,6 @@ def list_prefetch_uris(context: Context, placed: PlacedRole, served_model: Serve
 
 
 def _list_copied_weights(context: Context, placed: PlacedRole, served_model: ServedModel) -> dict[str, str]:
-    """Return weights that are copied to a disk before the engine reads them, by folder."""
     if context.streams(placed):
         return {}
     drafts = {DRAFT_FOLDER: served_model.draft.weights.uri} if served_model.draft else {}
@@ -463,7 +457,6 @@ def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> s
 
 
 def _read_warm_prompt(context: Context, role: EngineRole) -> str:
-    """Return the text that every prompt begins with; empty where the blueprint has none."""
     file = context.blueprint.select_model_settings(role).warm_prompt
     return (context.folder / file).read_text(encoding="utf-8") if file else ""
 

@@ -18,11 +18,7 @@ UNKNOWN_BLOCK_BYTES = 64 * 1024
 
 
 def describe(placed: PlacedRole, shared_prefix: float) -> Iterator[str]:
-    """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay.
-
-    Args:
-        shared_prefix: share of a prompt that others share.
-    """
+    """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay."""
     sizes = placed.settings.tuning.tier_bytes
     if not sizes["ram"] or not placed.model.is_known:
         return
@@ -86,9 +82,6 @@ def _describe_shared(placed: PlacedRole, shared_prefix: float, rate: float) -> I
     """Yield what a shared prefix costs from the tiers that replicas share, where the traffic has one.
 
     They are read by TCP, which one network card carries. The file system and S3 themselves may be slower.
-
-    Args:
-        rate: tokens a second that a replica computes.
     """
     tokens, cards = round(shared_prefix * placed.settings.traffic.input_tokens.max), placed.instance.cards
     shared = " and ".join(tier for tier in ("shared", "s3") if tier in placed.settings.tuning.tier_bytes)

@@ -97,7 +97,6 @@ def _describe_uncomputed_memory(context: Context) -> Iterator[str]:
 
 
 def _describe_code_arguments(context: Context) -> Iterator[str]:
-    """Yield options by which the engine runs code that is not its own."""
     arguments = {path[-1]: value for placed in context.placed_roles for path, value in placed.list_arguments()}
     for name in context.engine.code_arguments:
         if arguments.get(name):
@@ -108,7 +107,6 @@ def _describe_code_arguments(context: Context) -> Iterator[str]:
 
 
 def _describe_local_role(context: Context, placed: PlacedRole) -> Iterator[str]:
-    """Yield what a role does otherwise on this machine than on AWS."""
     title, role, device = context.conventions.title, placed.role, placed.instance.accelerators
     if context.blueprint.roles.takes_turns(placed.name):
         yield (

@@ -182,7 +182,6 @@ def check(node: Node) -> Iterator[Conflict]:
 
 
 def _format_request(key_path: tuple[str, ...], value: Any) -> Any:
-    """Return the value of a key that asks for an option as the blueprint says it."""
     match value:
         case Speculative():
             return value.method
@@ -195,7 +194,6 @@ def _format_request(key_path: tuple[str, ...], value: Any) -> Any:
 
 
 def _describe_other_engines(node: Node, option: str) -> str:
-    """Return the other engines that have an option for the node's model, as part of a fix."""
     return "".join(
         f", or engine: {name}"
         for name, row in engines.load_engines().items()

@@ -338,7 +338,6 @@ class PlacementSearch:
         return self._memory_model.compute_fit(apply_quantization(self.model, self.settings.tuning), instance, setup)
 
     def _build_setup(self, instance: Instance) -> ReplicaSetup:
-        """Build how a replica runs on a type, however it is split."""
         settings, tuning, row = self.settings, self.settings.tuning, self.settings.engine_row
         arguments = settings.merge_arguments(self.role)
         return ReplicaSetup(
@@ -446,7 +445,6 @@ class PlacementSearch:
         return f", or pattern: {larger_pattern}" if larger_pattern else ""
 
     def _describe_larger_nodes(self) -> str:
-        """Return the smallest type without accelerators whose memory holds the model."""
         fits = [
             (instance.memory_mib, instance.vcpus, instance.name)
             for instance in instances.load().values()

@@ -206,7 +206,6 @@ def _predict_role(
 
 
 def _count_picture_tokens(deployment: ServingDeployment) -> float:
-    """Return mean tokens of a request's pictures, by the first model."""
     images = deployment.traffic.images
     if images is None:
         return 0.0

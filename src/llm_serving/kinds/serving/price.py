@@ -46,7 +46,6 @@ def price_instances(deployment: ServingDeployment) -> float | None:
 
 
 def _price_role(role: Role, region: str) -> tuple[float, str] | None:
-    """Return a role's cost an hour and its description."""
     found = _find_dearest(role, region)
     if found is None:
         return None

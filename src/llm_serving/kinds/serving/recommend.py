@@ -122,7 +122,6 @@ def recommend(question: Question) -> Answer:
 
 
 def _require_simulated(document: Document[Blueprint]) -> None:
-    """Refuse what the simulation does not know, at its line of the blueprint."""
     value = document.value
     traffic, worker = value.traffic, value.roles.worker
     refused = {
@@ -141,11 +140,7 @@ def _require_simulated(document: Document[Blueprint]) -> None:
 
 
 def list_limits(question: Question, settings: Blueprint | None) -> list[Limit]:
-    """Return the limits of latency; those of the command line replace the blueprint's of the same metric.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the limits of latency; those of the command line replace the blueprint's of the same metric."""
     given = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
     limits = [Limit(metric, "p95", ms) for metric, ms in given.items() if ms is not None]
     written = predicted_load.list_limits(settings.slo) if settings else []
@@ -187,11 +182,7 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
 
 
 def _require_lengths(question: Question, traffic: Traffic | None) -> dict[str, Any]:
-    """Return the lengths of prompts and answers, as `traffic` of a blueprint names them.
-
-    Raises:
-        InputError: neither the command line nor the blueprint has one of them.
-    """
+    """Return the lengths of prompts and answers, as `traffic` of a blueprint names them."""
     lengths = {
         "input_tokens": question.input_tokens or (traffic.input_tokens if traffic else None),
         "output_tokens": question.output_tokens or (traffic.output_tokens if traffic else None),
@@ -269,11 +260,7 @@ def list_types(question: Question) -> tuple[str, list[tuple[Instance, float]]]:
 
 
 def _require_priced(region: str) -> dict[str, Instance]:
-    """Return the types with accelerators that have a price in the region, by name.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Return the types with accelerators that have a price in the region, by name."""
     accelerated = [row for row in instances.load().values() if row.accelerators]
     priced = {row.name: row for row in accelerated if region in row.prices}
     if not priced:
@@ -322,7 +309,6 @@ def build_payload(answer: Answer) -> dict[str, Any]:
 
 
 def _build_slo(limits: Sequence[Limit]) -> dict[str, dict[str, float]]:
-    """Return limits as a blueprint has them."""
     slo: dict[str, dict[str, float]] = {}
     for limit in limits:
         slo.setdefault(limit.metric, {})[limit.statistic] = limit.ms
@@ -360,11 +346,7 @@ def build_candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def explain(answer: Answer, name: str) -> str:
-    """Return in a line why a type is chosen, dearer, or out.
-
-    Raises:
-        InputError: the type was not considered.
-    """
+    """Return in a line why a type is chosen, dearer, or out."""
     found = next((row for row in answer.result.candidates if row.configuration.instance.name == name), None)
     if found:
         return f"{name}: {found.usd_h:,.2f} USD/h: {describe(found)}"

@@ -159,11 +159,7 @@ def _build_stack(
 
 
 def _place_checked_roles(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> Context:
-    """Return the blueprint with the nodes of each engine role.
-
-    Raises:
-        InputError: the blueprint cannot work; with every reason.
-    """
+    """Return the blueprint with the nodes of each engine role."""
     settings, conventions = blueprint.value, environment.conventions
     raise_mistakes(
         blueprint.locate(
@@ -194,7 +190,6 @@ def _place_checked_roles(blueprint: Document[Blueprint], fleet: Document[Fleet],
 def _place_roles(
     settings: Blueprint, fleet: Fleet, environment: Environment
 ) -> tuple[list[PlacedRole], list[Conflict]]:
-    """Return each engine role with its nodes, and everything that forbids one."""
     placed_roles: list[PlacedRole] = []
     conflicts: list[Conflict] = []
     for name, role in settings.roles.engine_roles.items():
@@ -295,7 +290,6 @@ def _build_served_model(context: Context, placed: PlacedRole) -> ServedModel:
 
 
 def _build_draft(context: Context, placed: PlacedRole) -> LoadedModel | None:
-    """Return the draft model, in the fleet's model bucket."""
     speculative = context.blueprint.tuning.speculative
     if speculative is None or speculative.model is None:
         return None
@@ -314,7 +308,6 @@ def _build_bucket_uri(context: Context, model: str) -> str:
 
 
 def _select_loader(context: Context, placed: PlacedRole) -> str:
-    """Return the engine's own name of the way weights are loaded."""
     return context.engine.streaming.loader if context.engine.streaming and context.streams(placed) else "auto"
 
 

@@ -94,7 +94,6 @@ def build_router_container(context: Context, engine_services: Sequence[Service])
 
 
 def _compute_router_start_s(engine_services: Sequence[Service]) -> float:
-    """Return longest start of a router that waits for its engines, in seconds."""
     return max(engine.probe.deadline_s for engine in engine_services if engine.probe)
 
 
@@ -204,7 +203,6 @@ def _build_image_command(environment: Environment, words: Sequence[str]) -> tupl
 
 
 def _list_endpoints(context: Context, engines_of_role: Sequence[Service]) -> tuple[str, ...]:
-    """Return how the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
     conventions, discovery = context.conventions, select_discovery(context)
     if discovery == "labels":
         engine = engines_of_role[0]

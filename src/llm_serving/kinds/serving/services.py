@@ -100,7 +100,6 @@ def build_router_service(
 
 
 def _build_front_env(context: Context) -> dict[str, str]:
-    """Return for how long nginx before the router waits, as it starts and as it ends."""
     router, conventions = context.router, context.conventions
     finds_engines = not conventions.is_local and (router.discovery or router.beside)
     return {
@@ -195,7 +194,6 @@ def _build_placement(context: Context, placed: PlacedRole, resolved: Role) -> Pl
 
 
 def _needs_root(role: Role, mounts: Mapping[str, Mount]) -> bool:
-    """Return whether the engine pins memory for devices, or writes to the node's disk."""
     is_neuron = role.resources.device == DEVICES["neuron"]
     writes_to_node = any(mount.node_path for mount in mounts.values())
     return role.resources.efa > 0 or is_neuron or writes_to_node
@@ -222,7 +220,6 @@ def _build_node_check(placed: PlacedRole, role: Role) -> tuple[str, ...]:
 
 
 def _build_calls(traces: str | None) -> dict[str, Call]:
-    """Build what an engine connects to beside AWS: the receiver of its spans."""
     if traces is None:
         return {}
     url = urllib.parse.urlsplit(traces)
@@ -233,7 +230,6 @@ def _build_calls(traces: str | None) -> dict[str, Call]:
 
 
 def _build_prefetch(context: Context, placed: PlacedRole, served_model: ServedModel) -> Prefetch | None:
-    """Build what of S3 is copied to the node; None where nothing is."""
     uris = engine_process.list_prefetch_uris(context, placed, served_model)
     if not uris:
         return None
@@ -264,7 +260,6 @@ def _build_compile_cache(
 
 
 def _build_ports(context: Context, placed: PlacedRole) -> dict[str, int]:
-    """Return further ports that a container of a role listens at."""
     port_uses = {
         "side": bool(context.transfer) and placed.name in context.engine.transfers[context.transfer].listeners,
         **dict.fromkeys(list_event_ports(context.engine, context.policy), True),

@@ -56,7 +56,6 @@ def fold_service(context: Context, head: Service, sharers: Sequence[Service]) ->
 
 
 def _join_prefetches(engines: Sequence[Service]) -> Prefetch | None:
-    """Return what of S3 is copied for all of the engines."""
     copied = [engine.prefetch for engine in engines if engine.prefetch]
     if not copied:
         return None
@@ -69,7 +68,6 @@ def _join_prefetches(engines: Sequence[Service]) -> Prefetch | None:
 
 
 def _build_local(engines: Sequence[Service]) -> dict[str, object]:
-    """Return what this machine needs to know of each of the engines."""
     memory_bytes = sum(engine.resources.memory_bytes for engine in engines) + MAX_BODIES_BYTES
     return {
         "resources": engines[0].resources.model_copy(update={"memory_bytes": memory_bytes}),

@@ -69,7 +69,6 @@ def describe(blueprint: Document[Blueprint], deployment: ServingDeployment) -> l
 
 
 def _describe_cost(deployment: ServingDeployment) -> Iterator[str]:
-    """Yield what the engines cost an hour, from the fewest to the most replicas; nothing where a price is unknown."""
     priced = price_deployment(deployment)
     if priced is None:
         return
@@ -83,7 +82,6 @@ def _describe_cost(deployment: ServingDeployment) -> Iterator[str]:
 
 
 def _build_workers(deployment: ServingDeployment) -> list[dict[str, Any]]:
-    """Return what each role of one model on unlike accelerators is predicted to carry; empty without a prediction."""
     loads = predicted_load.predict_workers(deployment)
     weights = predicted_load.choose_weights(loads) if loads else {}
     return [

@@ -141,7 +141,6 @@ def _check_transfer(context: Context) -> Iterator[Conflict]:
 
 
 def _describe_missing_rdma(placed: PlacedRole) -> tuple[str, str]:
-    """Return why a role has no RDMA, and the fix."""
     subject = f"{placed.name}'s pool has {placed.instance.name}"
     if not placed.instance.gpudirect_rdma:
         reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"

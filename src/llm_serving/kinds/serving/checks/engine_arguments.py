@@ -59,7 +59,6 @@ def _check_arguments(settings: Blueprint, key_path: KeyPath, arguments: Mapping[
 def _find_refusal(
     settings: Blueprint, engine: Engine, recorded: EngineOptions, option: str, value: JsonValue
 ) -> tuple[str, str] | None:
-    """Return why an option cannot be set, and what to write; None where it can."""
     if option not in recorded.options:
         reason = f"{recorded.source.partition(',')[0]} has no such option"
         if other_key := _find_key_elsewhere(option):

@@ -157,7 +157,6 @@ def _describe_architecture(engine: str, architectures: Sequence[str]) -> tuple[s
 
 
 def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
-    """Return why the model does not do what the blueprint's task is, and the fix."""
     offered = settings.pattern_row.tasks
     others = [row.name for row in patterns.load_patterns().values() if model.task in row.tasks]
     pattern = "" if model.task in offered or not others else f"pattern: {others[0]} with "
@@ -170,7 +169,6 @@ def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
 
 
 def _describe_format(engine: str, model: Model) -> tuple[str, str]:
-    """Return why the engine cannot load the model's weights, and the fix."""
     form = engines.load_engines()[engine].weights_format
     read, own = models.FORMATS[form].title, models.FORMATS[model.formats[0]].title
     reason = f"the engine {engine} reads {read}, and this model is {own}"

@@ -74,11 +74,7 @@ def _change_on_aws(folder: Path, fleet: Path, target: str, role: str, name: str,
 
 
 def _report(role: str, outcomes: list[Outcome]) -> None:
-    """Print what was done on each replica.
-
-    Raises:
-        CheckFailed: some failed; names each.
-    """
+    """Print what was done on each replica."""
     for outcome in outcomes:
         if outcome.done:
             console.out.print(f"{outcome.replica}: {outcome.done}", markup=False, soft_wrap=True)

@@ -108,7 +108,6 @@ def adapt(context: Context, services: Sequence[Service]) -> Adapted:
 
 
 def _is_planned(name: str, role: EngineRole) -> bool:
-    """Return whether Dynamo's planner scales a role."""
     scale = resolve_scale(name, role)
     return bool(scale and scale.planner)
 

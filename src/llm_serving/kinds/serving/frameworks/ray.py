@@ -207,7 +207,6 @@ def _place_sockets(context: Context, node: Service) -> dict[str, str]:
 
 
 def _list_node_arguments(context: Context, node: Service, metrics_port: int) -> tuple[str, ...]:
-    """Return the arguments of `ray start` for a node on this machine."""
     environment = context.environment
     return (
         f"--temp-dir={environment.data_folder}/ray",

@@ -79,7 +79,6 @@ def _build_role(role: Role, deployment: ServingDeployment) -> TargetRole:
 
 
 def _describe_accelerators(role: Role, deployment: ServingDeployment) -> str:
-    """Return a replica's accelerators: `8 x H100`, or `CPU`."""
     count = role.nodes * role.resources.accelerators
     if not count or deployment.environment.conventions.is_local:
         return "CPU"
@@ -179,7 +178,6 @@ def parse_weight_loading(weights: Weights, logs: Iterable[Path], line: str) -> W
 
 
 def _parse_last_load(log: Path, line: str) -> tuple[int, float] | None:
-    """Return bytes and seconds of the last start in the log."""
     if not log.is_file():
         return None
     matches = re.findall(line, log.read_text(encoding="utf-8", errors="replace"))
