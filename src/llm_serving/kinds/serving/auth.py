@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from llm_serving.catalog.routers import Router
 from llm_serving.fleet.model import Name
-from llm_serving.services import deployments, team_keys
-from llm_serving.services.deployment import Door
-from llm_serving.services.environment import Environment, format_peer_name
+from llm_serving.services import team_keys
+from llm_serving.services.environment import Environment
 from llm_serving.services.team_keys import TeamKeys
 from llm_serving.settings.document import Conflict, Settings
 from llm_serving.settings.units import Count
@@ -45,25 +43,3 @@ def check(auth: Auth | None, router: Router, environment: Environment) -> Iterat
         reason = "nginx, which asks for keys, is not before the router of this engine and framework"
         fix = "remove auth, or choose an engine and a framework with vllm-router"
         yield Conflict(("auth", "keys", field), reason, fix, getattr(auth.keys, field))
-
-
-def build_door(auth: Auth | None, name: str, folder: Path, environment: Environment) -> Door | None:
-    """Build where the keys are and where the use of teams is read; None where everybody may call."""
-    if auth is None:
-        return None
-    if environment.conventions.is_local:
-        address = f"{environment.hidden_host}:{environment.ports.get(USAGE_PORT, 0)}"
-        return Door(keys=str(folder.absolute() / (auth.keys.file or "")), usage_address=address)
-    address = f"{format_peer_name(name, 'router', environment.namespace)}:{deployments.USAGE_PORT}"
-    return Door(keys=f"secret:{auth.keys.secret}", usage_address=address)
-
-
-def build_values(auth: Auth | None, door: Door | None, environment: Environment) -> dict[str, str | tuple[str, ...]]:
-    """Build the values of the front's arguments; an argument is left out where its value is empty."""
-    limits = auth.requests_per_minute if auth else {}
-    port = environment.ports.get(USAGE_PORT, deployments.USAGE_PORT)
-    return {
-        "team_keys": (door.keys,) if door else (),
-        "team_usage": (f"{environment.member_host}:{port}",) if door else (),
-        "team_limits": tuple(f"{team}={limit}" for team, limit in limits.items()),
-    }

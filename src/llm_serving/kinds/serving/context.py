@@ -103,8 +103,15 @@ class Context:
 
     @property
     def door(self) -> Door | None:
-        """What asks for keys of teams; None where everybody may call."""
-        return auth.build_door(self.blueprint.auth, self.name, self.folder, self.environment)
+        """Where the keys of teams are, and where their use is read; None where everybody may call."""
+        if self.blueprint.auth is None:
+            return None
+        environment, keys = self.environment, self.blueprint.auth.keys
+        if self.conventions.is_local:
+            address = f"{environment.hidden_host}:{environment.ports.get(auth.USAGE_PORT, 0)}"
+            return Door(keys=str(self.folder.absolute() / (keys.file or "")), usage_address=address)
+        address = f"{format_peer_name(self.name, 'router', environment.namespace)}:{deployments.USAGE_PORT}"
+        return Door(keys=f"secret:{keys.secret}", usage_address=address)
 
     @property
     def router(self) -> routers.Router:

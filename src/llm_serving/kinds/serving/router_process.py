@@ -24,6 +24,7 @@ from llm_serving.kinds.serving.deployment import DECODE, PREFILL
 from llm_serving.kinds.serving.engine_process import build_probe, count_concurrent_requests, write_settings
 from llm_serving.kinds.serving.roles import RouterPolicy, compute_fixed_replicas
 from llm_serving.kinds.serving.stack import RouterContainer
+from llm_serving.services import deployments
 from llm_serving.services.environment import Discovery, Environment
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import LOOPBACK, Resources, Service
@@ -118,7 +119,8 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
     }
     split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
     policy = context.router.policies[_select_policy(context, engine_services)].split()
-    settings = context.blueprint.roles.router
+    settings, keys, door = context.blueprint.roles.router, context.blueprint.auth, context.door
+    usage_port = context.environment.ports.get(auth.USAGE_PORT, deployments.USAGE_PORT)
     return {
         "host": context.conventions.bind_host,
         "port": select_entry_port(context),
@@ -133,7 +135,9 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "tree_size": _compute_tree_size(context),
         "log_format": () if context.blueprint.logs == "text" else (context.blueprint.logs,),
         "max_requests": (str(settings.max_requests),) if settings.max_requests else (),
-        **auth.build_values(context.blueprint.auth, context.door, context.environment),
+        "team_keys": (door.keys,) if door else (),
+        "team_usage": (f"{context.environment.member_host}:{usage_port}",) if door else (),
+        "team_limits": tuple(f"{team}={limit}" for team, limit in keys.requests_per_minute.items()) if keys else (),
         "request_timeout_s": compute_request_timeout_s(context.blueprint),
         "settings_file": context.settings_file,
         "namespace": context.namespace,
