@@ -16,7 +16,6 @@ from llm_serving.catalog import command_parts, engines, frameworks, records
 from llm_serving.kinds.serving import patterns
 from llm_serving.kinds.serving.auth import Auth
 from llm_serving.kinds.serving.formats import FORMATS
-from llm_serving.kinds.serving.load_balancer import MIN_ROUTERS, LoadBalancer
 from llm_serving.kinds.serving.roles import (
     EngineArguments,
     EngineRole,
@@ -28,7 +27,7 @@ from llm_serving.kinds.serving.roles import (
     get_max_requests,
 )
 from llm_serving.kinds.serving.tuning import Tuning
-from llm_serving.services import tasks
+from llm_serving.services import load_balancer, tasks
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
 from llm_serving.settings.choices import OneOf, Task
@@ -49,19 +48,16 @@ MAX_PROMPT_BYTES = 16 * 1024
 Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
 
 
-def _list_engines() -> list[str]:
-    return list(engines.load_engines())
-
-
-def _list_frameworks() -> list[str]:
-    return list(frameworks.load_frameworks())
-
+MIN_ROUTERS = 2
+"""Routers behind a load balancer: one in each of two zones, at least."""
 
 _ENGINE = command_parts.get_default(engines.load_engines())
+_FRAMEWORK = command_parts.get_default(frameworks.load_frameworks())
 
 Image = Annotated[str, dataclasses.replace(FORMATS["image"], example=engines.load_engines()[_ENGINE].image)]
 MediaHost = Annotated[str, FORMATS["media-host"]]
 TracesUrl = Annotated[str, FORMATS["traces-url"]]
+GatewayService = Annotated[str, FORMATS["gateway-service"]]
 
 
 class Disruption(Settings):
@@ -78,13 +74,35 @@ class Disruption(Settings):
     """How long a replica that is stopped may finish its requests."""
 
 
+class LoadBalancer(load_balancer.LoadBalancer):
+    """An Application Load Balancer with TLS in front of the routers; internal to the VPC by default."""
+
+    public: Annotated[bool, Switch()] = False
+    """Whether it is reachable from the internet, by all or by `clients`; needs a gateway that authenticates, and a web
+    ACL."""
+
+    gateway: GatewayService | None = None
+    """Kubernetes Service in the namespace of the deployments that authenticates requests and passes them to the router:
+    the load balancer calls it instead of the router. On EKS."""
+
+    def _check_public(self) -> Iterator[Conflict]:
+        if self.public and not self.gateway:
+            reason = "the internet would reach the routers, and no gateway before them authenticates requests"
+            yield Conflict(
+                ("public",), reason, "set public: off, or gateway: NAME:PORT of a Service that authenticates"
+            )
+        elif self.public and not self.web_acl:
+            reason = "the internet reaches the load balancer, and nothing filters or limits its requests"
+            yield Conflict(("public",), reason, "set web_acl: ARN of an AWS WAF web ACL, or public: off")
+
+
 class Blueprint(BaseBlueprint, ModelSettings):
     """A user's copy of a pattern that serves models."""
 
     kind: Literal["serving"] = "serving"
     """Kind of work."""
 
-    pattern: Annotated[str, OneOf(patterns.list_names)]
+    pattern: Annotated[str, OneOf(lambda: list(patterns.load_patterns()))]
     """Pattern that this is a copy of, a folder of blueprints/."""
 
     model: ModelName | None = None
@@ -94,10 +112,10 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """Task of the model: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
     /v1/score, `classify` /classify; `draw` answers /v1/images/generations with pictures."""
 
-    engine: Annotated[str, OneOf(_list_engines)] = _ENGINE
+    engine: Annotated[str, OneOf(lambda: list(engines.load_engines()))] = _ENGINE
     """Engine that runs the model."""
 
-    framework: Annotated[str, OneOf(_list_frameworks)] = command_parts.get_default(frameworks.load_frameworks())
+    framework: Annotated[str, OneOf(lambda: list(frameworks.load_frameworks()))] = _FRAMEWORK
     """Framework that runs the replicas: `plain` uses the target's own means, such as Deployments on EKS."""
 
     image: Image | None = None

@@ -60,10 +60,6 @@ def load_patterns() -> Mapping[str, Pattern]:
     return MappingProxyType(patterns)
 
 
-def list_names() -> list[str]:
-    return list(load_patterns())
-
-
 def find_multi_node(roles: tuple[str, ...]) -> str:
     """Return the pattern with these roles whose replicas span several nodes; empty where there is none."""
     patterns = load_patterns().values()

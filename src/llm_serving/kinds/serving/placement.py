@@ -116,10 +116,10 @@ class PlacementSearch:
         """
         role = self.role
         pool, known_types = require_pool(self.fleet, self.key_path, role)
-        accelerated_types = self._select_by_accelerators(pool, known_types)
+        accelerated_types = self._select_by_accelerators(known_types)
         self._check_divisible(accelerated_types[0])
         fitting_types = self._select_by_memory(accelerated_types)
-        available_types = self._select_by_pool_size(pool, fitting_types)
+        available_types = self._select_by_pool_size(fitting_types)
         nodes = self._count_nodes(available_types[0])
         device = available_types[0].accelerators
         batch, fit = self._select_batch(device), self._compute_common_fit(available_types)
@@ -132,9 +132,9 @@ class PlacementSearch:
             model=self.model,
             pool=pool,
             instances=tuple(available_types),
-            zones=self._select_zones(pool, available_types),
+            zones=self._select_zones(available_types),
             nodes=nodes,
-            resources=self._compute_resources(pool, available_types, nodes),
+            resources=self._compute_resources(available_types, nodes),
             platform=self._select_platform(device),
             batch=batch,
             wide_experts=self._wide_experts,
@@ -148,12 +148,16 @@ class PlacementSearch:
         return PlacementError(refuse_setting(self.key_path, self.role, key, reason, fix))
 
     @property
+    def _pool(self) -> Pool:
+        return self.fleet.pools[self.role.pool]
+
+    @property
     def _memory_model(self) -> MemoryModel:
         return base.get_memory_model(self.settings.engine)
 
     @property
     def _wide_experts(self) -> WideExperts | None:
-        types = instances.select_known(self.fleet.pools[self.role.pool].types)
+        types = instances.select_known(self._pool.types)
         spans_nodes = self.role.accelerators > max(map(count_accelerators, types), default=0)
         is_wide = self.role.expert and self.role.data > 1 and spans_nodes
         return engines.load_engines()[self.settings.engine].wide_experts if is_wide else None
@@ -173,8 +177,7 @@ class PlacementSearch:
     def _takes_cpus(self) -> bool:
         """Whether a replica has all CPUs of a node in place of an accelerator: no type of its pool has one."""
         platform = self.settings.engine_row.platforms.get("cpu")
-        pool = self.fleet.pools[self.role.pool]
-        has_accelerators = any(instance.accelerators for instance in instances.select_known(pool.types))
+        has_accelerators = any(instance.accelerators for instance in instances.select_known(self._pool.types))
         return platform is not None and platform.on_pools and not has_accelerators
 
     def _count_units(self, instance: Instance) -> int:
@@ -241,7 +244,7 @@ class PlacementSearch:
     def _count_nodes(self, instance: Instance) -> int:
         return max(1, -(-self.role.accelerators // (count_units(instance))))
 
-    def _select_by_accelerators(self, pool: Pool, known_types: Sequence[Instance]) -> list[Instance]:
+    def _select_by_accelerators(self, known_types: Sequence[Instance]) -> list[Instance]:
         accelerators = self.role.accelerators
         large_types = [instance for instance in known_types if self._count_units(instance) >= accelerators]
         if large_types:
@@ -263,9 +266,9 @@ class PlacementSearch:
                 fix += f", or pattern: {larger_pattern}"
             raise self._build_error("accelerators", reason, fix)
         largest = [instance for instance in known_types if self._count_units(instance) == max_accelerators]
-        return self._select_multi_node(pool, largest, max_accelerators)
+        return self._select_multi_node(largest, max_accelerators)
 
-    def _select_multi_node(self, pool: Pool, types: list[Instance], per_node: int) -> list[Instance]:
+    def _select_multi_node(self, types: list[Instance], per_node: int) -> list[Instance]:
         """Return a replica over several nodes: whole ones, of one type, in one zone, connected by EFA."""
         accelerators = self.role.accelerators
         if accelerators % per_node:
@@ -275,7 +278,7 @@ class PlacementSearch:
             reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one node"
             fix = f"set pipeline: {accelerators // per_node}, so that a layer stays on one node"
             raise self._build_error("pipeline", reason, fix)
-        if not pool.efa:
+        if not self._pool.efa:
             reason = f"the nodes of a replica would communicate over TCP: the pool {self.role.pool} has no EFA"
             raise self._build_error("pool", reason, f"set efa: on in the pool, or accelerators: {per_node}")
         return types[:1]  # one type: the slowest node sets the pace of all
@@ -398,7 +401,7 @@ class PlacementSearch:
                 f"use a smaller or more strongly quantized model{self._describe_several_nodes()}: "
                 f"no single instance type that {self.fleet.region} offers holds this one"
             )
-        own_pool, count = self.fleet.pools[self.role.pool], self.role.accelerators
+        own_pool, count = self._pool, self.role.accelerators
         other_pools = {
             name: pool_name
             for pool_name, pool in self.fleet.pools.items()
@@ -454,32 +457,32 @@ class PlacementSearch:
         smaller = f"use a {smaller} model, a shorter context, or fewer tuning.sequences"
         return f"use a pool of {min(fits)[2]} or larger, {smaller.removeprefix('use ')}" if fits else smaller
 
-    def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
+    def _select_by_pool_size(self, fitting_types: Sequence[Instance]) -> list[Instance]:
         """Return types of which the pool, at its maximum, has nodes for all replicas."""
-        available_types = [
-            instance for instance in fitting_types if self._count_max_replicas(pool, instance) >= self.role.replicas.max
-        ]
+        size, replicas = self._pool.size, self.role.replicas.max
+        available_types = [row for row in fitting_types if self._count_max_replicas(row) >= replicas]
         if available_types:
             return available_types
-        largest = max(fitting_types, key=lambda instance: self._count_max_replicas(pool, instance))
-        max_replicas, replicas = self._count_max_replicas(pool, largest), self.role.replicas.max
+        largest = max(fitting_types, key=self._count_max_replicas)
+        max_replicas = self._count_max_replicas(largest)
         nodes = count_nodes(largest, self.role.accelerators, replicas)
-        reason = f"the pool {self.role.pool} grows to {pool.size.max} nodes, which fit {max_replicas}"
-        fix = f"set replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
+        reason = f"the pool {self.role.pool} grows to {size.max} nodes, which fit {max_replicas}"
+        fix = f"set replicas: {max_replicas} or less, or size: {size.min}..{nodes} in the pool"
         raise self._build_error("replicas", reason, fix)
 
-    def _count_max_replicas(self, pool: Pool, instance: Instance) -> int:
+    def _count_max_replicas(self, instance: Instance) -> int:
+        nodes = self._pool.size.max
         if count_units(instance) >= self.role.accelerators:
-            return count_units(instance) // self.role.accelerators * pool.size.max
-        return pool.size.max // self._count_nodes(instance)
+            return count_units(instance) // self.role.accelerators * nodes
+        return nodes // self._count_nodes(instance)
 
-    def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
+    def _select_zones(self, types: Sequence[Instance]) -> tuple[str, ...]:
         """Return the pool's zones that offer one of the types, where the catalog has the region's answer."""
-        zones, region = self.fleet.get_zones(pool), self.fleet.region
+        zones, region = self.fleet.get_zones(self._pool), self.fleet.region
         offered = {zone for instance in types for zone in instance.zones.get(region, ())}
         return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
 
-    def _compute_resources(self, pool: Pool, types: Sequence[Instance], nodes: int) -> Resources:
+    def _compute_resources(self, types: Sequence[Instance], nodes: int) -> Resources:
         """Return the replica's share of each node, by accelerators: what all of the types can give."""
         per_node = self.role.accelerators // nodes
         shares = [(instance, per_node / count_units(instance)) for instance in types]
@@ -490,8 +493,8 @@ class PlacementSearch:
         queue_bytes = min(engine_count * (SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES), memory_bytes // 2)
         self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
         self._check_disk(types)
-        efa = min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0
-        node_efa = min(instance.efa_interfaces for instance in types) if pool.efa else 0
+        efa = min(int(instance.efa_interfaces * share) for instance, share in shares) if self._pool.efa else 0
+        node_efa = min(instance.efa_interfaces for instance in types) if self._pool.efa else 0
         neuron_devices = devices if device and device.device == DEVICES["neuron"] else 0
         return Resources(
             device=device.device if device else "",
