@@ -9,7 +9,7 @@ import pytest
 
 from llm_serving.cli.commands import status
 from llm_serving.targets.base import DeploymentStatus
-from llm_serving.targets.eks import pods, scaling_health
+from llm_serving.targets.eks import pods
 
 PROMETHEUS = "http://prometheus.monitoring.svc:9090"
 
@@ -32,8 +32,8 @@ def list_notes(monkeypatch: pytest.MonkeyPatch, objects: list[dict[str, Any]] | 
     monkeypatch.setattr(pods, "open_api", lambda _: api)
     deployment = SimpleNamespace(name="mine", environment=SimpleNamespace(namespace="serving"))
     plan: Any = SimpleNamespace(deployment=deployment)
-    notes = scaling_health.list_notes(plan)
-    assert asked in ([], [(scaling_health.SCALED_OBJECT, "serving", "app.kubernetes.io/instance=mine")])
+    notes = pods.list_notes(plan)
+    assert asked in ([], [(pods.SCALED_OBJECT, "serving", "app.kubernetes.io/instance=mine")])
     return notes
 
 

@@ -34,6 +34,6 @@ def test_processes_of_a_model_that_sees_fork_before_they_have_threads(
     (tmp_path / "blueprint.yaml").write_text(text.replace("model: tiny", f"model: {model}"))
     blueprint = load(tmp_path / "blueprint.yaml", Blueprint).value
     fleet = load_fleet(paths.ROOT / "fleet.yaml").value
-    resolved = environment.resolve_environment(DeploymentDir("mine", tmp_path), blueprint, fleet, own_ports=False)
+    resolved = environment.resolve_environment(DeploymentDir("mine", tmp_path), blueprint, fleet)
     assert resolved.env.get(SHORTCUTS_VARIABLE) == switch
     assert environment.SHORTCUTS_NOTE in resolved.emulated

@@ -58,9 +58,19 @@ def run(plan: DeploymentPlan, urls: Sequence[str], program: LoadProgram | None =
         network = _find_network(plan, program.security_groups if program else ())
         variables = _sign_program(plan, program, *urls) if program else {INPUTS_VARIABLE: pack_urls(urls)}
         with _store_inputs(plan, variables) as inputs:
-            definition = build_definition(plan, inputs, variables, program)
-            with _start(plan, network, definition, len(urls), program) as tasks:
-                yield tasks
+            client, started = plan.aws.client("ecs"), list[str]()
+            cluster = names.format_cluster_name(plan.fleet.value)
+            parameters = build_definition(plan, inputs, variables, program)
+            definition = client.register_task_definition(**parameters)["taskDefinition"]["taskDefinitionArn"]
+            request = {"taskDefinition": definition, "launchType": "FARGATE", "networkConfiguration": network}
+            try:
+                for index in range(len(urls)):
+                    command = list(program.command) if program else [str(index)]
+                    overrides = {"containerOverrides": [{"name": NAME, "command": command}]}
+                    started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
+                yield LoadTasks(client, cluster, started)
+            finally:
+                _remove_tasks(client, cluster, started, definition)
 
 
 def _sign_program(plan: DeploymentPlan, program: LoadProgram, url: str) -> dict[str, str]:
@@ -71,24 +81,6 @@ def _sign_program(plan: DeploymentPlan, program: LoadProgram, url: str) -> dict[
         raise Unavailable(f"{program.archive} {reason}. Fix: run blueprint deploy.")
     [archive] = remote_files.sign_files(plan.aws, f"{folder}/", [name]).values()
     return {_INPUT_VARIABLE: url, _ARCHIVE_VARIABLE: archive}
-
-
-@contextlib.contextmanager
-def _start(
-    plan: DeploymentPlan, network: dict[str, Any], parameters: dict[str, Any], count: int, program: LoadProgram | None
-) -> Iterator[LoadTasks]:
-    client, started = plan.aws.client("ecs"), list[str]()
-    cluster = names.format_cluster_name(plan.fleet.value)
-    definition = client.register_task_definition(**parameters)["taskDefinition"]["taskDefinitionArn"]
-    request = {"taskDefinition": definition, "launchType": "FARGATE", "networkConfiguration": network}
-    try:
-        for index in range(count):
-            command = list(program.command) if program else [str(index)]
-            overrides = {"containerOverrides": [{"name": NAME, "command": command}]}
-            started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
-        yield LoadTasks(client, cluster, started)
-    finally:
-        _remove_tasks(client, cluster, started, definition)
 
 
 @contextlib.contextmanager

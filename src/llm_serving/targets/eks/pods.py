@@ -1,10 +1,10 @@
-"""What runs of a release: its pods, what they say of themselves, and their logs."""
+"""What runs of a release: its pods, what they say of themselves, their logs, and whether they scale."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,13 +20,16 @@ from llm_serving.validation.base import MetricsPage
 
 _LAST_LINES = 20
 
-
 _NODE_CHECK = "check-node"
 """The chart's init container that refuses a node."""
 
-
 WORKLOADS = (Kind("apps/v1", "Deployment"), Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"))
 """What keeps replicas running: of one node, and of several."""
+
+SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject")
+
+_FAILING = "Failing"
+"""KEDA's word for a trigger whose last query failed. Source: kedacore/keda, pkg/fallback/fallback.go."""
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
@@ -143,3 +146,25 @@ def _find_refusal(containers: Sequence[dict[str, Any]]) -> list[str]:
                 lines = ended.get("message", "").splitlines()
                 return [" ".join(line for line in lines if "Fix: " in line) or f"{_NODE_CHECK}: {ended.get('reason')}"]
     return []
+
+
+def list_notes(plan: DeploymentPlan) -> list[str]:
+    """List the roles whose autoscaler reads no metrics: without Prometheus, KEDA keeps the replicas that there are."""
+    api = open_api(plan)
+    if not api.has_kind(SCALED_OBJECT):
+        return []
+    scaled = api.list_objects(SCALED_OBJECT, get_namespace(plan), labels=build_selector(plan))
+    return [note for item in scaled for note in _describe_scaling(item)]
+
+
+def _describe_scaling(scaled: Manifest) -> Iterator[str]:
+    health = (scaled.get("status") or {}).get("health") or {}
+    failures = [row.get("numberOfFailures", 0) for row in health.values() if row.get("status") == _FAILING]
+    if failures:
+        role = scaled["metadata"]["labels"]["app.kubernetes.io/component"]
+        address = scaled["spec"]["triggers"][0]["metadata"].get("serverAddress")
+        times = f"{max(failures)} time{'s' * (max(failures) != 1)} in a row"
+        yield (
+            f"{role}: does not scale: KEDA reads no metrics from {address}, {times}; its replicas stay as many as they "
+            "are. Fix: look at the pods of Prometheus, by default `kubectl get pods --namespace monitoring`."
+        )

@@ -20,7 +20,6 @@ from llm_serving.targets.eks import (
     pods,
     readiness,
     release,
-    scaling_health,
     stacked_release,
     values_check,
 )
@@ -46,7 +45,7 @@ class EksTarget(AwsTarget):
     reach_cluster = staticmethod(cluster.reach)
     open_session = staticmethod(cluster.open_session)
     list_replicas = staticmethod(pods.list_replicas)
-    list_notes = staticmethod(scaling_health.list_notes)
+    list_notes = staticmethod(pods.list_notes)
     list_starts = staticmethod(pod_starts.read)
     list_containers = staticmethod(pods.list_containers)
     list_metrics_pages = staticmethod(pods.list_metrics_pages)

@@ -16,7 +16,7 @@ from llm_serving.services.environment import Conventions, Environment
 from llm_serving.services.service import LOOPBACK, Resources, Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import engine_setups, servers, subreaper
+from llm_serving.targets.local import engine_setups, servers, subreaper, supervisor
 
 CONVENTIONS = Conventions(title="this machine", is_local=True, url=f"http://{LOOPBACK}:{{port}}")
 
@@ -50,19 +50,16 @@ SHORTCUTS_NOTE = (
 
 
 def resolve_environment(
-    directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, own_ports: bool, port: int | None = None
+    directory: DeploymentDir,
+    blueprint: BaseBlueprint,
+    fleet: Fleet,
+    *,
+    account: str | None = None,  # noqa: ARG001 - the embedded AWS has its own
+    port: int | None = None,
 ) -> Environment:
-    """Resolve the environment of a deployment, and choose its ports.
-
-    Args:
-        own_ports: the deployment runs, and listens on the saved ports itself.
-        port: of the router; a free one by default.
-
-    Raises:
-        Unavailable: `port` is in use.
-    """
+    """Resolve the environment of a deployment, and choose its ports."""
     kind = kinds.get(blueprint.kind)
-    ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], own_ports, port)
+    ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     key_variable = emulator.require_access_key(endpoint, _derive(directory, AWS).hex()[:32])
     hidden_host = _choose_hidden_host(directory)
@@ -132,9 +129,9 @@ def _derive(directory: DeploymentDir, purpose: str) -> bytes:
     return hashlib.sha256(f"{purpose} {directory.load_secret()}".encode()).digest()
 
 
-def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
-    """Choose the saved ports that are still free, and free ones for the rest."""
-    saved_ports = directory.load_ports()
+def _choose_ports(directory: DeploymentDir, names: list[str], port: int | None) -> dict[str, int]:
+    """Choose the saved ports that are still free, or its own where the deployment runs, and free ones for the rest."""
+    saved_ports, own_ports = directory.load_ports(), supervisor.find_running(directory) is not None
     chosen_ports = {
         name: saved_ports[name]
         for name in names

@@ -37,12 +37,7 @@ class LocalTarget(Target):
     needs_aws = False
     diff = staticmethod(deploy.diff)
     find_mistakes = staticmethod(supervisor.find_mistakes)
-
-    def resolve_environment(
-        self, directory: DeploymentDir, blueprint: BaseBlueprint, fleet: Fleet, *, account: str | None, port: int | None
-    ) -> Environment:
-        is_running = supervisor.find_running(directory) is not None
-        return environment.resolve_environment(directory, blueprint, fleet, own_ports=is_running, port=port)
+    resolve_environment = staticmethod(environment.resolve_environment)
 
     def assume_environment(self, blueprint: BaseBlueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return an environment with ports that nothing has claimed."""
