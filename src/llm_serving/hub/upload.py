@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -53,74 +53,108 @@ class _UploadCancelled(Exception):
     """Another file failed, or the user stopped the copy."""
 
 
-class _TransferCounter:
-    """Counts the bytes of several threads, and stops them."""
+class _Copy:
+    """Files on their way to a place in S3, by several threads; an engine must load nothing there beside them."""
 
-    def __init__(self, total: int, on_progress: OnProgress | None, *, moves_per_file: int = 1) -> None:
-        """Args: moves_per_file: transfers of each file: one from a folder, two from a hub."""
-        self._lock = threading.Lock()
-        self._total, self._moves_per_file = total, moves_per_file
-        self._on_progress = on_progress or (lambda _done, _total: None)
-        self._finished = 0
-        self._moved: dict[str, int] = {}
-        self.sent = self.received = 0
-        self.stop = threading.Event()
+    def __init__(
+        self, bucket: s3.Bucket, sizes: Mapping[str, int], on_progress: OnProgress | None, *, moves_per_file: int = 1
+    ) -> None:
+        """Look for what lies at the destination.
 
-    def add(self, name: str, count: int, *, sent: bool) -> None:
-        """Add bytes of a file: sent to S3, or else received from the hub."""
-        if self.stop.is_set():
-            raise _UploadCancelled
-        with self._lock:
-            self._moved[name] = self._moved.get(name, 0) + count
-            self.sent += count * sent
-            self.received += count * (not sent)
-            self._report()
-
-    def finish_file(self, name: str, size: int) -> None:
-        """Mark a file as finished, whether copied now or before."""
-        with self._lock:
-            self._moved.pop(name, None)
-            self._finished += size
-            self._report()
-
-    def _report(self) -> None:
-        self._on_progress(self._finished + sum(self._moved.values()) // self._moves_per_file, self._total)
-
-
-class _EarlierCopy:
-    """What lies at the destination, of which an engine must load nothing beside the files of this copy."""
-
-    def __init__(self, bucket: s3.Bucket, names: Container[str]) -> None:
-        """Look for it.
+        Args:
+            moves_per_file: transfers of each file: one from a folder, two from a hub.
 
         Raises:
             InputError: weights are there that no copy has sent: engines would load them too.
         """
         present = bucket.list_sizes()
-        self._bucket, self._lock = bucket, threading.Lock()
+        self._bucket, self._sizes, self._moves_per_file = bucket, sizes, moves_per_file
+        self._on_progress = on_progress or (lambda _done, _total: None)
+        self._counting, self._withdrawing, self._stop = threading.Lock(), threading.Lock(), threading.Event()
+        self._finished = self._sent = self._received = 0
+        self._moved: dict[str, int] = {}
         self._last_files = [name for name in _LAST_FILES if name in present]
         # Streamers load every file; an index binds them to nothing. Source: vLLM 0.32.0, runai_streamer_loader.py.
-        self.leftovers = [
-            name for name in present if name.endswith(safetensors.SUFFIX) and "/" not in name and name not in names
+        self._leftovers = [
+            name for name in present if name.endswith(safetensors.SUFFIX) and "/" not in name and name not in sizes
         ]
-        for name in self.leftovers:
+        for name in self._leftovers:
             if not bucket.is_copied(name):
                 raise InputError(
                     f"{bucket.location}{name}: it is not of this model, and engines would load it too. "
                     "Fix: delete it, or copy to another place with --to."
                 )
 
-    def withdraw(self, replaced: str) -> None:
+    def add(self, name: str, count: int, *, sent: bool) -> None:
+        """Add bytes of a file: sent to S3, or else received from the hub."""
+        if self._stop.is_set():
+            raise _UploadCancelled
+        with self._counting:
+            self._moved[name] = self._moved.get(name, 0) + count
+            self._sent += count * sent
+            self._received += count * (not sent)
+            self._report()
+
+    def _report(self) -> None:
+        moved = sum(self._moved.values()) // self._moves_per_file
+        self._on_progress(self._finished + moved, sum(self._sizes.values()))
+
+    def has(self, name: str, sha256: str) -> bool:
+        """Return whether the very file is there."""
+        return self._bucket.has_object(name, self._sizes[name], sha256)
+
+    def send(self, path: Path, name: str, sha256: str) -> None:
+        """Send a file unless it is there."""
+        if not self.has(name, sha256):
+            self._withdraw(name)
+            self._bucket.upload(path, name, sha256, partial(self.add, name, sent=True))
+
+    def _withdraw(self, replaced: str) -> None:
         """Take away what makes it a model, before the first of its files is replaced, unless that one alone is."""
-        with self._lock:
+        with self._withdrawing:
             while self._last_files and replaced not in _LAST_FILES:
                 self._bucket.delete(self._last_files[-1])
                 self._last_files.pop()
 
-    def remove_leftovers(self) -> None:
-        for name in self.leftovers:
-            self.withdraw(name)
-            self._bucket.delete(name)
+    def run(self, transfer: Callable[[str], None]) -> None:
+        """Transfer the files concurrently, and the last ones after all others; then nothing else is left."""
+
+        def finish(name: str) -> None:
+            transfer(name)
+            with self._counting:
+                self._moved.pop(name, None)
+                self._finished += self._sizes[name]
+                self._report()
+
+        earlier_names = sorted(name for name in self._sizes if name not in _LAST_FILES)
+        with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="copy") as pool:
+            try:
+                futures = [pool.submit(finish, name) for name in earlier_names]
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                failed = [future.exception() for future in done if future.exception()]
+                if failed:
+                    raise next((error for error in failed if not isinstance(error, _UploadCancelled)), failed[0])  # type: ignore[misc]
+                for name in self._leftovers:
+                    self._withdraw(name)
+                    self._bucket.delete(name)
+                for name in sorted(self._sizes.keys() & set(_LAST_FILES)):
+                    pool.submit(finish, name).result()
+            except BaseException:
+                # The others stop at their next chunk; their data is resumed by the next copy.
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def build_result(self, commit: str | None = None) -> UploadResult:
+        return UploadResult(
+            str(self._bucket.location),
+            len(self._sizes),
+            sum(self._sizes.values()),
+            self._sent,
+            self._received,
+            len(self._leftovers),
+            commit,
+        )
 
 
 def is_folder(source: str) -> bool:
@@ -158,37 +192,16 @@ def upload(
     for name in sorted(names):
         _require_inside(paths[name], folder)
     bucket = s3.Bucket(location, endpoint=endpoint, env=env)
-    sizes = {name: paths[name].stat().st_size for name in names}
-    counter = _TransferCounter(sum(sizes.values()), on_progress)
-    earlier = _EarlierCopy(bucket, names)
-
-    def transfer(name: str) -> None:
-        sha256 = files.compute_sha256(paths[name])
-        if not bucket.has_object(name, sizes[name], sha256):
-            earlier.withdraw(name)
-            bucket.upload(paths[name], name, sha256, partial(counter.add, name, sent=True))
-        counter.finish_file(name, sizes[name])
-
-    _transfer_all(transfer, names, counter, earlier)
+    copy = _Copy(bucket, {name: paths[name].stat().st_size for name in names}, on_progress)
+    copy.run(lambda name: copy.send(paths[name], name, files.compute_sha256(paths[name])))
     if source_record.FILE in bucket.list_sizes():  # of a copy from a hub, which this one replaces
         with tempfile.TemporaryDirectory() as staging:
             source_record.write(bucket, Path(staging), ModelRecord(source=folder.name))
-    return UploadResult(
-        str(bucket.location),
-        len(names),
-        sum(sizes.values()),
-        counter.sent,
-        counter.received,
-        len(earlier.leftovers),
-    )
+    return copy.build_result()
 
 
 def _read_json(folder: Path, name: str) -> Mapping[str, Any]:
-    """Return a JSON file of a folder; nothing where it is no mapping.
-
-    Raises:
-        InputError: it is not JSON.
-    """
+    """Return a JSON file of a folder; nothing where it is no mapping."""
     try:
         content = untrusted_json.read(folder / name, infinite=True)
     except ValueError:
@@ -220,11 +233,7 @@ def find_gguf(folder: Path) -> Path:
 
 
 def _require_inside(path: Path, folder: Path) -> None:
-    """Check that the content of a file is the folder's own, or of the same model in a cache of the hub.
-
-    Raises:
-        InputError: a link leads elsewhere, so that a private file of this machine could be uploaded under another name.
-    """
+    """Check that the content of a file is the folder's own, or of the same model in a cache of the hub."""
     content, root = path.resolve(), folder.resolve()
     # The hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/HASH.
     is_cached = root.parent.name == "snapshots" and content.parent == root.parents[1] / "blobs"
@@ -266,63 +275,28 @@ def copy_from_hub(
     else:
         repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
     folder = (staging or find_staging_folder()) / repository.replace("/", "--") / snapshot.commit
-    sizes = [file.size for file in repo_files.values()]
-    _check_staging_space(folder, sizes)
-    counter = _TransferCounter(sum(sizes), on_progress, moves_per_file=2)
-    earlier = _EarlierCopy(bucket, repo_files)
-
+    sizes = {path: file.size for path, file in repo_files.items()}
+    largest = sorted(sizes.values(), reverse=True)[:MAX_PARALLEL]
+    files.check_disk_space(folder, sum(largest), purpose="staging", fix="use --staging FOLDER on another disk")
+    copy = _Copy(bucket, sizes, on_progress, moves_per_file=2)
     hashes: dict[str, str] = {}
+    """SHA-256 of files, of which the hub has only that of large ones."""
 
     def transfer(path: str) -> None:
-        hashes[repo_files[path].name] = _copy_file(snapshot, repo_files[path], path, bucket, folder, counter, earlier)
+        file = repo_files[path]
+        if not (file.sha256 and copy.has(path, file.sha256)):
+            local_path = client.download(snapshot, file, folder, partial(copy.add, path, sent=False))
+            hashes[file.name] = file.sha256 or files.compute_sha256(local_path)
+            copy.send(local_path, path, hashes[file.name])
+            local_path.unlink()
 
     with client.lock_folder(folder):
-        _transfer_all(transfer, repo_files, counter, earlier)
+        copy.run(transfer)
         read_json = partial(read.read_s3_json, bucket)
         record = gguf_record or read.build_record(snapshot, revision, repo_files.values(), hashes, read_json)
         source_record.write(bucket, folder, record)
     records.save(record)
-    return UploadResult(
-        str(bucket.location),
-        len(repo_files),
-        sum(sizes),
-        counter.sent,
-        counter.received,
-        len(earlier.leftovers),
-        snapshot.commit,
-    )
-
-
-def _check_staging_space(folder: Path, sizes: Iterable[int]) -> None:
-    """Check that the staging folder's disk has room for the largest files that are copied at a time."""
-    largest = sorted(sizes, reverse=True)[:MAX_PARALLEL]
-    files.check_disk_space(folder, sum(largest), purpose="staging", fix="use --staging FOLDER on another disk")
-
-
-def _copy_file(
-    snapshot: client.Snapshot,
-    file: client.RepoFile,
-    key: str,
-    bucket: s3.Bucket,
-    folder: Path,
-    counter: _TransferCounter,
-    earlier: _EarlierCopy,
-) -> str:
-    """Copy a file to S3 unless it is there, and return its SHA-256, which the hub has only of large files.
-
-    Args:
-        key: its name in the bucket.
-    """
-    sha256 = file.sha256 or ""
-    if not (file.sha256 and bucket.has_object(key, file.size, file.sha256)):
-        local_path = client.download(snapshot, file, folder, partial(counter.add, key, sent=False))
-        sha256 = file.sha256 or files.compute_sha256(local_path)
-        if not bucket.has_object(key, file.size, sha256):
-            earlier.withdraw(key)
-            bucket.upload(local_path, key, sha256, partial(counter.add, key, sent=True))
-        local_path.unlink()
-    counter.finish_file(key, file.size)
-    return sha256
+    return copy.build_result(snapshot.commit)
 
 
 def find_staging_folder() -> Path:
@@ -344,25 +318,3 @@ def resolve_source_name(source: str) -> str:
             "Fix: name a folder, ORGANIZATION/MODEL, or ORGANIZATION/MODEL-GGUF:QUANTIZATION."
         )
     return source
-
-
-def _transfer_all(
-    transfer: Callable[[str], None], names: Iterable[str], counter: _TransferCounter, earlier: _EarlierCopy
-) -> None:
-    """Run `transfer` for each name concurrently, and for the last files after all others; then nothing else is left."""
-    earlier_names = sorted(name for name in names if name not in _LAST_FILES)
-    with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="copy") as pool:
-        try:
-            futures = [pool.submit(transfer, name) for name in earlier_names]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [future.exception() for future in done if future.exception()]
-            if failed:
-                raise next((error for error in failed if not isinstance(error, _UploadCancelled)), failed[0])  # type: ignore[misc]
-            earlier.remove_leftovers()
-            for name in sorted(set(names) & set(_LAST_FILES)):
-                pool.submit(transfer, name).result()
-        except BaseException:
-            # The others stop at their next chunk; their data is resumed by the next copy.
-            counter.stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
