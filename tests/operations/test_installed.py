@@ -106,11 +106,10 @@ def test_add_ons_are_read_page_by_page(fleet: Fleet) -> None:
     client = boto3.Session("test", "test", region_name=REGION).client("eks")
     with Stubber(client) as stub:
         stub.add_response("list_addons", {"addons": ["coredns"], "nextToken": "2"}, {"clusterName": "upgraded"})
+        stub.add_response("list_addons", {"addons": ["vpc-cni"]}, {"clusterName": "upgraded", "nextToken": "2"})
         for name, version in (("coredns", "v1.14.3-eksbuild.14"), ("vpc-cni", "v1.23.0-eksbuild.1")):
             parameters = {"clusterName": "upgraded", "addonName": name}
             stub.add_response("describe_addon", {"addon": {"addonName": name, "addonVersion": version}}, parameters)
-            if name == "coredns":
-                stub.add_response("list_addons", {"addons": ["vpc-cni"]}, {"clusterName": "upgraded", "nextToken": "2"})
         session = AwsSession(REGION)
         session._clients["eks"] = client
         read = dict(installed._read_add_ons(session, fleet))

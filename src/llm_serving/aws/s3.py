@@ -115,14 +115,11 @@ class Bucket:
         """Return the bytes of every object under the prefix, by its name below it; S3's markers of folders are none.
 
         Raises:
-            Unavailable: S3 went away or refused.
             InputError: a name is no path below a folder.
         """
         with self._translate_errors("s3:ListBucket"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.location.bucket, Prefix=self.location.prefix
-            )
-            entries = [entry for page in pages for entry in page.get("Contents", ())]
+            query = {"Bucket": self.location.bucket, "Prefix": self.location.prefix}
+            entries = session.list_all(self._client, "list_objects_v2", "Contents", **query)
         sizes = {entry["Key"].removeprefix(self.location.prefix): int(entry["Size"]) for entry in entries}
         names = [name for name in sizes if name and not name.endswith("/")]
         for name in names:
@@ -130,11 +127,7 @@ class Bucket:
         return {name: sizes[name] for name in names}
 
     def _require_inside(self, name: str) -> None:
-        """Check that a folder can hold the object under its name: who copies objects uses their names as paths.
-
-        Raises:
-            InputError: the path is absolute, leads out of the folder, or is another spelling of a path.
-        """
+        """Check that a folder can hold the object under its name: who copies objects uses their names as paths."""
         if any(part in ("", ".", "..") for part in name.split("/")):
             raise InputError(
                 f"{self.location}: {quote_value(name)}: the name of this object is not a path below a folder. "
@@ -152,11 +145,7 @@ class Bucket:
         return b""  # it is empty, or ends before
 
     def download(self, name: str, path: Path) -> None:
-        """Copy the object `name` under the prefix to a file.
-
-        Raises:
-            Unavailable: S3 went away or refused.
-        """
+        """Copy the object `name` under the prefix to a file."""
         with self._translate_errors("s3:GetObject"):
             self._client.download_file(self.location.bucket, self.location.prefix + name, str(path))
 
@@ -204,17 +193,15 @@ class Bucket:
         self, path: Path, object_key: dict[str, str]
     ) -> tuple[str | None, dict[int, _UploadedPart]]:
         """Return an upload of this file that broke off, and its parts. One of another content is ended."""
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=object_key["Bucket"], Prefix=object_key["Key"]
-        )
-        uploads = [entry for page in pages for entry in page.get("Uploads", ()) if entry["Key"] == object_key["Key"]]
+        query = {"Bucket": object_key["Bucket"], "Prefix": object_key["Key"]}
+        entries = session.list_all(self._client, "list_multipart_uploads", "Uploads", **query)
+        uploads = [entry for entry in entries if entry["Key"] == object_key["Key"]]
         if not uploads:
             return None, {}
         upload = {**object_key, "UploadId": max(uploads, key=lambda entry: entry["Initiated"])["UploadId"]}
         parts = {
             entry["PartNumber"]: _UploadedPart(entry["ETag"], entry["Size"], entry.get("ChecksumSHA256"))
-            for page in self._client.get_paginator("list_parts").paginate(**upload)
-            for entry in page.get("Parts", ())
+            for entry in session.list_all(self._client, "list_parts", "Parts", **upload)
         }
         if parts and all(parts[number].has_content(body) for number, body in _split_file(path) if number in parts):
             return upload["UploadId"], parts

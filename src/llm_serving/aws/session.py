@@ -1,4 +1,7 @@
-"""Sessions: clients of one AWS account and region with time limits, and AWS's errors in one line each."""
+"""Sessions: clients of one AWS account and region with time limits, and AWS's errors in one line each.
+
+Whoever asks AWS raises `Unavailable` where it refuses, or does not answer: `translate_errors`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -206,6 +209,17 @@ def is_aws(url: str) -> bool:
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".aws"))
 
 
+def list_all(client: Any, operation: str, key: str, **request: Any) -> list[Any]:
+    """Return the entries of all pages of an operation's answer."""
+    entries: list[Any] = client.get_paginator(operation).paginate(**request).build_full_result().get(key, [])
+    return entries
+
+
+def split(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield the entries in parts of as many as one call takes."""
+    return (entries[start : start + size] for start in range(0, len(entries), size))
+
+
 def get_error_code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
@@ -249,9 +263,6 @@ def translate_errors(hint: str = "") -> Iterator[None]:
 
     Args:
         hint: what can be done without credentials, as the end of a sentence.
-
-    Raises:
-        Unavailable: no credentials, no answer, or a refusal.
     """
     from botocore import exceptions
 

@@ -201,7 +201,6 @@ def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
     Raises:
         InputError: the fleet's state is a local file.
         CheckFailed: the name is taken, the bucket is in another region, or `confirm` returned False.
-        Unavailable: no credentials, no answer, or a refusal.
     """
     with session.translate_errors():
         bucket = resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
@@ -230,7 +229,6 @@ def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
     Raises:
         InputError: the fleet's state is a local file.
         CheckFailed: a state still has resources, Terraform is running, it has other objects, or `confirm` is False.
-        Unavailable: no credentials, no answer, or a refusal.
     """
     with session.translate_errors():
         bucket = resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
@@ -247,8 +245,7 @@ def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
 
 
 def _require_no_resources(s3: Any, bucket: str) -> None:
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
-    names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+    names = [entry["Key"] for entry in session.list_all(s3, "list_objects_v2", "Contents", Bucket=bucket)]
     locks = [name for name in names if name.endswith(_LOCK_SUFFIX)]
     if locks:
         raise CheckFailed(

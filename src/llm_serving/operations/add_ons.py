@@ -202,11 +202,7 @@ def install(
 
 
 def remove(commands: Sequence[Command], folder: Path, *, kubeconfig: Path | None = None) -> None:
-    """Pull and check the pages that name what goes, then run the commands.
-
-    Raises:
-        Unavailable, CheckFailed, CommandFailed: as of `install`.
-    """
+    """Pull and check the pages that name what goes, then run the commands."""
     _fetch_archives(commands, folder)
     run_commands(commands, folder, verb="Remove", kubeconfig=kubeconfig)
 

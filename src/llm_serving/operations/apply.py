@@ -65,7 +65,6 @@ def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
 
     Raises:
         CheckFailed: they do not; nothing was changed.
-        Unavailable: AWS refuses, or does not answer.
     """
     lasting_resources.require_kept(context, stack_plans)
     kubernetes_version.require_stated(context, stack_plans)
@@ -81,7 +80,6 @@ def ensure_state_bucket(context: FleetContext) -> None:
 
     Raises:
         CheckFailed: the bucket belongs to another account, or is in another region.
-        Unavailable: AWS refuses, or does not answer.
     """
     if context.fleet.state == "local":
         return

@@ -31,7 +31,6 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
 
     Raises:
         CheckFailed: one does; the message names it with the fix.
-        Unavailable: AWS refuses, or does not answer.
     """
     actions = {name: change.actions for plan in stack_plans for name, change in plan.plan.select(_KIND).items()}
     deleted = {
@@ -62,7 +61,6 @@ def require_placeable(context: FleetContext, stack_plans: Sequence[StackPlan]) -
 
     Raises:
         CheckFailed: one may not; the message names it with the fix.
-        Unavailable: AWS refuses, or does not answer.
     """
     changed = {
         address.partition(".")[2]

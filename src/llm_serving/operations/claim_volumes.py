@@ -37,15 +37,10 @@ class ClaimVolume:
 
 
 def find(aws: AwsSession, fleet: Fleet) -> list[ClaimVolume]:
-    """Return the fleet's volumes of claims.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Return the fleet's volumes of claims."""
     filters = [{"Name": "tag:fleet", "Values": [fleet.name]}, {"Name": "tag-key", "Values": [_DRIVER_TAG]}]
     with session.translate_errors():
-        pages = aws.client("ec2").get_paginator("describe_volumes").paginate(Filters=filters)
-        return [_parse(volume) for page in pages for volume in page["Volumes"]]
+        return list(map(_parse, session.list_all(aws.client("ec2"), "describe_volumes", "Volumes", Filters=filters)))
 
 
 def _parse(volume: Mapping[str, Any]) -> ClaimVolume:
@@ -54,11 +49,7 @@ def _parse(volume: Mapping[str, Any]) -> ClaimVolume:
 
 
 def delete(aws: AwsSession, volumes: Sequence[ClaimVolume]) -> None:
-    """Delete the volumes, once the instances that they were attached to are gone.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Delete the volumes, once the instances that they were attached to are gone."""
     if not volumes:
         return
     with console.step(f"Delete {format_count(len(volumes), 'volume')} of claims"), session.translate_errors():

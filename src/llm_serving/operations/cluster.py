@@ -169,24 +169,17 @@ def delete_load_balancers(cluster: ClusterContext) -> None:
 
 
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
-    """Return the ids of the instances that Karpenter started for the fleet and that are not terminated.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Return the ids of the instances that Karpenter started for the fleet and that are not terminated."""
     return [instance["InstanceId"] for instance in _describe_karpenter_instances(aws, fleet)]
 
 
 def _describe_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[Mapping[str, Any]]:
-    # Those of an existing cluster are not the fleet's, though it may have the fleet's name.
-    return _describe_instances(aws, _build_karpenter_filters(fleet)) if fleet.creates_eks else []
-
-
-def _build_karpenter_filters(fleet: Fleet) -> list[Mapping[str, object]]:
-    return [
+    filters = [
         {"Name": "tag-key", "Values": ["karpenter.sh/nodepool"]},
         {"Name": f"tag:kubernetes.io/cluster/{names.format_cluster_name(fleet)}", "Values": ["owned"]},
     ]
+    # Those of an existing cluster are not the fleet's, though it may have the fleet's name.
+    return _describe_instances(aws, filters) if fleet.creates_eks else []
 
 
 _TAGS_PER_CALL = 20
@@ -194,33 +187,22 @@ _TAGS_PER_CALL = 20
 
 
 def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
-    """Return the names of the load balancers that the cluster's controller created, by its tag.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Return the names of the load balancers that the cluster's controller created, by its tag."""
     client = aws.client("elbv2")
     cluster_tag = {"Key": "elbv2.k8s.aws/cluster", "Value": names.format_cluster_name(fleet)}
     with session.translate_errors():
-        pages = client.get_paginator("describe_load_balancers").paginate()
-        names_by_arn = {
-            entry["LoadBalancerArn"]: entry["LoadBalancerName"] for page in pages for entry in page["LoadBalancers"]
-        }
-        arns = list(names_by_arn)
+        entries = session.list_all(client, "describe_load_balancers", "LoadBalancers")
+        names_by_arn = {entry["LoadBalancerArn"]: entry["LoadBalancerName"] for entry in entries}
         descriptions = [
             entry
-            for start in range(0, len(arns), _TAGS_PER_CALL)
-            for entry in client.describe_tags(ResourceArns=arns[start : start + _TAGS_PER_CALL])["TagDescriptions"]
+            for arns in session.split(list(names_by_arn), _TAGS_PER_CALL)
+            for entry in client.describe_tags(ResourceArns=arns)["TagDescriptions"]
         ]
     return [names_by_arn[entry["ResourceArn"]] for entry in descriptions if cluster_tag in entry["Tags"]]
 
 
 def list_instances(aws: AwsSession, fleet: Fleet) -> list[Mapping[str, Any]]:
-    """Return the fleet's instances that are not terminated, Karpenter's among them, as EC2 describes them.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Return the fleet's instances that are not terminated, Karpenter's among them, as EC2 describes them."""
     described = [
         *_describe_karpenter_instances(aws, fleet),
         *_describe_instances(aws, [{"Name": "tag:fleet", "Values": [fleet.name]}]),
@@ -249,7 +231,6 @@ def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
 def _describe_instances(aws: AwsSession, filters: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
     state_filter = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
     with session.translate_errors():
-        pages = aws.client("ec2").get_paginator("describe_instances").paginate(Filters=[*filters, state_filter])
-        return [
-            instance for page in pages for reservation in page["Reservations"] for instance in reservation["Instances"]
-        ]
+        query = {"Filters": [*filters, state_filter]}
+        reservations = session.list_all(aws.client("ec2"), "describe_instances", "Reservations", **query)
+    return [instance for reservation in reservations for instance in reservation["Instances"]]

@@ -206,9 +206,6 @@ def _require_written_states(context: FleetContext) -> None:
     """Require that each state is where it belongs; Terraform leaves one in the folder that it could not write there.
 
     So it is where credentials end in an apply. Another apply would know nothing of what that one made.
-
-    Raises:
-        CheckFailed: one is not.
     """
     for folder in map(console.shorten_path, context.folders.values()):
         if Path(folder, _UNWRITTEN_STATE).is_file():
@@ -225,9 +222,6 @@ def _require_own_states(context: FleetContext) -> None:
     """Require that local states are of this account and region; a bucket of states is of its own.
 
     Terraform finds nothing in another one, takes all for deleted, and forgets what goes on to cost.
-
-    Raises:
-        CheckFailed: one is not.
     """
     here = (context.fleet.region, context.account)
     for name, stack_state in read_states(context).items():
@@ -244,9 +238,6 @@ def _require_moved_states(context: FleetContext) -> None:
     """Require that no local state has what a bucket should: the file may have said `state: local` before.
 
     Terraform finds nothing in the bucket, and makes everything a second time.
-
-    Raises:
-        CheckFailed: one has.
     """
     texts = dict(_read_local_states(context))
     for name, folder in context.folders.items():
@@ -304,20 +295,12 @@ def _read_local_state(context: FleetContext, folder: Path) -> str:
 
 
 def find_orphan_stacks(context: FleetContext) -> list[str]:
-    """Return the fleet's stacks with resources that its file does not define, such as another orchestrator's.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Return the fleet's stacks with resources that its file does not define, such as another orchestrator's."""
     return _find_undefined(context, "*")
 
 
 def find_orphan_clusters(context: FleetContext) -> list[str]:
-    """Return the orchestrators whose cluster is still there, and that the fleet's file has no more.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Return the orchestrators whose cluster is still there, and that the fleet's file has no more."""
     return [name for other in get_args(Orchestrator) for name in _find_undefined(context, other)]
 
 
@@ -353,9 +336,8 @@ def _read_s3_states(context: FleetContext, pattern: str = "*") -> Iterator[tuple
     folder = "/".join(filter(None, [prefix.strip("/"), context.fleet.name])) + "/"
     s3 = context.aws.client("s3")
     with session.translate_errors():
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
-            for entry in page.get("Contents", ()):
-                name = entry["Key"].removeprefix(folder)
-                if fnmatch(name, f"{pattern}.tfstate"):
-                    text = s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()
-                    yield name.removesuffix(".tfstate"), text
+        for entry in session.list_all(s3, "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder):
+            name = entry["Key"].removeprefix(folder)
+            if fnmatch(name, f"{pattern}.tfstate"):
+                text = s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()
+                yield name.removesuffix(".tfstate"), text

@@ -85,11 +85,7 @@ class DestroyPlan:
 
 
 def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
-    """List what there is to destroy; change nothing.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """List what there is to destroy; change nothing."""
     with console.step(f"List existing resources of {context.fleet.name}") as step:
         aws = context.aws
         stack_states = {name: state for name, state in read_states(context).items() if state.resources}

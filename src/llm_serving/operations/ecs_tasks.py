@@ -17,28 +17,26 @@ _SERVICES_A_CALL, _TASKS_A_CALL = 10, 100
 def list_services(client: Any, cluster: str) -> list[str]:
     """List the ARNs of a cluster's services; none where there is no such cluster."""
     with session.ignore_errors("ClusterNotFoundException"):
-        pages = client.get_paginator("list_services").paginate(cluster=cluster)
-        return [arn for page in pages for arn in page["serviceArns"]]
+        return session.list_all(client, "list_services", "serviceArns", cluster=cluster)
     return []
 
 
 def describe_services(client: Any, cluster: str, services: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Describe services, by name or ARN, with their tags."""
-    for start in range(0, len(services), _SERVICES_A_CALL):
-        batch = services[start : start + _SERVICES_A_CALL]
+    for batch in session.split(services, _SERVICES_A_CALL):
         yield from client.describe_services(cluster=cluster, services=batch, include=["TAGS"])["services"]
 
 
 def list_tasks(client: Any, cluster: str, **filters: str) -> list[dict[str, Any]]:
     """Describe a cluster's tasks, or those of a filter of ListTasks; none where cluster or service is not there."""
     with session.ignore_errors("ClusterNotFoundException", "ServiceNotFoundException"):
-        pages = client.get_paginator("list_tasks").paginate(cluster=cluster, **filters)
-        return describe_tasks(client, cluster, [arn for page in pages for arn in page["taskArns"]])
+        arns = session.list_all(client, "list_tasks", "taskArns", cluster=cluster, **filters)
+        return describe_tasks(client, cluster, arns)
     return []
 
 
 def describe_tasks(client: Any, cluster: str, arns: Sequence[str]) -> list[dict[str, Any]]:
-    batches = [arns[start : start + _TASKS_A_CALL] for start in range(0, len(arns), _TASKS_A_CALL)]
+    batches = session.split(arns, _TASKS_A_CALL)
     return [task for batch in batches for task in client.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
 
 

@@ -27,9 +27,6 @@ def read(aws: AwsSession, fleet: Fleet, data: Path) -> tuple[Installed, list[str
 
     Args:
         data: the fleet's data directory, for its kubeconfig and logs.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
     """
     with session.translate_errors():
         kubernetes = _read_kubernetes(aws, fleet) if fleet.creates_eks else None
@@ -58,10 +55,9 @@ def _read_kubernetes(aws: AwsSession, fleet: Fleet) -> str | None:
 
 def _read_add_ons(aws: AwsSession, fleet: Fleet) -> Iterator[tuple[str, str]]:
     eks, name = aws.client("eks"), names.format_cluster_name(fleet)
-    for page in eks.get_paginator("list_addons").paginate(clusterName=name):
-        for add_on in page["addons"]:
-            described = eks.describe_addon(clusterName=name, addonName=add_on)
-            yield add_on, str(described["addon"]["addonVersion"])
+    for add_on in session.list_all(eks, "list_addons", "addons", clusterName=name):
+        described = eks.describe_addon(clusterName=name, addonName=add_on)
+        yield add_on, str(described["addon"]["addonVersion"])
 
 
 def _count_amis(aws: AwsSession, fleet: Fleet) -> dict[str, int]:

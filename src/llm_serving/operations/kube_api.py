@@ -354,11 +354,7 @@ class KubeApi:
 
 
 def open_api(kubeconfig: Path | None) -> KubeApi:
-    """Return the API of the kubeconfig's cluster, which is asked once for its kinds; of the user's own where None.
-
-    Raises:
-        ApiError: as of `KubeApi`.
-    """
+    """Return the API of the kubeconfig's cluster, which is asked once for its kinds; of the user's own where None."""
     return _open(_locate(kubeconfig))
 
 

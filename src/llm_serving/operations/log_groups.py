@@ -27,11 +27,7 @@ FILE = "imports.tf.json"
 
 @contextmanager
 def adopt_existing(context: FleetContext, folders: Mapping[str, Path]) -> Iterator[None]:
-    """Add import blocks to the stacks in `folders` for log groups that exist and no state has.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Add import blocks to the stacks in `folders` for log groups that exist and no state has."""
     existing = _find_existing(context, folders)
     states = read_states(context, list(existing)) if existing else {}
     written = []

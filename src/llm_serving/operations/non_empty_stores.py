@@ -36,20 +36,13 @@ def find(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> list[NonEmp
 
     Args:
         outputs: of the storage stack; empty where it is not applied.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
     """
     with session.translate_errors():
         return [*_find_buckets(aws, outputs), *_find_repositories(aws, outputs, fleet)]
 
 
 def empty(aws: AwsSession, store: NonEmptyStore) -> None:
-    """Delete all of it, old versions too.
-
-    Raises:
-        Unavailable: AWS refuses, or does not answer.
-    """
+    """Delete all of it, old versions too."""
     with console.step(f"Empty {store.name}: {store.summary}"), session.translate_errors():
         if store.kind == "bucket":
             state_bucket.delete_all_versions(aws.client("s3"), store.name)
@@ -65,10 +58,8 @@ def _delete_images(ecr: Any, name: str) -> None:
     while images := _list_images(ecr, name):
         failures = [
             failure
-            for start in range(0, len(images), _IMAGES_PER_CALL)
-            for failure in ecr.batch_delete_image(
-                repositoryName=name, imageIds=images[start : start + _IMAGES_PER_CALL]
-            ).get("failures", ())
+            for batch in session.split(images, _IMAGES_PER_CALL)
+            for failure in ecr.batch_delete_image(repositoryName=name, imageIds=batch).get("failures", ())
         ]
         if len(failures) == len(images):
             raise Unavailable(f"{name}: ECR deletes none of its images: {failures[0]['failureReason']}")
@@ -102,8 +93,5 @@ def _find_repositories(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) 
 
 
 def _list_images(ecr: Any, name: str) -> list[dict[str, str]]:
-    pages = ecr.get_paginator("list_images").paginate(repositoryName=name)
-    return [
-        {"imageDigest": digest}
-        for digest in {image["imageDigest"] for page in pages for image in page.get("imageIds", ())}
-    ]
+    images = session.list_all(ecr, "list_images", "imageIds", repositoryName=name)
+    return [{"imageDigest": digest} for digest in {image["imageDigest"] for image in images}]

@@ -60,7 +60,6 @@ def create(context: FleetContext, stack_names: Sequence[str] | None = None) -> l
     """Plan every stack that can be planned, and save each plan for `apply`.
 
     Raises:
-        Unavailable: AWS refuses, or does not answer.
         CommandFailed: Terraform failed.
     """
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}

@@ -50,7 +50,6 @@ def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPl
 
     Raises:
         CheckFailed: it lacks one; the message names it with the fix.
-        Unavailable: AWS refuses, or does not answer.
     """
     if not context.fleet.creates_eks or not _deletes_subnets(approved):
         return
@@ -75,7 +74,6 @@ def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> N
 
     Raises:
         CheckFailed: something is; the message names it with the fix.
-        Unavailable: AWS refuses, or does not answer.
     """
     if not _deletes_subnets(approved):
         return
@@ -100,13 +98,9 @@ def _list_left(ec2: Any, context: FleetContext) -> Iterator[str]:
     """Yield what the network interfaces in subnets of removed zones belong to, but for the network's own."""
     own = [{"Name": "tag:fleet", "Values": [context.fleet.name]}, {"Name": "tag:stack", "Values": [NETWORK]}]
 
-    def describe(operation: str, **filters: Any) -> Mapping[str, Any]:
-        described: Mapping[str, Any] = ec2.get_paginator(operation).paginate(**filters).build_full_result()
-        return described
-
     zones = {
         subnet["SubnetId"]: subnet["AvailabilityZone"]
-        for subnet in describe("describe_subnets", Filters=own)["Subnets"]
+        for subnet in session.list_all(ec2, "describe_subnets", "Subnets", Filters=own)
         if subnet["AvailabilityZone"] not in context.fleet.zones
     }
     if not zones:
@@ -115,16 +109,16 @@ def _list_left(ec2: Any, context: FleetContext) -> Iterator[str]:
     of_network = {
         *(
             interface
-            for endpoint in describe("describe_vpc_endpoints", Filters=own)["VpcEndpoints"]
+            for endpoint in session.list_all(ec2, "describe_vpc_endpoints", "VpcEndpoints", Filters=own)
             for interface in endpoint.get("NetworkInterfaceIds", ())
         ),
         *(
             address.get("NetworkInterfaceId")
-            for gateway in describe("describe_nat_gateways", Filter=own)["NatGateways"]
+            for gateway in session.list_all(ec2, "describe_nat_gateways", "NatGateways", Filter=own)
             for address in gateway.get("NatGatewayAddresses", ())
         ),
     }
-    for interface in describe("describe_network_interfaces", Filters=in_subnets)["NetworkInterfaces"]:
+    for interface in session.list_all(ec2, "describe_network_interfaces", "NetworkInterfaces", Filters=in_subnets):
         if interface["NetworkInterfaceId"] not in of_network:
             user = interface.get("Attachment", {}).get("InstanceId") or interface.get("Description")
             yield f"{user or interface['NetworkInterfaceId']} ({zones[interface['SubnetId']]})"

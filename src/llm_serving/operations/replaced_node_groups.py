@@ -27,7 +27,6 @@ def require_empty(context: FleetContext, stack_plans: Sequence[StackPlan]) -> No
 
     Raises:
         CheckFailed: some do; the message names their group with the fix.
-        Unavailable: AWS refuses, or does not answer.
     """
     changes = {name: change for plan in stack_plans for name, change in plan.plan.select(_KIND).items()}
     deleted = [name for name, change in changes.items() if "delete" in change.actions and not change.is_tainted]

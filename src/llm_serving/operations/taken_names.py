@@ -29,7 +29,6 @@ def require_free(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
 
     Raises:
         CheckFailed: something has; names all of it, with its owner and the fix.
-        Unavailable: AWS refuses, or does not answer.
     """
     taken = [line for plan in stack_plans for line in _list_taken(context, plan)]
     if taken:
@@ -66,10 +65,9 @@ def _read_alarm(cloudwatch: Any, name: str) -> Tags:
 
 
 def _read_rule(events: Any, name: str) -> Tags:
-    for page in events.get_paginator("list_rules").paginate(NamePrefix=name):
-        for rule in page["Rules"]:
-            if rule["Name"] == name:
-                return _convert_tags(events.list_tags_for_resource(ResourceARN=rule["Arn"])["Tags"])
+    for rule in session.list_all(events, "list_rules", "Rules", NamePrefix=name):
+        if rule["Name"] == name:
+            return _convert_tags(events.list_tags_for_resource(ResourceARN=rule["Arn"])["Tags"])
     return {}
 
 

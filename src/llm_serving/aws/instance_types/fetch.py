@@ -60,14 +60,12 @@ class InstanceTypeApi:
             # Bare metal runs no replica: the engine needs no instance that boots for ten minutes.
             {"Name": "bare-metal", "Values": ["false"]},
         ]
-        pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
-        types = [entry for page in pages for entry in page["InstanceTypes"]]
+        types = session.list_all(ec2, "describe_instance_types", "InstanceTypes", Filters=filters)
         # This filter takes exact names where the other takes patterns, and at most 200 of them.
         names = sorted(entry["InstanceType"] for entry in types)
-        offering_pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
-            LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names[:200]}]
-        )
-        offerings = [entry for page in offering_pages for entry in page["InstanceTypeOfferings"]] if names else []
+        query = {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": names[:200]}]}
+        operation, key = "describe_instance_type_offerings", "InstanceTypeOfferings"
+        offerings = session.list_all(ec2, operation, key, **query) if names else []
         return {
             "source": self.describe_source(),
             "date": date.isoformat(),
@@ -97,24 +95,13 @@ class InstanceTypeApi:
             "marketoption": "OnDemand",
         }
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
-        paginator = self._create_client("pricing", PRICE_REGION).get_paginator("get_products")
-        pages = (
-            page
-            for start in range(0, len(names), _PRICED_TYPES)
-            for page in paginator.paginate(
-                ServiceCode="AmazonEC2",
-                Filters=[*filters, _build_type_filter(names[start : start + _PRICED_TYPES])],
-            )
-        )
-        products = (json.loads(text) for page in pages for text in page["PriceList"])
-        usd_by_type = (
-            (product["product"]["attributes"]["instanceType"], read_usd_per_hour(product)) for product in products
-        )
-        return {name: usd for name, usd in sorted(usd_by_type) if usd}
-
-
-def _build_type_filter(names: Sequence[str]) -> dict[str, str]:
-    return {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(names)}
+        pricing, usd_by_type = self._create_client("pricing", PRICE_REGION), dict[str, float]()
+        for some in session.split(names, _PRICED_TYPES):
+            of_types = {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(some)}
+            query = {"ServiceCode": "AmazonEC2", "Filters": [*filters, of_types]}
+            for product in map(json.loads, session.list_all(pricing, "get_products", "PriceList", **query)):
+                usd_by_type[product["product"]["attributes"]["instanceType"]] = read_usd_per_hour(product)
+        return {name: usd for name, usd in sorted(usd_by_type.items()) if usd}
 
 
 def read_usd_per_hour(product: Mapping[str, Any]) -> float:

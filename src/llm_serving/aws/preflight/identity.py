@@ -54,7 +54,6 @@ def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
 
     Raises:
         InputError: another account is signed in.
-        Unavailable: as from `fetch_identity`.
     """
     caller, account = fetch_identity(aws), document.value.account
     if account and account != caller.account and not aws.is_emulated:
@@ -169,19 +168,17 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
 
 def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str], boundary: str | None) -> dict[str, Any]:
     """Return the simulator's evaluation by action, for policies too that allow no role without the boundary."""
-    actions = sorted(wanted)
     iam = aws.client("iam")
     decisions: dict[str, Any] = {}
     known = {"ContextKeyName": "iam:PermissionsBoundary", "ContextKeyValues": [boundary], "ContextKeyType": "string"}
-    for first in range(0, len(actions), _BATCH_SIZE):
-        pages = iam.get_paginator("simulate_principal_policy").paginate(
-            PolicySourceArn=principal_arn,
-            ActionNames=actions[first : first + _BATCH_SIZE],
-            ContextEntries=[known] if boundary else [],
-        )
-        decisions |= {
-            evaluation["EvalActionName"]: evaluation for page in pages for evaluation in page["EvaluationResults"]
+    for batch in session.split(sorted(wanted), _BATCH_SIZE):
+        request = {
+            "PolicySourceArn": principal_arn,
+            "ActionNames": batch,
+            "ContextEntries": [known] if boundary else [],
         }
+        evaluations = session.list_all(iam, "simulate_principal_policy", "EvaluationResults", **request)
+        decisions |= {evaluation["EvalActionName"]: evaluation for evaluation in evaluations}
     return decisions
 
 

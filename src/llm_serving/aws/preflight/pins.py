@@ -41,9 +41,8 @@ def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
 def _check_kubernetes(aws: AwsSession, fleet: Fleet) -> CheckResult:
     version = fleet.eks.version
     check_name = f"Kubernetes {version}"
-    eks = aws.client("eks")
-    pages = eks.get_paginator("describe_cluster_versions").paginate(includeAll=True)
-    offered = {row["clusterVersion"]: row for page in pages for row in page["clusterVersions"]}
+    rows = session.list_all(aws.client("eks"), "describe_cluster_versions", "clusterVersions", includeAll=True)
+    offered = {row["clusterVersion"]: row for row in rows}
     status = offered.get(version, {}).get("versionStatus", "UNSUPPORTED")
     if status == "UNSUPPORTED":
         usable = [name for name, row in offered.items() if row.get("versionStatus") == "STANDARD_SUPPORT"]
@@ -60,9 +59,9 @@ def _check_versions(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
 
 
 def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResult:
-    eks, version = aws.client("eks"), fleet.eks.version
-    pages = eks.get_paginator("describe_addon_versions").paginate(addonName=add_on.name, kubernetesVersion=version)
-    rows = [row for page in pages for entry in page["addons"] for row in entry["addonVersions"]]
+    version, query = fleet.eks.version, {"addonName": add_on.name, "kubernetesVersion": fleet.eks.version}
+    entries = session.list_all(aws.client("eks"), "describe_addon_versions", "addons", **query)
+    rows = [row for entry in entries for row in entry["addonVersions"]]
     offered = [row["addonVersion"] for row in rows]
     if add_on.version in offered:
         return CheckResult(add_on.name, "pass", f"{add_on.version} offered for Kubernetes {version}")

@@ -171,15 +171,11 @@ def _fetch_usage(aws: AwsSession, fleet: Fleet, quota: Quota, quota_response: Ma
         method, key = _COUNTED_RESOURCES[quota]
         ec2 = aws.client("ec2")
         is_paged = ec2.can_paginate(method)
-        response = ec2.get_paginator(method).paginate().build_full_result() if is_paged else getattr(ec2, method)()
-        return sum(not _is_own(resource, fleet) for resource in response.get(key, ()))
+        resources = session.list_all(ec2, method, key) if is_paged else getattr(ec2, method)()[key]
+        own = {"Key": "fleet", "Value": fleet.name}  # the fleet's stacks tag all that they make
+        return sum(own not in resource.get("Tags", ()) for resource in resources)
     metric = quota_response.get("UsageMetric")
     return _fetch_latest_usage(aws, metric) if metric else 0.0
-
-
-def _is_own(resource: Mapping[str, Any], fleet: Fleet) -> bool:
-    """Whether this fleet's stacks have made it: they tag all that they make."""
-    return any(tag["Key"] == "fleet" and tag["Value"] == fleet.name for tag in resource.get("Tags", ()))
 
 
 def _fetch_latest_usage(aws: AwsSession, metric: Mapping[str, Any]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_serving.aws import session
 from llm_serving.aws.preflight.check import Check, CheckResult
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog.registry import format_endpoint_service
@@ -111,15 +112,11 @@ def _check_types(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
         system = build_system_group(fleet)
         members.append(_Members("the cluster's own nodes", system.types, system.zones, "the fleet"))
     instance_types = sorted({instance_type for row in members for instance_type in row.types})
-    pages = (
-        aws.client("ec2")
-        .get_paginator("describe_instance_type_offerings")
-        .paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": instance_types}])
-    )
+    query = {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": instance_types}]}
+    operation, key = "describe_instance_type_offerings", "InstanceTypeOfferings"
     zones_by_type: dict[str, set[str]] = {}
-    for page in pages:
-        for offering in page["InstanceTypeOfferings"]:
-            zones_by_type.setdefault(offering["InstanceType"], set()).add(offering["Location"])
+    for offering in session.list_all(aws.client("ec2"), operation, key, **query):
+        zones_by_type.setdefault(offering["InstanceType"], set()).add(offering["Location"])
     return [result for row in members for result in _check_members(fleet, row, zones_by_type)]
 
 

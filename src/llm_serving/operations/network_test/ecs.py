@@ -102,12 +102,7 @@ def _wait_until_stopped(client: Any, fleet: Fleet, tasks: Sequence[str], deadlin
 
 
 def _read_log(aws: AwsSession, fleet: Fleet, task: str) -> str:
-    pages = (
-        aws.client("logs")
-        .get_paginator("filter_log_events")
-        .paginate(
-            logGroupName=network_test.format_log_group(fleet),
-            logStreamNames=[f"pool/{network_test.NAME}/{task.rpartition('/')[2]}"],
-        )
-    )
-    return "\n".join(event["message"] for page in pages for event in page["events"])
+    stream = f"pool/{network_test.NAME}/{task.rpartition('/')[2]}"
+    query = {"logGroupName": network_test.format_log_group(fleet), "logStreamNames": [stream]}
+    events = session.list_all(aws.client("logs"), "filter_log_events", "events", **query)
+    return "\n".join(event["message"] for event in events)
