@@ -56,8 +56,9 @@ def test_an_engine_gives_up_by_the_same_reasons_as_in_load_tests_and_batches(men
 
 def test_requests_that_differ_in_their_id_alone_have_one_kept_answer(mends: Any) -> None:
     cache = mends.Cache()
-    keys = {cache.get_cache_key(model="m", extra_headers={"X-Request-Id": request_id}) for request_id in "ab"}
-    assert keys == {cache.get_cache_key(model="m")}
+    request = {"model": "m", "cache": None}
+    keys = {cache.get_cache_key(**request, extra_headers={"X-Request-Id": request_id}) for request_id in "ab"}
+    assert keys == {cache.get_cache_key(**request)}
     assert cache.get_cache_key(model="n") not in keys
 
 

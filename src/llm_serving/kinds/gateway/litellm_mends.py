@@ -6,6 +6,7 @@ Each one takes the place of a function of LiteLLM's, or of a package of its envi
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -51,68 +52,61 @@ _STORES = ("prisma", "redis")
 """Modules of errors whose messages are of the database and the cache, and not of a request."""
 
 
-def leave_out_id(get_key: Callable[..., str]) -> Callable[..., str]:
+def mend(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Let a function take the place of one of LiteLLM's, or of a package's, which it is given first."""
+
+    def take_place(replacement: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            return replacement(original, *arguments, **options)
+
+        setattr(owner, name, call)
+
+    return take_place
+
+
+@mend(Cache, "get_cache_key")
+def leave_out_id(get_key: Callable[..., str], cache: Cache, /, **request: Any) -> str:
     """Let the key of a kept answer leave out the headers: they have the id only, another for each request."""
-
-    def get_key_without_id(self: Cache, **request: Any) -> str:
-        return get_key(self, **{name: value for name, value in request.items() if name != "extra_headers"})
-
-    return get_key_without_id
+    return get_key(cache, **{name: value for name, value in request.items() if name != "extra_headers"})
 
 
-Cache.get_cache_key = leave_out_id(Cache.get_cache_key)
-
-
-def spare_deployment(should_cool_down: Callable[..., bool]) -> Callable[..., bool]:
+@mend(cooldown_handlers, "_should_run_cooldown_logic")
+def spare_deployment(
+    should_cool_down: Callable[..., bool], /, *arguments: Any, original_exception: BaseException, **options: Any
+) -> bool:
     """Let an error of LiteLLM's own close no deployment: one malformed request would close a route to all teams."""
-
-    def should_cool_down_by(*arguments: Any, original_exception: BaseException, **options: Any) -> bool:
-        error: BaseException | None = original_exception
-        while error is not None and find_package(error) not in _CLIENTS:
-            if isinstance(error, _OWN_ERRORS):
-                return False
-            error = error.__cause__ or error.__context__
-        return should_cool_down(*arguments, original_exception=original_exception, **options)
-
-    return should_cool_down_by
+    error: BaseException | None = original_exception
+    while error is not None and find_package(error) not in _CLIENTS:
+        if isinstance(error, _OWN_ERRORS):
+            return False
+        error = error.__cause__ or error.__context__
+    return should_cool_down(*arguments, original_exception=original_exception, **options)
 
 
-cooldown_handlers._should_run_cooldown_logic = spare_deployment(cooldown_handlers._should_run_cooldown_logic)
-
-
-def refuse_given_up(read: Callable[..., Any]) -> Callable[..., Any]:
+@mend(BaseClient, "_process_response_data")
+def refuse_given_up(read: Callable[..., Any], client: BaseClient[Any, Any], /, *, data: Any, **options: Any) -> Any:
     """Let the client of deployments refuse an answer, or an event of a stream, by which an engine gives up.
 
     LiteLLM calls these reasons `stop`, and keeps what there is of the text as the answer.
     """
-
-    def read_whole(self: BaseClient[Any, Any], *, data: Any, **options: Any) -> Any:
-        for choice in (data.get("choices") or ()) if isinstance(data, dict) else ():
-            if (reason := choice.get("finish_reason")) in GIVEN_UP:
-                message = f"the engine gave the answer up: finish_reason {reason}"
-                raise ServiceUnavailableError(message=message, llm_provider="openai", model=str(data.get("model")))
-        return read(self, data=data, **options)
-
-    return read_whole
+    for choice in (data.get("choices") or ()) if isinstance(data, dict) else ():
+        if (reason := choice.get("finish_reason")) in GIVEN_UP:
+            message = f"the engine gave the answer up: finish_reason {reason}"
+            raise ServiceUnavailableError(message=message, llm_provider="openai", model=str(data.get("model")))
+    return read(client, data=data, **options)
 
 
-BaseClient._process_response_data = refuse_given_up(BaseClient._process_response_data)  # type: ignore[method-assign]
-
-
-def refuse_other_bodies(read: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+@mend(user_api_key_auth, "read_request_body")
+async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments: Any, **options: Any) -> Any:
     """Refuse a body that is JSON and no object with 400: LiteLLM fails at it, before it looks at the key."""
+    body = await read(*arguments, **options)
+    if not isinstance(body, dict):
+        message = "The body is no JSON object"
+        raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
+    return body
 
-    async def read_object(*arguments: Any, **options: Any) -> Any:
-        body = await read(*arguments, **options)
-        if not isinstance(body, dict):
-            message = "The body is no JSON object"
-            raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
-        return body
-
-    return read_object
-
-
-user_api_key_auth.read_request_body = refuse_other_bodies(user_api_key_auth.read_request_body)
 
 # What clients call their own user: `user`, `safety_identifier`, headers. Where Postgres refuses the text, such as one
 # with a NUL, LiteLLM drops the record, and what all teams spent in those seconds: `_commit_spend_updates_to_db` in
@@ -120,85 +114,51 @@ user_api_key_auth.read_request_body = refuse_other_bodies(user_api_key_auth.read
 user_api_key_auth.get_end_user_id_from_request_body = lambda *_, **__: None
 
 
-def leave_out_names(build: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+@mend(spend_tracking_utils, "get_logging_payload")
+def leave_out_names(build: Callable[..., dict[str, Any]], /, *arguments: Any, **options: Any) -> dict[str, Any]:
     """Leave out of records what clients call their sessions and agents, by fields or headers.
 
     Where Postgres refuses such a text, as one with a NUL, or too long for an index, there was no record of the request.
     """
-
-    def build_without(*arguments: Any, **options: Any) -> dict[str, Any]:
-        return {**build(*arguments, **options), **dict.fromkeys(_CLIENTS_NAMES, "")}
-
-    return build_without
+    return {**build(*arguments, **options), **dict.fromkeys(_CLIENTS_NAMES, "")}
 
 
-spend_tracking_utils.get_logging_payload = leave_out_names(spend_tracking_utils.get_logging_payload)
-
-
-def keep_connection(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+@mend(ServerErrorMiddleware, "__call__")
+async def keep_connection(answer: Callable[..., Awaitable[None]], *arguments: Any) -> None:
     """Let an error that was logged and answered end there.
 
     Starlette raises it again, and uvicorn then closes the connection behind the answer: the next request that nginx
     sends on it, another client's, gets 502.
     """
-
-    async def answer(*arguments: Any) -> None:
-        with contextlib.suppress(Exception):
-            await call(*arguments)
-
-    return answer
+    with contextlib.suppress(Exception):
+        await answer(*arguments)
 
 
-ServerErrorMiddleware.__call__ = keep_connection(ServerErrorMiddleware.__call__)
-
-
-def keep_chunks(convert: Callable[..., Any]) -> Callable[..., Any]:
+@mend(utils.TextCompletionStreamWrapper, "convert_to_text_completion_object")
+def keep_chunks(convert: Callable[..., Any], stream: utils.TextCompletionStreamWrapper, chunk: Any) -> Any:
     """Keep what a stream of completions has said, from which LiteLLM bills one that its client leaves."""
-
-    def convert_and_keep(self: utils.TextCompletionStreamWrapper, chunk: Any) -> Any:
-        vars(self).setdefault("chunks", []).append(chunk)
-        return convert(self, chunk)
-
-    return convert_and_keep
+    vars(stream).setdefault("chunks", []).append(chunk)
+    return convert(stream, chunk)
 
 
-utils.TextCompletionStreamWrapper.convert_to_text_completion_object = keep_chunks(
-    utils.TextCompletionStreamWrapper.convert_to_text_completion_object
-)
-
-
-def bill_prompt(bill: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+@mend(common_request_processing, "_bill_partial_streamed_spend_on_disconnect")
+async def bill_prompt(bill: Callable[..., Awaitable[bool]], request_data: dict[str, Any], response: Any) -> bool:
     """Have the prompt of such a stream billed too."""
-
-    async def bill_with_prompt(request_data: dict[str, Any], response: Any) -> bool:
-        stream = getattr(response, "inner", response)  # HiddenParamsAsyncIteratorWrapper's
-        if isinstance(stream, utils.TextCompletionStreamWrapper):
-            stream.messages = [{"role": "user", "content": str(request_data.get("prompt"))}]
-        return await bill(request_data, stream)
-
-    return bill_with_prompt
+    stream = getattr(response, "inner", response)  # HiddenParamsAsyncIteratorWrapper's
+    if isinstance(stream, utils.TextCompletionStreamWrapper):
+        stream.messages = [{"role": "user", "content": str(request_data.get("prompt"))}]
+    return await bill(request_data, stream)
 
 
-common_request_processing._bill_partial_streamed_spend_on_disconnect = bill_prompt(
-    common_request_processing._bill_partial_streamed_spend_on_disconnect
-)
-
-
-def take_as_one(match: Callable[..., bool]) -> Callable[..., bool]:
+@mend(utils, "_check_provider_match")
+def take_as_one(match: Callable[..., bool], model_info: dict[str, Any], custom_llm_provider: str | None) -> bool:
     """Take the provider of completions for that of other calls.
 
     A chat or a completion notes its provider in the price of its deployment. After a completion the price was not found
     for any response, which then cost nothing, also for the budget.
     """
-
-    def match_either(model_info: dict[str, Any], custom_llm_provider: str | None) -> bool:
-        own = {model_info.get("litellm_provider"), custom_llm_provider}
-        return own == _OPENAI or match(model_info=model_info, custom_llm_provider=custom_llm_provider)
-
-    return match_either
-
-
-utils._check_provider_match = take_as_one(utils._check_provider_match)
+    own = {model_info.get("litellm_provider"), custom_llm_provider}
+    return own == _OPENAI or match(model_info=model_info, custom_llm_provider=custom_llm_provider)
 
 
 async def end_response(self: ResponsesAPIStreamingIterator) -> None:
@@ -242,21 +202,17 @@ def format_traceback(error: BaseException) -> str:
     return "".join(parts).rstrip()
 
 
-def leave_out_messages(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+def leave_out_messages(make: Callable[..., logging.LogRecord], /, *arguments: Any, **options: Any) -> logging.LogRecord:
     """Let log records leave out the messages of errors."""
-
-    def make_without(*arguments: Any, **options: Any) -> logging.LogRecord:
-        record = make(*arguments, **options)
-        if isinstance(record.args, tuple):
-            record.args = tuple(map(describe, record.args))
-        if record.exc_info and record.exc_info[1]:
-            record.exc_text = format_traceback(record.exc_info[1])
-        return record
-
-    return make_without
+    record = make(*arguments, **options)
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(describe, record.args))
+    if record.exc_info and record.exc_info[1]:
+        record.exc_text = format_traceback(record.exc_info[1])
+    return record
 
 
-logging.setLogRecordFactory(leave_out_messages(logging.getLogRecordFactory()))
+logging.setLogRecordFactory(functools.partial(leave_out_messages, logging.getLogRecordFactory()))
 
 MENDS = CustomLogger()
 """What config.yaml names."""
