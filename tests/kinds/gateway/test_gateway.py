@@ -292,14 +292,20 @@ def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
 
 
 def read_status(
-    url: str, key: str = "", body: dict[str, Any] | bytes | None = None, more_headers: dict[str, str] | None = None
+    url: str,
+    key: str = "",
+    body: dict[str, Any] | bytes | None = None,
+    more_headers: dict[str, str] | None = None,
+    method: str | None = None,
 ) -> int:
     """Return the status of an answer."""
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     headers = {"Content-Type": "application/json", **bearer, **(more_headers or {})}
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=WAIT_S) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers, method=method), timeout=WAIT_S
+        ) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -904,21 +910,35 @@ def test_no_header_of_an_answer_says_where_a_deployment_is(gateway: Running) -> 
     assert gateway.provider.url not in str(answer.headers)
 
 
-def test_a_kept_response_is_its_team_s_alone(gateway: Running) -> None:
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_kept_response_is_its_team_s_alone(gateway: Running, is_stream: bool) -> None:
     own, other = gateway.create_key("outside"), gateway.create_key("search")
-    response = gateway.connect(own).responses.create(model="alone", input="hi")
-    url = f"{gateway.deployment.url}/v1/responses/{response.id}"
-    assert [read_status(url, key) for key in (own, other)] == [501, 403], "the provider keeps none"
+    response = gateway.connect(own).responses.create(model="alone", input="hi", stream=is_stream)
+    id_ = next(iter(response)).response.id if is_stream else response.id
+    url = f"{gateway.deployment.url}/v1/responses"
+    follow_up = {"model": "echo", "input": "hi", "previous_response_id": id_}
+    assert read_status(f"{url}/{id_}", own) == 501, "the provider keeps none"
+    for path, method, body in (
+        (f"/{id_}", "GET", None), (f"/{id_}", "DELETE", None), (f"/{id_}/input_items", "GET", None),
+        (f"/{id_}/cancel", "POST", {}), ("/resp_of_the_engine", "GET", None), ("", "POST", follow_up),
+    ):  # fmt: skip
+        assert read_status(f"{url}{path}", other, body, method=method) == 403, (path, method)
+
+
+FILE_OF_NUMBER = {"type": "file", "file": {"file_id": 5}}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400),
         # LiteLLM itself fails, and asks the next deployment.
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 200),
+        ("chat/completions", {"messages": [{"role": "user", "content": [FILE_OF_NUMBER]}]}, 200),
         ("messages", {"messages": "hi", "max_tokens": 5}, 400),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 5}, 400),
         ("completions", {"prompt": 5}, 400),
+        ("rerank", {"query": "hi", "documents": ["hi"]}, 400),
     ],
 )
 def test_a_malformed_request_closes_no_deployment_to_others(

@@ -122,6 +122,19 @@ def test_metadata_beside_litellm_s_own_is_masked_too(hook: Any) -> None:
     assert data["litellm_metadata"]["spend_logs_metadata"] == {"personal_data": {"EMAIL_ADDRESS": 1}}
 
 
+@pytest.mark.parametrize("team", ["private", "strict"])
+@pytest.mark.parametrize(("field", "value"), [("prompt", [1, 2]), ("prompt", [[1, 2]]), ("input", [1, 2])])
+def test_tokens_in_which_nothing_is_found_are_refused_where_texts_are_searched(
+    hook: Any, team: str, field: str, value: list[Any]
+) -> None:
+    with pytest.raises(Refused) as refused:
+        call(hook, team, {field: value})
+    message = f"{field} has tokens, in which personal data is not found: send text"
+    assert refused.value.args == (400, {"error": {"message": message, "type": "personal_data", "param": field}})
+    assert call(hook, "search", {field: value})[field] == value
+    assert call(hook, team, {field: ["a", "b"], "stop_token_ids": [7]})[field] == ["a", "b"]
+
+
 def test_a_team_that_blocks_gets_400_with_kinds_alone_and_one_without_a_guardrail_goes_on(hook: Any) -> None:
     with pytest.raises(Refused) as refused:
         call(hook, "strict", {"input": ["12345", "a@b.example"]})

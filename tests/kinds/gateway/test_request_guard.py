@@ -17,6 +17,8 @@ NAMES = (
     "fastapi",
     "litellm",
     "litellm.types",
+    "litellm.types.llms",
+    "litellm.types.llms.openai",
     "litellm.types.utils",
     "litellm.integrations",
     "litellm.integrations.custom_logger",
@@ -42,6 +44,8 @@ def hook() -> Iterator[Any]:
         patch.setattr(sys.modules["fastapi"], "HTTPException", Refused, raising=False)
         patch.setattr(sys.modules[NAMES[-1]], "CustomLogger", object, raising=False)
         patch.setattr(sys.modules["litellm.types.utils"], "all_litellm_params", OWN_SETTINGS, raising=False)
+        chat_parts = sys.modules["litellm.types.llms.openai"]
+        patch.setattr(chat_parts, "ValidUserMessageContentTypes", ["text", "image_url", "file"], raising=False)
         patch.delitem(sys.modules, MODULE, raising=False)
         yield importlib.import_module(MODULE)
         sys.modules.pop(MODULE)
@@ -176,7 +180,12 @@ def test_a_request_sets_nothing_of_litellm_s_and_keeps_what_its_proxy_wrote(hook
     ("field", "value"),
     [
         ("messages", "hi"), ("messages", [5]), ("messages", [{"role": "user", "content": 5}]), ("prompt", 5),
-        ("tools", "x"), ("response_format", "json"), ("timeout", "soon"),
+        ("tools", "x"), ("tools", [5]), ("response_format", "json"), ("timeout", "soon"), ("prompt", []),
+        ("prompt", ["hi", 5]), ("prompt", [{}]), ("messages", [{"role": "assistant", "tool_calls": 5}]),
+        *[
+            ("messages", [{"role": "user", "content": [part]}])
+            for part in (5, {}, {"type": 5}, {"type": "text"}, {"type": "image_url"}, {"type": "file", "file": "x"}, {"type": "image"})
+        ],
     ],
 )  # fmt: skip
 def test_a_field_of_another_form_than_the_api_s_is_refused(hook: Any, field: str, value: object) -> None:
@@ -193,6 +202,8 @@ def test_a_field_of_another_form_than_the_api_s_is_refused(hook: Any, field: str
     assert refused.value.args[1]["error"]["param"] == field
     call({"messages": [{"role": "assistant", "content": None}, {"role": "user", "content": []}], "tools": None})
     call({"prompt": [1, 2], "response_format": {"type": "json_object"}, "timeout": 3})
+    picture = {"type": "image", "source": {"type": "base64"}}  # of Anthropic's API
+    assert hook.find_malformed({"messages": [{"role": "user", "content": [picture]}]}, "anthropic_messages") is None
 
 
 @pytest.mark.parametrize(("characters", "ids"), [(10, "abc"), (11, "bc"), (21, "c")])

@@ -34,6 +34,9 @@ _MIN_SCORE = 0.4
 """Presidio's score of a phone number without a word before it, its lowest that is more than a guess."""
 
 _BLOCK = "block"
+_TEXT_FIELDS = ("prompt", "input")
+"""What may have tokens in place of texts."""
+
 _PICTURE = re.compile(r"data:[\w/.+-]+;base64,[A-Za-z0-9+/=]*")
 
 # Or Presidio downloads a list of domains, and keeps it in the home folder.
@@ -56,10 +59,16 @@ class PersonalDataGuard(CustomLogger):  # type: ignore[misc] # of another enviro
         data: dict[str, Any],
         call_type: str,  # noqa: ARG002
     ) -> None:
-        """Refuse a request with personal data with 400, or replace the data by its kind and record how often."""
+        """Refuse a request with personal data with 400, or replace the data by its kind and record how often.
+
+        One of tokens, in which nothing is found, is refused too.
+        """
         action = self._actions.get(user_api_key_dict.team_id)
         if action is None:
             return
+        if field := next((field for field in _TEXT_FIELDS if has_tokens(data.get(field))), None):
+            message = f"{field} has tokens, in which personal data is not found: send text"
+            raise HTTPException(400, {"error": {"message": message, "type": "personal_data", "param": field}})
         counts: Counter[str] = Counter()
         masked = await asyncio.to_thread(self._mask_all, data, counts)
         if counts and action == _BLOCK:
@@ -115,6 +124,11 @@ def _find_metadata(data: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Find what LiteLLM records of a request; its place depends on the path."""
     places = (data.get(name) for name in ("litellm_metadata", "metadata"))
     return next((place for place in places if isinstance(place, dict) and "user_api_key" in place), {})
+
+
+def has_tokens(value: object) -> bool:
+    """Return whether a prompt is of tokens, or a list of prompts has one that is."""
+    return isinstance(value, int) or (isinstance(value, list) and any(map(has_tokens, value)))
 
 
 def change_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.types.llms.openai import ValidUserMessageContentTypes
 from litellm.types.utils import all_litellm_params
 
 TEAMS_VARIABLE, CACHED_VARIABLE = "GATEWAY_TEAMS", "GATEWAY_CACHED"
@@ -57,6 +58,9 @@ _STREAMED_CALLS = ("acompletion", "atext_completion")
 _PICTURES, _COMPLETIONS = "image_generation", "text_completion"
 """How LiteLLM's names of calls for pictures and for completions end."""
 
+_CHAT, _RERANK = "acompletion", "rerank"
+"""LiteLLM's names of chats, and of calls for which it knows no way to a deployment: it closes the route with 500."""
+
 _PROMPT_FIELDS = (
     "messages", "prompt", "suffix", "input", "instructions", "system", "tools", "functions", "query", "documents",
 )  # fmt: skip
@@ -66,6 +70,16 @@ _FORMS: dict[str, type | tuple[type, ...]] = {
     "tool_choice": (str, dict), "response_format": dict, "logit_bias": dict, "timeout": (int, float),
 }  # fmt: skip
 """Of fields at whose other forms LiteLLM itself fails with 500, after it asked each deployment of the route."""
+
+_ITEM_FORMS: dict[str, type | tuple[type, ...]] = {
+    "messages": dict, "prompt": (str, int, list), "tools": dict, "functions": dict,
+}  # fmt: skip
+"""Of what the lists among these fields have."""
+
+_PART_FORMS: dict[str, type | tuple[type, ...]] = {
+    "text": str, "image_url": (str, dict), "file": dict, "thinking": str,
+}  # fmt: skip
+"""Of the parts of a message: each has its content in the field that its type names."""
 
 _TOKEN_CHARACTERS = 4
 """Characters of a token in a prompt of tokens, `[464, 2068]`: what one has in English, by rule of thumb."""
@@ -111,8 +125,8 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         So is a model that is not the team's, with 403: LiteLLM looks for it in the body, and calls the one that the URL
         names, `?model=`. And pictures of a team with a budget: they have no price that would count against it.
 
-        A field of another form than the API's gets 400. The rest reads cached answers of its own team only, and gives
-        itself no priority.
+        A field of another form than the API's gets 400, and so does a call to rerank. The rest reads cached answers of
+        its own team only, and gives itself no priority.
         """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
@@ -121,7 +135,10 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         if team and model is not None and model not in self._models.get(team, ()):
             message = f"The team {team} has no model {model}"
             raise HTTPException(403, {"error": {"message": message, "type": "team_model_access_denied"}})
-        if field := find_malformed(data):
+        if call_type == _RERANK:
+            message = "A gateway has no rerank. Call the deployment itself"
+            raise HTTPException(400, {"error": {"message": message, "type": "invalid_request_error"}})
+        if field := find_malformed(data, call_type):
             message = f"{field} has another form in the API"
             raise HTTPException(400, {"error": {"message": message, "type": "invalid_request_error", "param": field}})
         if team in self._budgeted and call_type.endswith(_PICTURES):
@@ -240,16 +257,32 @@ def log_request(kwargs: Mapping[str, Any], end: str, duration: timedelta) -> Non
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
-def find_malformed(data: Mapping[str, Any]) -> str | None:
+def find_malformed(data: Mapping[str, Any], call_type: str) -> str | None:
     """Find the first field of another form than the API's."""
     for field, forms in _FORMS.items():
         if data.get(field) is not None and not isinstance(data[field], forms):
             return field
+    for field, forms in _ITEM_FORMS.items():
+        items = data.get(field)
+        if isinstance(items, list) and not all(isinstance(item, forms) for item in items):
+            return field
+    prompt = data.get("prompt")
+    if isinstance(prompt, list) and len({*map(type, prompt)}) != 1:  # neither texts nor tokens, or nothing
+        return "prompt"
     messages = data.get("messages") or ()
-    has_form = all(
-        isinstance(message, dict) and isinstance(message.get("content") or "", (str, list)) for message in messages
-    )
-    return None if has_form else "messages"
+    return None if all(_has_form(message, call_type) for message in messages) else "messages"
+
+
+def _has_form(message: Mapping[str, Any], call_type: str) -> bool:
+    """Return whether a message has the API's form; of the types of parts each API has its own."""
+    content, is_user = message.get("content") or "", message.get("role") == "user"
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or not isinstance(part.get(kind), _PART_FORMS.get(kind, object)):
+            return False
+        if is_user and call_type == _CHAT and kind not in ValidUserMessageContentTypes:
+            return False
+    return isinstance(content, (str, list)) and isinstance(message.get("tool_calls") or [], list)
 
 
 def count_prompt(data: Mapping[str, Any]) -> int:
