@@ -11,8 +11,8 @@ import pytest
 
 from llm_serving import console, paths
 from llm_serving.kinds.gateway import database, gateway_program, prisma_types
+from llm_serving.kinds.gateway.kind import Postgres
 from llm_serving.kinds.gateway.litellm_env import LiteLlmEnv
-from llm_serving.kinds.gateway.servers import Postgres
 from llm_serving.settings.errors import Unavailable
 
 LOCK = (paths.ROOT / "requirements" / "gateway.txt").read_text()

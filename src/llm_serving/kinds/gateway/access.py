@@ -38,20 +38,12 @@ class LocalAccess:
         yield AdminClient(self.deployment.admin_url, self._login.password)
 
     def read_records(self, period: Period) -> Records:
-        """Read what teams used in a time.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
+        """Read what teams used in a time."""
         meter.record(self._login, meter.list_metered(self.deployment.backends))
         return usage.read(self._login, period, self.deployment.name)
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:
-        """Read the audit of the last seconds.
-
-        Raises:
-            Unavailable: the database does not answer.
-        """
+        """Read the audit of the last seconds."""
         return audit.read(self._login, usage.build_last(since_s), audit.MAX_ENTRIES + 1)
 
     @property

@@ -31,11 +31,7 @@ jsonb_strip_nulls(jsonb_build_object('models', to_jsonb({row}.models), 'requests
 
 
 def prepare(login: Login) -> None:
-    """Create the audit's table, triggers and index; again where they exist.
-
-    Raises:
-        Unavailable: the database does not answer, or refuses.
-    """
+    """Create the audit's table, triggers and index; again where they exist."""
     limits = {"new_limits": _LIMITS.format(row="NEW"), "old_limits": _LIMITS.format(row="OLD")}
     schema = database.read_statement("audit_schema", refusal=REFUSAL, **limits)
     database.execute(login, ["--single-transaction", "--command", schema])
@@ -47,9 +43,6 @@ def read(login: Login, period: Period, most: int | None = None) -> list[dict[str
 
     Args:
         most: requests among them, the first ones; all where left out.
-
-    Raises:
-        Unavailable: the database does not answer.
     """
     values = {**period.format_bounds(), "most": "ALL" if most is None else most}
     changes, requests = (
@@ -75,21 +68,13 @@ def _list_requests(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def warn(login: Login) -> list[str]:
-    """Write an entry for each budget that is nearly spent and has none yet; return a sentence for each.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """Write an entry for each budget that is nearly spent and has none yet; return a sentence for each."""
     statement = database.read_statement("audit_warnings", share=WARNED_SHARE)
     rows = database.execute(login, ["--command", statement]).splitlines()
     return [f"{row}: {WARNED_SHARE:.0%} of the budget or more is spent" for row in rows]
 
 
 def delete_old(login: Login, keep_s: float) -> None:
-    """Delete what is older, of the audit and of the usage.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """Delete what is older, of the audit and of the usage."""
     statements = database.read_statement("delete_old", age=f"interval '{round(keep_s)} s'")
     database.execute(login, ["--single-transaction", "--command", statements])

@@ -29,9 +29,6 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
 
     Args:
         location: s3://BUCKET/PREFIX.
-
-    Raises:
-        Unavailable: the database does not answer.
     """
     bucket, prefix = split_location(location)
     database.execute(login, ["--command", _CREATE])

@@ -49,7 +49,6 @@ class AdminClient:
 
         Raises:
             InputError: the gateway refuses, such as a name that another key has.
-            Unavailable: it does not answer.
         """
         # A key of this type calls models and nothing else.
         body = {"team_id": team, "key_type": "llm_api", "user_id": user or "", **({"key_alias": name} if name else {})}
@@ -57,11 +56,7 @@ class AdminClient:
         return created["key"], _read_key({**created, "token": created["token_id"]})
 
     def list_keys(self, team: str | None = None) -> list[Key]:
-        """List the keys, the oldest first.
-
-        Raises:
-            Unavailable: the gateway does not answer.
-        """
+        """List the keys, the oldest first."""
         keys: list[Key] = []
         query = {"return_full_object": "true", "size": _PAGE_SIZE, **({"team_id": team} if team else {})}
         page, pages = 1, 1
@@ -76,7 +71,6 @@ class AdminClient:
 
         Raises:
             InputError: there is no such key, or several.
-            Unavailable: the gateway does not answer.
         """
         key_id = hashlib.sha256(key.encode()).hexdigest() if key.startswith(_TEXT_BEGINS) else key
         matches = [row for row in self.list_keys() if row.id.startswith(key_id)]

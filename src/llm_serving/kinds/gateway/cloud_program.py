@@ -8,7 +8,6 @@ none of them.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import secrets
@@ -74,7 +73,7 @@ def run_gateway(place: Place, port: str) -> NoReturn:
     login, owner = build_login(place, secret), read_owner(place)
     with database.lock(owner):
         database.create_user(owner, login.password)
-        gateway_program.prepare(login, find_migrations())
+        gateway_program.prepare(login, LITELLM)
     os.environ[CACHE_VARIABLE] = place.cache
     if name := os.environ.get(API_KEY_VARIABLE):
         os.environ[api_key.VARIABLE] = read_secret(_connect("secretsmanager"), name).strip()
@@ -131,13 +130,6 @@ def create_secret(arn: str) -> str:
     except client.exceptions.ResourceExistsException:
         return read_secret(client, arn)  # another gateway was first
     return value
-
-
-def find_migrations() -> list[Path]:
-    """List LiteLLM's statements for its database, in their order."""
-    package = importlib.util.find_spec("litellm_proxy_extras")
-    assert package and package.submodule_search_locations
-    return sorted(Path(package.submodule_search_locations[0]).glob("migrations/*/migration.sql"))
 
 
 def _locate_authority() -> str:

@@ -106,22 +106,14 @@ def read_statement(name: str, **values: object) -> str:
 
 
 def query(login: Login, statement: str) -> list[Any]:
-    """Return the rows of a SELECT as dictionaries.
-
-    Raises:
-        Unavailable: the database does not answer, or refuses.
-    """
+    """Return the rows of a SELECT as dictionaries."""
     wrapped = f"SELECT coalesce(json_agg(rows), '[]') FROM ({statement}) AS rows"
     rows: list[Any] = json.loads(execute(login, ["--command", wrapped]))
     return rows
 
 
 def execute(login: Login, arguments: Sequence[str]) -> str:
-    """Run psql, and return its output.
-
-    Raises:
-        Unavailable: the database does not answer, or refuses.
-    """
+    """Run psql, and return its output."""
     try:
         done = subprocess.run(
             [*_build_command(login), *arguments],
@@ -172,9 +164,6 @@ def create_user(owner: Login, password: str) -> None:
 
     Args:
         owner: who may create users.
-
-    Raises:
-        Unavailable: the database does not answer, or refuses.
     """
     statement = read_statement("create_user", user=USER, password=hash_password(password))
     execute(owner, ["--single-transaction", "--command", statement])
@@ -194,11 +183,7 @@ def hash_password(password: str) -> str:
 
 
 def _build_command(login: Login) -> list[str]:
-    """Build the command of psql.
-
-    Raises:
-        Unavailable: there is none.
-    """
+    """Build the command of psql."""
     program = find_program("psql")
     if program is None:
         raise Unavailable(f"psql: not found on PATH. Fix: {INSTALL}.")

@@ -74,13 +74,14 @@ def main(host: str, port: str, database_port: int, data_folder: Path) -> None:
     from llm_serving.kinds.gateway import litellm_env  # a container has none
 
     login = database.read_login(database_port, data_folder / DATABASE)
-    prepare(login, litellm_env.find_migrations())
-    start(login, login.password, data_folder / "gateway", (host, port), litellm_env.find_program("litellm"))
+    program = litellm_env.find_program("litellm")
+    prepare(login, program)
+    start(login, login.password, data_folder / "gateway", (host, port), program)
 
 
-def prepare(login: Login, migrations: Sequence[Path]) -> None:
+def prepare(login: Login, program: Path) -> None:
     """Bring the database up to date: LiteLLM's tables, the audit, the teams of the blueprint."""
-    migrate(login, migrations)
+    migrate(login, find_migrations(program))
     audit.prepare(login)
     teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
     database.execute(login, ["--single-transaction", "--command", litellm_settings.build_team_sql(teams)])
@@ -105,6 +106,12 @@ def start(login: Login, secret: str, folder: Path, address: tuple[str, str], pro
     python = str(program.with_name("python3"))
     words = [str(program), "--config", str(config), "--host", host, "--port", port, "--num_workers", "1"]
     os.execv(python, [python, "-P", "-c", _RUN_PROGRAM, *words])
+
+
+def find_migrations(program: Path) -> list[Path]:
+    """List LiteLLM's statements for its database, in their order, by its program."""
+    [package] = program.parent.parent.glob("lib/python3*/*-packages/litellm_proxy_extras")
+    return sorted(package.glob("migrations/*/migration.sql"))
 
 
 def migrate(login: Login, files: Sequence[Path]) -> None:

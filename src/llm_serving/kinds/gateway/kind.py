@@ -4,24 +4,53 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.gateway import managed, price
+from llm_serving.kinds.gateway import database, managed, postgres_program, price
 from llm_serving.kinds.gateway import resolve as resolving
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
-from llm_serving.kinds.gateway.deployment import ADMIN, GATEWAY, GatewayDeployment
+from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, GatewayDeployment
+from llm_serving.kinds.gateway.litellm_env import LiteLlmEnv
 from llm_serving.kinds.gateway.litellm_settings import name_backend
-from llm_serving.kinds.gateway.servers import Postgres
 from llm_serving.kinds.gateway.stack import CACHE_NODES, GatewayStack
 from llm_serving.services import rendered
 from llm_serving.services.kinds import Kind
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
+from llm_serving.services.service import Resources, Service
 from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Unavailable
+
+
+class Postgres(LocalServer):
+    """Takes the place of RDS on this machine. It is installed together with LiteLLM, whose database it is."""
+
+    NAME = DATABASE
+    START_S = 120.0
+
+    def is_installed(self) -> bool:
+        return not database.find_missing() and LiteLlmEnv().is_ready()
+
+    def install(self, on_progress: Callable[[str], None]) -> None:
+        missing = database.find_missing()
+        if missing:
+            raise Unavailable(f"{missing}: not found on this machine; a gateway needs it. Fix: {database.INSTALL}.")
+        LiteLlmEnv().ensure(on_progress)
+
+    def build_service(self, port: int, folder: Path) -> Service:
+        return Service(
+            name=DATABASE,
+            role=DATABASE,
+            command=(sys.executable, postgres_program.__file__, str(port), str(folder)),
+            port=port,
+            start_s=1,
+            resources=Resources(memory_bytes=200_000_000),
+        )
 
 
 class GatewayKind(Kind[Blueprint, GatewayDeployment]):

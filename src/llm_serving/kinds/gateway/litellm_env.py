@@ -30,12 +30,6 @@ def find_program(name: str) -> Path:
     return FOLDER / "bin" / name
 
 
-def find_migrations() -> list[Path]:
-    """List LiteLLM's statements for its database, in their order."""
-    folder = next(FOLDER.glob("lib/python3*/site-packages/litellm_proxy_extras/migrations"))
-    return sorted(folder.glob("*/migration.sql"))
-
-
 class LiteLlmEnv(locked_env.LockedEnv):
     """LiteLLM with the client of its database."""
 

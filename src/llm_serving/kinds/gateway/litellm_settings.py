@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Embedding, Price, Source, Team
+from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Budget, Embedding, Price, Source, Team
 from llm_serving.kinds.gateway.database import quote
 from llm_serving.validation.load import api_key
 
@@ -316,15 +316,14 @@ saw a day's end would hide that, and what was spent would count in the new day."
 
 def _build_upsert(name: str, team: Team) -> str:
     """Build the statement for a team: what it spent this month stays."""
-    budget = team.budget
-    month = "NULL" if budget is None or budget.month is None else repr(budget.month)
+    budget = team.budget or Budget()
     values = {
         "models": f"ARRAY[{', '.join(map(quote, team.models))}]",
         "rpm_limit": _format_number(team.requests_per_minute),
         "tpm_limit": _format_number(team.tokens_per_minute),
-        "max_budget": month,
-        "budget_duration": "NULL" if month == "NULL" else "'1mo'",
-        _DAY: _build_day_window(None if budget is None else budget.day),
+        "max_budget": _format_number(budget.month),
+        "budget_duration": "NULL" if budget.month is None else "'1mo'",
+        _DAY: _build_day_window(budget.day),
         "blocked": "false",
     }
     changed = {**{column: f"EXCLUDED.{column}" for column in values}, _DAY: _KEPT_DAY}
@@ -348,8 +347,8 @@ def _build_day_window(usd: float | None) -> str:
     return f"jsonb_build_array(jsonb_build_object({window}))"
 
 
-def _format_number(number: int | None) -> str:
-    return "NULL" if number is None else str(number)
+def _format_number(number: float | None) -> str:
+    return "NULL" if number is None else repr(number)
 
 
 def dump(value: Any) -> str:

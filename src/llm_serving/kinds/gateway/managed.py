@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from llm_serving.aws import session
 from llm_serving.kinds.gateway.stack import GatewayStack
-
-_READY = "available"
 
 
 def list_rows(stack: GatewayStack, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
@@ -16,27 +15,15 @@ def list_rows(stack: GatewayStack, connect: Callable[[str], Any]) -> list[dict[s
     Args:
         connect: returns a client of a service.
     """
-    return [*_list_databases(stack, connect("rds")), *_list_caches(stack, connect("elasticache"))]
-
-
-def _list_databases(stack: GatewayStack, client: Any) -> Iterator[dict[str, Any]]:
-    try:
-        found = client.describe_db_instances(DBInstanceIdentifier=stack.name)["DBInstances"]
-    except client.exceptions.DBInstanceNotFoundFault:
-        return
-    for row in found:
-        yield _build_row(stack.name, "database", row["DBInstanceStatus"], row["DBInstanceClass"])
-
-
-def _list_caches(stack: GatewayStack, client: Any) -> Iterator[dict[str, Any]]:
-    try:
-        found = client.describe_replication_groups(ReplicationGroupId=stack.name)["ReplicationGroups"]
-    except client.exceptions.ReplicationGroupNotFoundFault:
-        return
-    for row in found:
-        yield _build_row(stack.name, "cache", row["Status"], stack.cache_type)
-
-
-def _build_row(name: str, role: str, status: str, machine: str) -> dict[str, Any]:
-    state = "ready" if status == _READY else status
-    return {"name": name, "role": role, "state": state, "restarts": 0, "machine": machine}
+    found: list[tuple[str, str, str]] = []
+    with session.ignore_errors("DBInstanceNotFound"):
+        databases = connect("rds").describe_db_instances(DBInstanceIdentifier=stack.name)["DBInstances"]
+        found += [("database", row["DBInstanceStatus"], row["DBInstanceClass"]) for row in databases]
+    with session.ignore_errors("ReplicationGroupNotFound"):
+        caches = connect("elasticache").describe_replication_groups(ReplicationGroupId=stack.name)["ReplicationGroups"]
+        found += [("cache", row["Status"], stack.cache_type) for row in caches]
+    states = {"available": "ready"}
+    return [
+        {"name": stack.name, "role": role, "state": states.get(status, status), "restarts": 0, "machine": machine}
+        for role, status, machine in found
+    ]

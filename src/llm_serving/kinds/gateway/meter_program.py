@@ -50,11 +50,7 @@ def run(read_login: Callable[[], Login]) -> NoReturn:
 
 
 def export(login: Login, location: str) -> None:
-    """Export the audit; what S3 refuses is tried again in a minute.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """Export the audit; what S3 refuses is tried again in a minute."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 

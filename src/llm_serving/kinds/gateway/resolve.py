@@ -32,6 +32,7 @@ from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.tasks import EMBED
 from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import ErrorCollector, InputError
+from llm_serving.settings.yaml_source import KeyPath
 
 _START_S = 600.0
 """LiteLLM takes 34 CPU-seconds to start the first time (1.106.0 on two shared cores, 2026-11-26: 99 to 172 s)."""
@@ -103,43 +104,28 @@ def _format_url(environment: Environment, name: str) -> str:
 def _find_deployments(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
 ) -> dict[str, FoundDeployment]:
-    """Find the serving deployments that routes name.
-
-    Raises:
-        InputError: some do not run here, or do not turn texts into vectors where they must; names each at its line.
-    """
+    """Find the serving deployments that routes name."""
     found: dict[str, FoundDeployment] = {}
+
+    def require(name: str, key_path: KeyPath, *, is_embedding: bool) -> None:
+        here = deployments.require_serving(blueprint, name, fleet, environment, key_path)
+        if is_embedding and here.task not in ("", EMBED):
+            reason = f"it answers with task {here.task}, and questions need vectors"
+            raise InputError([blueprint.build_mistake(key_path, name, reason, f"name a deployment with task: {EMBED}")])
+        found[name] = here
+
     collect = ErrorCollector()
     for place in litellm_settings.list_places(blueprint.value):
         if name := place.backend.deployment:
             alone = ("routes", place.route, "deployments", "deployment")
             listed = ("routes", place.route, "deployments", place.number, "deployment")
-            key_path = alone if alone in blueprint.positions else listed
-            find = functools.partial(deployments.require_serving, blueprint, name, fleet, environment, key_path)
-            if here := collect(find):
-                found[name] = here
+            key_path: KeyPath = alone if alone in blueprint.positions else listed
+            collect(functools.partial(require, name, key_path, is_embedding=False))
     for route, embedding in litellm_settings.list_embeddings(blueprint.value).items():
         if name := embedding.backend.deployment:
-            find = functools.partial(_require_embedding, blueprint, name, fleet, environment, route)
-            if here := collect(find):
-                found[name] = here
+            key_path = ("routes", route, "cache", "semantic", "embedding", "deployment")
+            collect(functools.partial(require, name, key_path, is_embedding=True))
     collect.raise_if_any()
-    return found
-
-
-def _require_embedding(
-    blueprint: Document[Blueprint], name: str, fleet: Document[Fleet], environment: Environment, route: str
-) -> FoundDeployment:
-    """Find a serving deployment that turns texts into vectors.
-
-    Raises:
-        InputError: it does not run here, or has another task.
-    """
-    key_path = ("routes", route, "cache", "semantic", "embedding", "deployment")
-    found = deployments.require_serving(blueprint, name, fleet, environment, key_path)
-    if found.task not in ("", EMBED):
-        reason = f"it answers with task {found.task}, and questions need vectors"
-        raise InputError([blueprint.build_mistake(key_path, name, reason, f"name a deployment with task: {EMBED}")])
     return found
 
 

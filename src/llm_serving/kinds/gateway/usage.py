@@ -128,9 +128,6 @@ def read(login: Login, period: Period, gateway: str) -> Records:
     Args:
         gateway: its name, which is the team of its own key for deployments that ask for keys: what it sent there is in
             its own records.
-
-    Raises:
-        Unavailable: the database does not answer.
     """
     values = {**period.format_bounds(), "gateway": gateway, "cache": CACHE, "refused": REFUSED, "embedding": EMBEDDING}
     values["refusal"] = REFUSAL
@@ -179,18 +176,13 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
     """List what each team used of each backend, and of each metered deployment what is left."""
     metered, recorded = measure(records.meter), _count_recorded(records)
     totals = {name: max(times.tokens, recorded[name], 1.0) for name, times in metered.items()}
-    for row in records.requests:
-        name = parse_name(row["backend"])
+    for name, row, list_usd in _list_recorded(records):
         tokens = row["input_tokens"] + row["output_tokens"]
-        usd = metered[name].busy_usd * tokens / totals[name] if name in metered else row["list_usd"]
+        usd = metered[name].busy_usd * tokens / totals[name] if name in metered else list_usd
         group = {"team": row["team"], "user": row.get("user", ""), "model": row["model"], "deployment": name}
-        policies = [row.get(number, 0) for number in POLICY_NUMBERS]  # an image of before has none
-        yield group, _Line(row["requests"], row["input_tokens"], row["output_tokens"], usd, *policies)
-    for row in records.door:
-        name, tokens = row["deployment"], row["input_tokens"] + row["output_tokens"]
-        usd = metered[name].busy_usd * tokens / totals[name] if name in metered else 0.0
-        group = {"team": row["team"], "user": "", "model": row["model"], "deployment": name}
-        yield group, _Line(round(row["requests"]), round(row["input_tokens"]), round(row["output_tokens"]), usd)
+        policies = [row.get(number, 0) for number in POLICY_NUMBERS]  # routers have none, nor an image of before
+        requests, input_tokens, output_tokens = (round(row[count]) for count in _COUNTS)
+        yield group, _Line(requests, input_tokens, output_tokens, usd, *policies)
     for name, times in metered.items():
         rest = max(0.0, times.tokens - recorded[name])
         for nobody, usd in ((DIRECT, times.busy_usd * rest / totals[name]), (IDLE, times.idle_usd)):
@@ -200,11 +192,15 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
 def _count_recorded(records: Records) -> Mapping[str, float]:
     """Count the tokens of recorded requests by deployment."""
     recorded: defaultdict[str, float] = defaultdict(float)
-    for row in records.requests:
-        recorded[parse_name(row["backend"])] += row["input_tokens"] + row["output_tokens"]
-    for row in records.door:
-        recorded[row["deployment"]] += row["input_tokens"] + row["output_tokens"]
+    for name, row, _ in _list_recorded(records):
+        recorded[name] += row["input_tokens"] + row["output_tokens"]
     return recorded
+
+
+def _list_recorded(records: Records) -> Iterator[tuple[str, Mapping[str, Any], float]]:
+    """List each record with its deployment, and what it costs where no price an hour is known."""
+    yield from ((parse_name(row["backend"]), row, row["list_usd"]) for row in records.requests)
+    yield from ((row["deployment"], row, 0.0) for row in records.door)
 
 
 def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Metered]:
