@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.cli import main
+from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster_check
 from llm_serving.operations.kube_api import Kind
@@ -148,3 +149,18 @@ def test_controllers_are_known_by_the_kinds_that_they_add(
     assert known["aws-load-balancer-controller"] == ("warn", "install it")
     assert known["eks-pod-identity-agent"] == ("warn", "install EKS's add-on of this name")
     assert "lws" not in known, "the file does not say that it is there"
+
+
+def test_a_controller_of_another_version_is_not_called_missing(
+    control_plane: ControlPlane, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        row.model_copy(update={"adds": "keda.sh/v9 ScaledObject"}) if row.name == "keda" else row
+        for row in add_ons.load_add_ons()
+    ]
+    monkeypatch.setattr(add_ons, "load_add_ons", lambda: rows)
+    [_, controllers] = cluster_check.check(fleet, control_plane.api)
+    [keda] = [result for result in controllers.results if result.name == "keda"]
+    message = "the cluster does not know keda.sh/v9 ScaledObject, only keda.sh/v1alpha1"
+    fix = "install the version of charts/platform.yaml, or set operators: off in add_ons"
+    assert (keda.status, keda.message.partition(":")[0], keda.fix) == ("fail", message, fix)

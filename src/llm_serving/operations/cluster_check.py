@@ -13,7 +13,6 @@ from typing import Any
 from llm_serving.aws.preflight.check import CheckGroup, CheckResult, Status
 from llm_serving.catalog import instances
 from llm_serving.fleet import add_ons, groups, names, node_template
-from llm_serving.fleet.add_ons import AddOn
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -116,18 +115,19 @@ def _read_label(node: Manifest, label: str) -> str:
 
 def _check_controllers(fleet: Fleet, api: KubeApi) -> Iterator[CheckResult]:
     for add_on in [selected.add_on for selected in add_ons.select_add_ons(fleet)]:
-        if add_on.adds:
-            version, _, kind = add_on.adds.partition(" ")
-            yield _build_controller_result(add_on, api.has_kind(Kind(version, kind)))
-
-
-def _build_controller_result(add_on: AddOn, is_there: bool) -> CheckResult:
-    if is_there:
-        return CheckResult(add_on.name, "pass", str(add_on.adds))
-    is_optional = add_on.when == "always"  # and no line of the file speaks of it
-    fix = "install it" if is_optional else f"install it, or set {add_on.when}: off in add_ons"
-    message = f"the cluster does not know {add_on.adds}: {add_on.why}"
-    return CheckResult(add_on.name, "warn" if is_optional else "fail", message, fix)
+        if not add_on.adds:
+            continue
+        version, _, kind = add_on.adds.partition(" ")
+        known = api.list_versions(Kind(version, kind))
+        if version in known:
+            yield CheckResult(add_on.name, "pass", add_on.adds)
+            continue
+        is_optional = add_on.when == "always"  # and no line of the file speaks of it
+        install = "install the version of charts/platform.yaml" if known else "install it"
+        fix = install if is_optional else f"{install}, or set {add_on.when}: off in add_ons"
+        other = f", only {join_words(known)}" if known else ""
+        message = f"the cluster does not know {add_on.adds}{other}: {add_on.why}"
+        yield CheckResult(add_on.name, "warn" if is_optional else "fail", message, fix)
 
 
 def _check_pod_identity(api: KubeApi) -> CheckResult:

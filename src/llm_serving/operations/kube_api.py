@@ -108,6 +108,12 @@ class KubeApi:
             return True
         return False
 
+    def list_versions(self, kind: Kind) -> list[str]:
+        """List the versions of a kind that the API server knows."""
+        with _translate_errors(f"look up the kind {kind.kind}"):
+            found = self._dynamic.resources.search(group=kind.api_version.rpartition("/")[0], kind=kind.kind)
+        return sorted({resource.group_version for resource in found})
+
     def create(self, manifest: Manifest) -> Manifest:
         """Create an object, and return it as the API server keeps it."""
         kind = _get_kind(manifest)
