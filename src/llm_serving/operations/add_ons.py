@@ -163,11 +163,15 @@ def build_remove_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list[
     commands = []
     for selected in reversed(add_ons.select_add_ons(fleet)):
         if selected.add_on.chart:
-            commands.append(_build_uninstall(selected))
+            uninstall = ("helm", "uninstall", selected.add_on.name, "--namespace", str(selected.add_on.namespace))
+            words = [*uninstall, "--ignore-not-found", "--wait", "--timeout", f"{LIMIT_S}s"]
+            commands.append(Command(selected, words))
         elif selected.add_on.removed:
             page = _plan_archive(selected, folder, fleet_file)
             manifest = page.file if page else _write_manifest(selected, fleet, folder, without=_NOT_REMOVED)
-            commands.append(_build_delete(selected, manifest, page))
+            place = console.shorten_path(manifest)
+            words = ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", place]
+            commands.append(Command(selected, words, page, functools.partial(_delete, manifest)))
     return commands
 
 
@@ -292,23 +296,6 @@ def _build_helm_install(
         *("--values", console.shorten_path(values), "--wait", "--timeout", f"{LIMIT_S}s"),
         *options,
     ]
-
-
-def _build_uninstall(selected: SelectedAddOn) -> Command:
-    add_on = selected.add_on
-    return Command(
-        selected,
-        [
-            *("helm", "uninstall", add_on.name, "--namespace", str(add_on.namespace)),
-            *("--ignore-not-found", "--wait", "--timeout", f"{LIMIT_S}s"),
-        ],
-    )
-
-
-def _build_delete(selected: SelectedAddOn, manifest: Path, page: ChartArchive | None) -> Command:
-    place = console.shorten_path(manifest)
-    words = ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", place]
-    return Command(selected, words, page, functools.partial(_delete, manifest))
 
 
 def _apply(manifest: Path, api: KubeApi, *, end_old: Callable[[KubeApi, list[Manifest]], None] | None = None) -> None:

@@ -21,7 +21,7 @@ from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform import runner
-from llm_serving.terraform.plan import Plan, find_unapproved
+from llm_serving.terraform.plan import find_unapproved
 
 LIMIT_S = 3 * 3600.0
 """An EKS cluster takes 15 minutes, node groups of large instances another 15; the provider has limits of its own for
@@ -55,7 +55,9 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
         for plan in wave_plans:
             if plan.is_empty:
                 console.err.print(f"[green]✓[/green] {plan.name}: up to date")
-        _apply(context, {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty})
+        if changed := {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty}:
+            title = f"Apply {', '.join(changed)} to {context.cloud_name}"
+            run_terraform(context, changed, ("apply", "-input=false", plans.FILE), title)
         for plan in wave_plans:
             (wave[plan.name] / plans.FILE).unlink(missing_ok=True)
 
@@ -105,12 +107,6 @@ def use_plans(context: FleetContext) -> Iterator[None]:
         delete_plans(context)
 
 
-def _apply(context: FleetContext, folders: Mapping[str, Path]) -> None:
-    if folders:
-        title = f"Apply {', '.join(folders)} to {context.cloud_name}"
-        run_terraform(context, folders, ("apply", "-input=false", plans.FILE), title)
-
-
 def run_terraform(context: FleetContext, folders: Mapping[str, Path], arguments: Sequence[str], title: str) -> None:
     """Run a command that changes the stacks in `folders`, as a step with their progress.
 
@@ -137,22 +133,16 @@ def _require_approved(
     A deferred plan was shown by the number of its resources, so the new one may only create, and take over log groups
     of those that an earlier fleet left.
     """
-    unapproved = [
-        f"  {address} would be {verb}"
-        for name, new in new_plans.items()
-        for address, verb in (
-            _find_changed(new.plan)
-            if approved[name].deferred_reason
-            else find_unapproved(approved[name].plan, new.plan)
-        ).items()
-    ]
+    unapproved: list[str] = []
+    for name, new in new_plans.items():
+        if approved[name].deferred_reason:
+            imported = {address for address, change in new.plan.resources.items() if change.is_import}
+            verbs = {address: verb for address, verb in new.plan.affected.items() if address not in imported}
+        else:
+            verbs = find_unapproved(approved[name].plan, new.plan)
+        unapproved += [f"  {address} would be {verb}" for address, verb in verbs.items()]
     if unapproved:
         raise CheckFailed(
             f"{context.document.path}: Terraform would now change more than was shown before. Nothing of it was "
             "applied. Fix: review it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
         )
-
-
-def _find_changed(plan: Plan) -> dict[str, str]:
-    """Return the existing resources of the state that the plan changes: the verb by address."""
-    return {address: verb for address, verb in plan.affected.items() if not plan.resources[address].is_import}

@@ -7,12 +7,11 @@ For the embedded AWS they are a copy in the run's own folder with an override be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from llm_serving import console, processes
 from llm_serving.aws import session, state_bucket
@@ -192,8 +191,10 @@ def initialize_stacks(context: FleetContext) -> None:
         backends[name] = json.dumps(backend, sort_keys=True)
         if context.endpoint:
             override.write_override(folder, context.fleet, context.endpoint, backend=backend, keep_data=True)
+        elif state_exists:
+            (folder / _NO_STATE_FILE).unlink(missing_ok=True)
         else:
-            _write_override(folder, None if state_exists else _PLACEHOLDER_BACKEND)
+            (folder / _NO_STATE_FILE).write_text(json.dumps({"terraform": {"backend": backend}}, indent=2))
     with console.step(f"Initialize {context.program} in {', '.join(context.folders)}") as step:
         for name, folder in context.folders.items():
             stack_folder.initialize(context.program, {name: folder}, backend=backends[name])
@@ -270,58 +271,44 @@ def _describe_state(fleet: Fleet, state_exists: bool) -> str:
     return f"in {fleet.state}" if state_exists else f"not stored yet: the bucket of {fleet.state} does not exist"
 
 
-def _write_override(folder: Path, backend: Mapping[str, Any] | None) -> None:
-    file = folder / _NO_STATE_FILE
-    if backend is None:
-        file.unlink(missing_ok=True)
-    else:
-        file.write_text(json.dumps({"terraform": {"backend": backend}}, indent=2))
-
-
 def read_states(context: FleetContext, stack_names: Sequence[str] | None = None) -> dict[str, StackState]:
     """Return the state of each stack; empty where nothing was applied."""
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
     if context.fleet.state == "local":
         # Terraform would read the same file, and the provider's 700 MB before it, to check their hash.
-        return {name: state.parse_state(name, _read_local_state(context, folder)) for name, folder in folders.items()}
+        paths = {
+            name: folder / override.build_backend(folder, context.endpoint)["local"]["path"]
+            for name, folder in folders.items()
+        }
+        texts = {name: path.read_text(encoding="utf-8") if path.is_file() else "" for name, path in paths.items()}
+        return {name: state.parse_state(name, text) for name, text in texts.items()}
     results = runner.run(context.program, folders, ("state", "pull"), timeout_s=_STATE_TIMEOUT_S)
     return {name: state.parse_state(name, result.output) for name, result in results.items()}
 
 
-def _read_local_state(context: FleetContext, folder: Path) -> str:
-    """Return the file that holds a stack's state; empty where nothing was applied."""
-    file = folder / override.build_backend(folder, context.endpoint)["local"]["path"]
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
-
-
-def find_orphan_stacks(context: FleetContext) -> list[str]:
+def find_orphan_stacks(context: FleetContext, among: Collection[str] | None = None) -> list[str]:
     """Return the fleet's stacks with resources that its file does not define, such as another orchestrator's."""
-    return _find_undefined(context, "*")
+    read = _read_s3_states if context.fleet.state != "local" else _read_local_states
+    others = ((name, text) for name, text in read(context, among) if name not in context.folders)
+    return [name for name, text in others if state.parse_state(name, text).resources]
 
 
 def find_orphan_clusters(context: FleetContext) -> list[str]:
     """Return the orchestrators whose cluster is still there, and that the fleet's file has no more."""
-    return [name for other in get_args(Orchestrator) for name in _find_undefined(context, other)]
+    return find_orphan_stacks(context, get_args(Orchestrator))
 
 
-def _find_undefined(context: FleetContext, pattern: str) -> list[str]:
-    read = _read_s3_states if context.fleet.state != "local" else _read_local_states
-    return [
-        name
-        for name, text in read(context, pattern)
-        if name not in context.folders and state.parse_state(name, text).resources
-    ]
-
-
-def _read_local_states(context: FleetContext, pattern: str = "*") -> Iterator[tuple[str, str]]:
+def _read_local_states(context: FleetContext, among: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
     if context.endpoint:
         parent = next(iter(context.folders.values())).parent
-        for file in sorted(parent.glob(f"{pattern}/terraform.tfstate")):
-            yield file.parent.name, file.read_text()
-        return
-    prefix, suffix = _format_local_state(context, "*").name.split("*")
-    for file in sorted(context.document.path.absolute().parent.glob(f"{prefix}{pattern}{suffix}")):
-        yield file.name.removeprefix(prefix).removesuffix(suffix), file.read_text()
+        files = {file.parent.name: file for file in sorted(parent.glob("*/terraform.tfstate"))}
+    else:
+        prefix, suffix = _format_local_state(context, "*").name.split("*")
+        found = sorted(context.document.path.absolute().parent.glob(f"{prefix}*{suffix}"))
+        files = {file.name.removeprefix(prefix).removesuffix(suffix): file for file in found}
+    for name, file in files.items():
+        if among is None or name in among:
+            yield name, file.read_text()
 
 
 def _format_local_state(context: FleetContext, name: str) -> Path:
@@ -329,7 +316,7 @@ def _format_local_state(context: FleetContext, name: str) -> Path:
     return context.document.path.absolute().parent / f"terraform.{context.fleet.name}.{name}.tfstate"
 
 
-def _read_s3_states(context: FleetContext, pattern: str = "*") -> Iterator[tuple[str, str]]:
+def _read_s3_states(context: FleetContext, among: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
     if not _has_state_store(context):
         return
     bucket, _, prefix = context.fleet.state.removeprefix("s3://").partition("/")
@@ -337,7 +324,6 @@ def _read_s3_states(context: FleetContext, pattern: str = "*") -> Iterator[tuple
     s3 = context.aws.client("s3")
     with session.translate_errors():
         for entry in session.list_all(s3, "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder):
-            name = entry["Key"].removeprefix(folder)
-            if fnmatch(name, f"{pattern}.tfstate"):
-                text = s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()
-                yield name.removesuffix(".tfstate"), text
+            name = entry["Key"].removeprefix(folder).removesuffix(".tfstate")
+            if entry["Key"].endswith(".tfstate") and (among is None or name in among):
+                yield name, s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()

@@ -7,6 +7,7 @@ empty, and volumes of Kubernetes' claims.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,13 +91,18 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
         aws = context.aws
         stack_states = {name: state for name, state in read_states(context).items() if state.resources}
         outputs = stack_states[STORAGE].outputs if STORAGE in stack_states else {}
+        services: list[str] = []
+        if ECS in stack_states:
+            with session.translate_errors():
+                arns = ecs_tasks.list_services(aws.client("ecs"), names.format_cluster_name(context.fleet))
+            services = [arn.rsplit("/", 1)[-1] for arn in arns]
         plan = DestroyPlan(
             context,
             stack_states,
             non_empty_stores.find(aws, outputs, context.fleet.name),
             claim_volumes.find(aws, context.fleet) if EKS in context.fleet.orchestrators else (),
             cluster.list_karpenter_instances(aws, context.fleet) if EKS in stack_states else (),
-            _list_services(context) if ECS in stack_states else (),
+            services,
             find_orphan_stacks(context),
             with_data,
         )
@@ -116,23 +122,17 @@ def destroy(plan: DestroyPlan) -> None:
     if EKS in plan.stacks:
         _delete_cluster_resources(plan)
     waves = [{name: context.folders[name] for name in wave if name in plan.stacks} for wave in reversed(context.waves)]
-    for wave in waves:
-        _destroy_instances(context, wave)
-    for wave in waves:
-        if STORAGE in wave:
-            for store in plan.stores:
-                non_empty_stores.empty(context.aws, store)
-        _destroy(context, wave)
+    for name, folder in itertools.chain.from_iterable(wave.items() for wave in waves):
+        if targets := [f"-target={address}" for address in _list_instance_addresses(folder)]:
+            run_terraform(context, {name: folder}, (*_DESTROY, *targets), f"Destroy the instances of {name}")
+    for wave in filter(None, waves):
+        for store in plan.stores if STORAGE in wave else ():
+            non_empty_stores.empty(context.aws, store)
+        run_terraform(context, wave, _DESTROY, f"Destroy {', '.join(wave)} in {context.cloud_name}")
     if plan.with_data:
         claim_volumes.delete(context.aws, plan.volumes)
     (context.data / checkpoints.FILE).unlink(missing_ok=True)  # all of its steps are undone
     cluster.require_no_instances(context.aws, context.fleet)
-
-
-def _list_services(context: FleetContext) -> list[str]:
-    with session.translate_errors():
-        arns = ecs_tasks.list_services(context.aws.client("ecs"), names.format_cluster_name(context.fleet))
-    return [arn.rsplit("/", 1)[-1] for arn in arns]
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
@@ -175,12 +175,10 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
         with console.step(f"Connect to the cluster {context.fleet.name}"):
             eks_cluster = cluster.connect(context.aws, context.fleet, context.data)
     except (Unavailable, console.CommandFailed) as error:
-        load_balancers = cluster.list_load_balancers(context.aws, context.fleet)
-        if plan.karpenter_instances or load_balancers:
-            raise Unavailable(
-                f"{join_words([*plan.karpenter_instances, *load_balancers])} would outlive the cluster, which made "
-                f"{'it' if len([*plan.karpenter_instances, *load_balancers]) == 1 else 'them'}: {error}"
-            ) from None
+        made = [*plan.karpenter_instances, *cluster.list_load_balancers(context.aws, context.fleet)]
+        if made:
+            them = "it" if len(made) == 1 else "them"
+            raise Unavailable(f"{join_words(made)} would outlive the cluster, which made {them}: {error}") from None
         console.err.print(f"  Skipped the cluster, which has created no resources: {error}", markup=False)
         return
     with console.step("Terminate the instances that Karpenter started"):
@@ -192,14 +190,6 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
     add_ons.remove(commands, folder, kubeconfig=eks_cluster.aws.kubeconfig)
 
 
-def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> None:
-    """Destroy the pools' instances, before anything else of their stacks."""
-    for name, folder in folders.items():
-        target_options = [f"-target={address}" for address in _list_instance_addresses(folder)]
-        if target_options:
-            run_terraform(context, {name: folder}, (*_DESTROY, *target_options), f"Destroy the instances of {name}")
-
-
 def _list_instance_addresses(folder: Path) -> list[str]:
     resources = stack_folder.read_stack(folder).get("resource", {})
     return [
@@ -208,8 +198,3 @@ def _list_instance_addresses(folder: Path) -> list[str]:
         for name, settings in resources.get(kind, {}).items()
         if settings.get("node_group_name") != _SYSTEM_GROUP
     ]
-
-
-def _destroy(context: FleetContext, folders: Mapping[str, Path]) -> None:
-    if folders:
-        run_terraform(context, folders, _DESTROY, f"Destroy {', '.join(folders)} in {context.cloud_name}")

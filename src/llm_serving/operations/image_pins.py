@@ -127,7 +127,10 @@ def fetch_digest(reference: str) -> str:
     host, name = image_cache.split_host(repository)
     address = _DOCKER_HUB_API if host == image_cache.DOCKER_HUB else host
     url = f"{_select_scheme(address)}://{address}/v2/{name}/manifests/{urllib.parse.quote(tag)}"
-    body, headers = _get_manifest(reference, url, name)
+    try:
+        body, headers = _get_manifest(reference, url, name)
+    except (OSError, ValueError) as error:
+        raise _translate(reference, error) from None
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     if headers.get("Docker-Content-Digest", digest) != digest:
         raise Unavailable(f"{reference}: the manifest from {host} does not match its digest. Fix: try again.")
@@ -140,14 +143,9 @@ def _get_manifest(reference: str, url: str, name: str) -> tuple[bytes, Message]:
         return _get(url, headers)
     except urllib.error.HTTPError as error:
         if error.code != 401:
-            raise _translate(reference, error) from None
+            raise
         challenge = error.headers.get("WWW-Authenticate", "")
-    except (OSError, ValueError) as error:
-        raise _translate(reference, error) from None
-    try:
-        return _get(url, {**headers, "Authorization": f"Bearer {_fetch_token(reference, challenge, name)}"})
-    except (OSError, ValueError) as error:
-        raise _translate(reference, error) from None
+    return _get(url, {**headers, "Authorization": f"Bearer {_fetch_token(reference, challenge, name)}"})
 
 
 def _fetch_token(reference: str, challenge: str, name: str) -> str:
