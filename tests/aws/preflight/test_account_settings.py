@@ -23,7 +23,7 @@ def run_check(stubbed_aws: Any, fleet: Any, name: str, service: str, calls: Mapp
     for operation, answer in calls.items():
         stubbed_aws.stub(service).add_response(operation, answer)
     [check] = [item for item in account_settings.list_checks(stubbed_aws, fleet, CALLER) if item.name == name]
-    [result] = check.execute()
+    [result] = check.list_results()
     assert result.name == name
     return result
 

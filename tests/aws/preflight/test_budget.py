@@ -24,7 +24,7 @@ def test_a_budget_counts_only_by_a_tag_that_the_payer_activated(
         "list_cost_allocation_tags", {"CostAllocationTags": tags}, {"TagKeys": ["fleet"], "Status": "Active"}
     )
     (check,) = budget.list_checks(stubbed_aws, fleet)
-    (line,) = check.execute()
+    (line,) = check.list_results()
     assert line.status == status
     assert bool(line.command) == (status == "warn")
 

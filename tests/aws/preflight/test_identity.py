@@ -117,11 +117,11 @@ def test_a_boundary_that_does_not_exist_fails(stubbed_aws: Any, read_fleet: Any)
     check = _find_boundary_check(stubbed_aws, read_fleet(POOL).value)
     iam = stubbed_aws.stub("iam")
     iam.add_client_error("get_policy", "NoSuchEntity", "not found", expected_params={"PolicyArn": BOUNDARY})
-    (line,) = check.execute()
+    (line,) = check.list_results()
     assert (line.status, line.fix) == ("fail", "create it, or correct permissions_boundary")
     assert line.message == f"{BOUNDARY} does not exist, and no role can be created with it"
     iam.add_response("get_policy", {"Policy": {"Arn": BOUNDARY}}, {"PolicyArn": BOUNDARY})
-    (line,) = check.execute()
+    (line,) = check.list_results()
     assert line.status == "pass"
 
 
@@ -168,7 +168,7 @@ def test_an_account_that_the_fleet_does_not_name_is_refused(stubbed_aws: Any, re
         f'{document.path}:2:10: account: "999999999999": assumed-role/deployer/anna is signed in to account '
         '123456789012. Fix: use a profile of 999999999999, set in AWS_PROFILE, or account: "123456789012".'
     )
-    (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].execute()
+    (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].list_results()
     assert (line.status, line.fix) == ("fail", "sign in to 999999999999, or correct `account`")
 
 
@@ -176,7 +176,7 @@ def test_the_account_that_the_fleet_names_is_accepted(stubbed_aws: Any, read_fle
     document = read_fleet(POOL, head=OF_ACCOUNT.format(ROLE.account))
     _stub_caller(stubbed_aws)
     assert identity.require_account(document, stubbed_aws) == ROLE
-    (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].execute()
+    (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].list_results()
     assert line.status == "pass"
 
 
@@ -200,7 +200,7 @@ def _list_role_checks(stubbed_aws: Any, document: Any) -> dict[str, Any]:
 def test_a_missing_spot_role_is_reported_with_the_command_that_creates_it(stubbed_aws: Any, read_fleet: Any) -> None:
     checks = _list_role_checks(stubbed_aws, read_fleet(f"{POOL}    buy: spot\n"))
     stubbed_aws.stub("iam").add_client_error("get_role", "NoSuchEntity", "not found")
-    (line,) = checks["AWSServiceRoleForEC2Spot"].execute()
+    (line,) = checks["AWSServiceRoleForEC2Spot"].list_results()
     assert line.status == "warn"
     assert line.command == ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
 
@@ -210,7 +210,7 @@ def test_a_role_that_exists_passes(stubbed_aws: Any, read_fleet: Any) -> None:
     role = {"Path": "/", "RoleName": "AWSServiceRoleForAutoScaling", "RoleId": "AROAEXAMPLEEXAMPLE12", "CreateDate": 0}
     arn = "arn:aws:iam::123456789012:role/AWSServiceRoleForAutoScaling"
     stubbed_aws.stub("iam").add_response("get_role", {"Role": {**role, "Arn": arn}}, {"RoleName": role["RoleName"]})
-    (line,) = checks["AWSServiceRoleForAutoScaling"].execute()
+    (line,) = checks["AWSServiceRoleForAutoScaling"].list_results()
     assert line.status == "pass"
 
 

@@ -23,7 +23,7 @@ SCHEMAS = {
 
 def _execute(aws: Any, fleet: Fleet, name: str) -> dict[str, Any]:
     (check,) = [check for check in pins.list_checks(aws, fleet) if check.name == name]
-    return {line.name: line for line in check.execute()}
+    return {line.name: line for line in check.list_results()}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def _check_quota(
         for candidate in preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
         if candidate.name == quota.name
     ]
-    (line,) = check.execute()
+    (line,) = check.list_results()
     return line
 
 
@@ -130,7 +130,7 @@ def test_a_fixed_limit_is_compared_with_the_fleet(stubbed_aws: Any, read_fleet: 
     document = read_fleet(POOL)
     fleet_capacity = replace(capacity.compute(document.value), needs=(), limits=(limit,))
     (check,) = preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
-    (line,) = check.execute()
+    (line,) = check.list_results()
     assert (line.status, line.message) == ("fail", "needs 24 of 20 (ECS developer guide)")
 
 

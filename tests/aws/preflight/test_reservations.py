@@ -44,7 +44,7 @@ def _check_reservation(stubbed_aws: Any, document: Any, reservation: dict[str, A
 
 def _run_check(stubbed_aws: Any, document: Any) -> CheckResult:
     (check,) = reservations.list_checks(stubbed_aws, document.value)
-    (line,) = check.execute()
+    (line,) = check.list_results()
     return line
 
 

@@ -16,7 +16,7 @@ POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
 def _collect_lines(aws: AwsSession, document: Any) -> list[CheckResult]:
     caller = identity.fetch_identity(aws)
     return [
-        line for check in state.list_checks(aws, document.value, caller, "my fleet.yaml") for line in check.execute()
+        line for check in state.list_checks(aws, document.value, caller, "my fleet.yaml") for line in check.list_results()
     ]
 
 
@@ -66,7 +66,7 @@ def test_a_bucket_of_somebody_else_fails(stubbed_aws: Any, read_fleet: Any) -> N
     caller = identity.Identity("123456789012", "arn:aws:iam::123456789012:user/anna")
     stubbed_aws.stub("s3").add_client_error("head_bucket", "403", "Forbidden", 403)
     (check,) = state.list_checks(stubbed_aws, read_fleet(POOL, HEAD).value, caller, "fleet.yaml")
-    (line,) = check.execute()
+    (line,) = check.list_results()
     assert line.status == "fail"
     assert line.message == "it belongs to another account, or this identity has no access to it"
 
@@ -75,5 +75,5 @@ def test_a_bucket_in_another_region_fails(stubbed_aws: Any, read_fleet: Any) -> 
     caller = identity.Identity("123456789012", "arn:aws:iam::123456789012:user/anna")
     stubbed_aws.stub("s3").add_response("head_bucket", {"BucketRegion": "eu-west-1"})
     (check,) = state.list_checks(stubbed_aws, read_fleet(POOL, HEAD).value, caller, "fleet.yaml")
-    (line,) = check.execute()
+    (line,) = check.list_results()
     assert (line.status, line.message) == ("fail", "it is in eu-west-1, and the fleet in us-west-2")

@@ -18,7 +18,7 @@ def _collect_lines(document: Any, aws: Any = None, *, check_name: str = "subnets
     return [
         line
         for check in subnets.list_checks(aws, document.value, fleet_capacity)
-        for line in check.execute()
+        for line in check.list_results()
         if check.name == check_name
     ]
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.terraform
 
 
 def _collect_lines(aws: AwsSession, document: Any) -> dict[str, CheckResult]:
-    return {line.name: line for check in zones.list_checks(aws, document.value) for line in check.execute()}
+    return {line.name: line for check in zones.list_checks(aws, document.value) for line in check.list_results()}
 
 
 def test_a_type_that_no_zone_of_its_pool_offers_fails_with_the_zones_that_do(
@@ -86,7 +86,7 @@ def test_a_zone_in_which_eks_takes_no_subnet_fails_for_eks_alone(
         orchestrator=orchestrator,
         pools={"general": pool},
     )
-    (line,) = zones.list_checks(aws, zone_fleet)[0].execute()
+    (line,) = zones.list_checks(aws, zone_fleet)[0].list_results()
     assert line.status == status
     if status == "fail":
         assert line.message == f"{names_by_id['use1-az3']} (use1-az3) takes no subnet of an EKS cluster"

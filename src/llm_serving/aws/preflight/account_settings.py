@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 
@@ -39,11 +38,7 @@ def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
         if fleet.network.nat:
             action = "ec2:DescribeVpcBlockPublicAccessOptions"
             rows.append(("VPC block public access", lambda: _check_public_access(aws), (action,)))
-    return [Check("account", name, functools.partial(_run, check), actions) for name, check, actions in rows]
-
-
-def _run(check: Callable[[], CheckResult]) -> list[CheckResult]:
-    return [check()]
+    return [Check("account", *row) for row in rows]
 
 
 def _check_ebs_key(aws: AwsSession, caller: Identity) -> CheckResult:

@@ -12,7 +12,7 @@ _TAG = "fleet"
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     if not fleet.budget_to:
         return []
-    return [Check("price", "budget", lambda: [_check_tag(aws)], ("ce:ListCostAllocationTags",))]
+    return [Check("price", "budget", lambda: _check_tag(aws), ("ce:ListCostAllocationTags",))]
 
 
 def _check_tag(aws: AwsSession) -> CheckResult:

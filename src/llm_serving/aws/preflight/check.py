@@ -58,10 +58,14 @@ class Check:
 
     name: str
 
-    execute: Callable[[], Sequence[CheckResult]]
+    execute: Callable[[], CheckResult | Sequence[CheckResult]]
 
     actions: tuple[str, ...] = ()
     """IAM actions that it needs."""
+
+    def list_results(self) -> Sequence[CheckResult]:
+        results = self.execute()
+        return [results] if isinstance(results, CheckResult) else results
 
 
 @dataclass(frozen=True)

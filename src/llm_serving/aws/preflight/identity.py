@@ -87,7 +87,7 @@ def find_account(aws: AwsSession) -> str | None:
 def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
     """Who asks, and whether all that the fleet takes is allowed."""
     return [
-        Check("identity", "credentials", lambda: [check_credentials(caller, fleet)]),
+        Check("identity", "credentials", lambda: check_credentials(caller, fleet)),
         Check(
             "identity",
             "permissions",
@@ -110,12 +110,12 @@ def _list_boundary_checks(aws: AwsSession, boundary: str | None) -> list[Check]:
     return [Check("identity", "permissions boundary", check, ("iam:GetPolicy",))]
 
 
-def _check_boundary(aws: AwsSession, boundary: str) -> list[CheckResult]:
+def _check_boundary(aws: AwsSession, boundary: str) -> CheckResult:
     with session.ignore_errors("NoSuchEntity"):
         aws.client("iam").get_policy(PolicyArn=boundary)
-        return [CheckResult("permissions boundary", "pass", boundary)]
+        return CheckResult("permissions boundary", "pass", boundary)
     message = f"{boundary} does not exist, and no role can be created with it"
-    return [CheckResult("permissions boundary", "fail", message, "create it, or correct permissions_boundary")]
+    return CheckResult("permissions boundary", "fail", message, "create it, or correct permissions_boundary")
 
 
 def _list_service_roles(fleet: Fleet) -> list[ServiceRole]:
@@ -124,12 +124,12 @@ def _list_service_roles(fleet: Fleet) -> list[ServiceRole]:
     return [role for role in account_needs.load_fleet().service_roles if role.needed_by in users]
 
 
-def _check_service_role(aws: AwsSession, role: ServiceRole) -> list[CheckResult]:
+def _check_service_role(aws: AwsSession, role: ServiceRole) -> CheckResult:
     with session.ignore_errors("NoSuchEntity"):
         aws.client("iam").get_role(RoleName=role.name)
-        return [CheckResult(role.name, "pass", "exists")]
+        return CheckResult(role.name, "pass", "exists")
     command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", role.service)
-    return [CheckResult(role.name, "warn", f"does not exist: {role.consequence}", "create it once", command)]
+    return CheckResult(role.name, "warn", f"does not exist: {role.consequence}", "create it once", command)
 
 
 def check_credentials(caller: Identity, fleet: Fleet) -> CheckResult:
@@ -183,7 +183,6 @@ def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str], boun
 
 
 def _find_principal_arn(aws: AwsSession, caller: Identity) -> str | None:
-    """Return the ARN of the user or role behind the caller, as the simulator takes it."""
     principal_type, _, principal_name = caller.name.partition("/")
     if principal_type == "user" and ":iam:" in caller.arn:
         return caller.arn

@@ -31,7 +31,6 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
 
 
 def _join(**is_needed: bool) -> list[str]:
-    """Return the actions of the entries of `account.yaml` that are needed."""
     permissions = account_needs.load_fleet().permissions
     return [action for name, needed in is_needed.items() if needed for action in permissions[name]]
 
@@ -49,7 +48,6 @@ def list_actions_by_kind(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
 
 
 def _find_reservations(fleet: Fleet) -> dict[str, bool]:
-    """Return which entries the pools' reservations and placement groups need."""
     pools = fleet.pools.values()
     options = [option for pool in pools for option in pool.buy]
     return {

@@ -31,7 +31,7 @@ def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     if not fleet.creates_eks:
         return checks
     return [
-        Check(_GROUP, "Kubernetes", lambda: [_check_kubernetes(aws, fleet)], ("eks:DescribeClusterVersions",)),
+        Check(_GROUP, "Kubernetes", lambda: _check_kubernetes(aws, fleet), ("eks:DescribeClusterVersions",)),
         Check(_GROUP, "add-ons", lambda: _check_versions(aws, fleet), ("eks:DescribeAddonVersions",)),
         Check(_GROUP, "add-on values", lambda: _check_values(aws, fleet), ("eks:DescribeAddonConfiguration",)),
         *checks,

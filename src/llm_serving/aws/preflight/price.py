@@ -45,6 +45,5 @@ def check_price(fleet: Fleet, mistakes: Sequence[Mistake], today: datetime.date)
 
 
 def _is_stale(date: str, today: datetime.date) -> bool:
-    """Whether a day, or a month where no day is known, lies too far back."""
     day = datetime.date.fromisoformat(date if date.count("-") == 2 else f"{date}-01")
     return (today - day).days > STALE_DAYS

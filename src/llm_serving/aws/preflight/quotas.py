@@ -51,7 +51,7 @@ def _list_kind_needs(fleet: Fleet) -> Iterator[tuple[str, Need]]:
 
 def _build_kind_check(check: Check, kind: str) -> Check:
     def execute() -> list[CheckResult]:
-        results = check.execute()
+        results = check.list_results()
         return [build_kind_result(result, kind) if result.status == "fail" else result for result in results]
 
     return replace(check, execute=execute)
@@ -72,7 +72,7 @@ def _build_check(aws: AwsSession, fleet: Fleet, need: Need) -> Check:
         else "cloudwatch:GetMetricData"
     )
     actions = ("servicequotas:GetServiceQuota", "servicequotas:GetAWSDefaultServiceQuota", counting_action)
-    return Check("quotas", _format_name(need.quota), lambda: [_check_quota(aws, fleet, need, actions)], actions)
+    return Check("quotas", _format_name(need.quota), lambda: _check_quota(aws, fleet, need, actions), actions)
 
 
 def _format_name(quota: Quota, aws_name: str | None = None) -> str:
@@ -125,7 +125,6 @@ def _compare_with_quota(aws: AwsSession, fleet: Fleet, need: Need) -> CheckResul
 def _suggest_increase(
     aws: AwsSession, need: Need, response: Mapping[str, Any], used: float
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the remedy and its command."""
     if not response.get("Adjustable", True):
         return "this quota cannot be raised: use a smaller fleet, or two in two accounts or regions", ()
     desired_value = math.ceil(need.amount + used)

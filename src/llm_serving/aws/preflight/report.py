@@ -120,12 +120,9 @@ def _list_size_checks(document: Document[Fleet], aws: AwsSession) -> list[Check]
     """Return checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
     fleet = document.value
     if not has_known_types(fleet):
-        unknown_result = build_unknown_result(
-            "quotas",
-            "a type is not in the catalog, so usage was not counted",
-            "use a type of the catalog, as listed above",
-        )
-        return [Check("quotas", "quotas", lambda: [unknown_result])]
+        reason = "a type is not in the catalog, so usage was not counted"
+        unknown_result = build_unknown_result("quotas", reason, "use a type of the catalog, as listed above")
+        return [Check("quotas", "quotas", lambda: unknown_result)]
     requirements = capacity.compute(fleet)
     return [*quotas.list_checks(aws, fleet, requirements), *subnets.list_checks(aws, fleet, requirements)]
 

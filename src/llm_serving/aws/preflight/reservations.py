@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from llm_serving.aws import session as session
-from llm_serving.aws.preflight.check import Check, CheckResult
+from llm_serving.aws.preflight.check import Check, CheckResult, Status
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, names
@@ -25,33 +26,26 @@ Capacity Blocks for ML"; 2026-11."""
 
 
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
-    named_checks = [
-        _build_named_check(aws, fleet, name, option)
+    named = [
+        (
+            f"{option.capacity_block or option.reservation} for {name}",
+            functools.partial(_check_named, fleet, pool, option),
+        )
         for name, pool in fleet.pools.items()
         for option in pool.buy
         if isinstance(option, Reservation) and not option.reserve
     ]
     fleet_groups = groups.resolve_all(fleet) if groups.has_known_types(fleet) else ()
-    reserved_groups = [group for group in fleet_groups if group.reserve]
-    return [*named_checks, *(_build_own_check(aws, fleet, group) for group in reserved_groups)]
+    own = [
+        (f"{group.reserve} reserved for {group.pool}", functools.partial(_check_own, fleet, group))
+        for group in fleet_groups
+        if group.reserve
+    ]
+    actions = ("ec2:DescribeCapacityReservations",)
+    return [Check("reservations", name, functools.partial(check, aws, name), actions) for name, check in [*named, *own]]
 
 
-_ACTIONS = ("ec2:DescribeCapacityReservations",)
-
-
-def _build_named_check(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservation) -> Check:
-    check_name = f"{option.capacity_block or option.reservation} for {pool_name}"
-    return Check(
-        "reservations", check_name, lambda: [_check_named(aws, fleet, pool_name, option, check_name)], _ACTIONS
-    )
-
-
-def _build_own_check(aws: AwsSession, fleet: Fleet, group: Group) -> Check:
-    check_name = f"{group.reserve} reserved for {group.pool}"
-    return Check("reservations", check_name, lambda: [_check_own(aws, fleet, group, check_name)], _ACTIONS)
-
-
-def _check_own(aws: AwsSession, fleet: Fleet, group: Group, check_name: str) -> CheckResult:
+def _check_own(fleet: Fleet, group: Group, aws: AwsSession, check_name: str) -> CheckResult:
     """Check a reservation that the fleet makes: what it costs, and whether it is there already."""
     instance_type, zone = group.types[0], group.zones[0]
     price = instances.load()[instance_type].get_price_usd_h(fleet.region)
@@ -67,9 +61,8 @@ def _check_own(aws: AwsSession, fleet: Fleet, group: Group, check_name: str) -> 
     total = sum(reservation["TotalInstanceCount"] for reservation in response["CapacityReservations"])
     if total:
         free = sum(reservation["AvailableInstanceCount"] for reservation in response["CapacityReservations"])
-        return CheckResult(
-            check_name, "pass", f"{total} × {instance_type} in {zone}, {free} free, {hourly_cost}, used or not"
-        )
+        message = f"{total} × {instance_type} in {zone}, {free} free, {hourly_cost}, used or not"
+        return CheckResult(check_name, "pass", message)
     message = (
         f"created by the apply: {group.reserve} × {instance_type} in {zone}, {hourly_cost} from then on, used or not"
     )
@@ -77,18 +70,16 @@ def _check_own(aws: AwsSession, fleet: Fleet, group: Group, check_name: str) -> 
     return CheckResult(check_name, "pass", f"{message}; the apply fails where EC2 has too few")
 
 
-def _check_named(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservation, check_name: str) -> CheckResult:
+def _check_named(fleet: Fleet, pool: Pool, option: Reservation, aws: AwsSession, check_name: str) -> CheckResult:
     reservation = _fetch_reservation(aws, str(option.capacity_block or option.reservation))
     if reservation is None:
         message = f"there is no such reservation in this account and {aws.region}"
         command = ("aws", "ec2", "describe-capacity-reservations", "--region", aws.region)
         return CheckResult(check_name, "fail", message, "set the id of an existing reservation in `buy`", command)
-    pool = fleet.pools[pool_name]
-    return (
-        _find_mismatch(fleet, pool, option, reservation, check_name)
-        or _check_start(fleet, pool, reservation, check_name)
-        or _check_state(fleet, pool, reservation, check_name)
-    )
+    if mismatch := _find_mismatch(fleet, pool, option, reservation):
+        return CheckResult(check_name, "fail", *mismatch)
+    is_upcoming = reservation["State"] in _UPCOMING_STATES
+    return CheckResult(check_name, *(_judge_start if is_upcoming else _judge_state)(fleet, pool, reservation))
 
 
 def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any] | None:
@@ -100,85 +91,61 @@ def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any
 
 
 def _find_mismatch(
-    fleet: Fleet, pool: Pool, option: Reservation, reservation: Mapping[str, Any], check_name: str
-) -> CheckResult | None:
-    """Return the first thing that makes it another reservation than the pool takes it for."""
+    fleet: Fleet, pool: Pool, option: Reservation, reservation: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Find the first thing that makes it another reservation than the pool takes it for, and the fix."""
     is_block = reservation.get("ReservationType") == "capacity-block"
     if is_block != (option.capacity_block is not None):
         kind, key = ("a Capacity Block", "capacity-block") if is_block else ("an on-demand reservation", "reservation")
-        return CheckResult(
-            check_name, "fail", f"it is {kind}", f"set buy: {{{key}: {reservation['CapacityReservationId']}}}"
-        )
+        return f"it is {kind}", f"set buy: {{{key}: {reservation['CapacityReservationId']}}}"
     kind, zone = reservation["InstanceType"], reservation["AvailabilityZone"]
     if kind not in pool.types:
-        return CheckResult(
-            check_name, "fail", f"it holds {kind}, and the pool takes {join_words(pool.types)}", f"set types: {kind}"
-        )
+        return f"it holds {kind}, and the pool takes {join_words(pool.types)}", f"set types: {kind}"
     if zone not in fleet.get_zones(pool):
         message = f"it is in {zone}, and the pool in {join_words(fleet.get_zones(pool))}"
-        return CheckResult(check_name, "fail", message, f"set zones: {zone} in the pool (and in the fleet)")
+        return message, f"set zones: {zone} in the pool (and in the fleet)"
     if reservation.get("Tenancy", "default") != "default":
-        return CheckResult(
-            check_name, "fail", f"its tenancy is {reservation['Tenancy']}", "use a reservation of default tenancy"
-        )
+        return f"its tenancy is {reservation['Tenancy']}", "use a reservation of default tenancy"
     if not reservation.get("InstancePlatform", "Linux/UNIX").startswith("Linux/UNIX"):
-        return CheckResult(
-            check_name, "fail", f"its platform is {reservation['InstancePlatform']}", "use a reservation for Linux/UNIX"
-        )
+        return f"its platform is {reservation['InstancePlatform']}", "use a reservation for Linux/UNIX"
     return None
 
 
-def _check_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult | None:
-    """Check a reservation to come: no instance starts before it, so an apply or a deployment would wait for one."""
-    state, least = reservation["State"], pool.size.min
-    if state not in _UPCOMING_STATES:
-        return None
-    start = reservation.get("StartDate")
-    message = f"it is {state}{f', and begins {_format_date(start)}' if start else ''}"
+def _judge_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any]) -> tuple[Status, str, str]:
+    """Judge a reservation to come: no instance starts before it, so an apply or a deployment would wait for one."""
+    least, start = pool.size.min, reservation.get("StartDate")
+    message = f"it is {reservation['State']}{f', and begins {_format_date(start)}' if start else ''}"
     if reservation.get("ReservationType") == "capacity-block":
         # A block's node group is made without nodes and starts them at the block's start.
         fix = "run it again then; `blueprint fleet apply` can create the stacks before"
-        return CheckResult(check_name, "fail", f"{message}: until then the pool starts no machine", fix)
+        return "fail", f"{message}: until then the pool starts no machine", fix
     if least and fleet.get_orchestrator(pool) == "eks":
         message = f"{message}, and the apply would wait for {format_count(least, 'node')} in vain"
-        return CheckResult(check_name, "fail", message, f"set size: 0..{pool.size.max} until it is active")
-    return CheckResult(check_name, "warn", message, "wait: instances start when it is active")
+        return "fail", message, f"set size: 0..{pool.size.max} until it is active"
+    return "warn", message, "wait: instances start when it is active"
 
 
-def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult:
+def _judge_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any]) -> tuple[Status, str, str]:
     state, total, free = reservation["State"], reservation["TotalInstanceCount"], reservation["AvailableInstanceCount"]
-    if state != "active":
-        since_note = f" since {_format_date(reservation['EndDate'])}" if reservation.get("EndDate") else ""
-        return CheckResult(
-            check_name, "fail", f"it is {state}{since_note}", "use another reservation, or another way in `buy`"
-        )
-    availability = f"{free} of {total} × {reservation['InstanceType']} free in {reservation['AvailabilityZone']}"
     end = reservation.get("EndDate")
+    if state != "active":
+        since_note = f" since {_format_date(end)}" if end else ""
+        return "fail", f"it is {state}{since_note}", "use another reservation, or another way in `buy`"
+    availability = f"{free} of {total} × {reservation['InstanceType']} free in {reservation['AvailabilityZone']}"
     end_note = f", until {_format_date(end)}" if end else ""
     is_only_option = len(pool.buy) == 1
     if total < pool.size.min or (is_only_option and total < pool.size.max):
-        required = pool.size.min if total < pool.size.min else pool.size.max
-        message = (
-            f"it holds {total}, and the pool takes {'at least' if required == pool.size.min else 'up to'} {required}"
-        )
-        return CheckResult(
-            check_name, "fail", message, f"set size: {min(pool.size.min, total)}..{total}, or use a larger reservation"
-        )
+        required = f"at least {pool.size.min}" if total < pool.size.min else f"up to {pool.size.max}"
+        message = f"it holds {total}, and the pool takes {required}"
+        return "fail", message, f"set size: {min(pool.size.min, total)}..{total}, or use a larger reservation"
     if end and end - datetime.datetime.now(datetime.UTC) < _EXPIRY_WARNING:
-        end_date = (
-            _format_date(end - _BLOCK_END_MARGINS[fleet.get_orchestrator(pool)])
-            if reservation.get("ReservationType") == "capacity-block"
-            else _format_date(end)
-        )
-        return CheckResult(
-            check_name, "warn", f"{availability}; it ends soon", f"renew it in time: instances run until {end_date}"
-        )
+        is_block = reservation.get("ReservationType") == "capacity-block"
+        last = end - _BLOCK_END_MARGINS[fleet.get_orchestrator(pool)] if is_block else end
+        return "warn", f"{availability}; it ends soon", f"renew it in time: instances run until {_format_date(last)}"
     if free < pool.size.max:
-        fix = "what is taken may be this fleet's own"
-        return CheckResult(
-            check_name, "warn", f"{availability}, and the pool takes up to {pool.size.max}{end_note}", fix
-        )
-    return CheckResult(check_name, "pass", f"{availability}{end_note}")
+        message = f"{availability}, and the pool takes up to {pool.size.max}{end_note}"
+        return "warn", message, "what is taken may be this fleet's own"
+    return "pass", f"{availability}{end_note}", ""
 
 
 def _format_date(moment: datetime.datetime) -> str:

@@ -46,9 +46,8 @@ def _format_progress(done: int, pending: Sequence[Check], total: int) -> str:
 
 
 def _run_check(check: Check) -> Sequence[CheckResult]:
-    """Return the results, or a warning that says why there are none."""
     try:
-        return check.execute()
+        return check.list_results()
     except session.get_error_types() as error:
         return [build_unknown_result(check.name, describe_error(error), suggest_fix(error, check.actions))]
 

@@ -26,21 +26,19 @@ def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity, file: str) -> l
     return [Check("state", "state bucket", lambda: _check_bucket(aws, fleet, caller, file), _ACTIONS)]
 
 
-def _check_bucket(aws: AwsSession, fleet: Fleet, caller: Identity, file: str) -> list[CheckResult]:
+def _check_bucket(aws: AwsSession, fleet: Fleet, caller: Identity, file: str) -> CheckResult | list[CheckResult]:
     bucket = state_bucket.resolve_state_bucket(fleet, caller.arn)
     check_name = f"s3://{bucket.name}"
     try:
         bucket_status = state_bucket.inspect_bucket(aws, bucket)
     except CheckFailed as error:
         message, _, fix = str(error).removeprefix(f"{check_name}: ").partition(". ")
-        return [CheckResult(check_name, "fail", message, fix.rstrip("."))]
+        return CheckResult(check_name, "fail", message, fix.rstrip("."))
     if not bucket_status.exists:
         command = ("blueprint", "state", "make", "--fleet", file)
-        return [
-            CheckResult(check_name, "warn", "does not exist yet", "`install` creates it; to create it now", command)
-        ]
+        return CheckResult(check_name, "warn", "does not exist yet", "`install` creates it; to create it now", command)
     if not bucket_status.changes:
-        return [CheckResult(check_name, "pass", "exists: versioned, encrypted, TLS only, no public access")]
+        return CheckResult(check_name, "pass", "exists: versioned, encrypted, TLS only, no public access")
     return [
         CheckResult(
             check_name, "fail" if change.critical else "warn", f"it {change.reason}", "correct it", change.command

@@ -25,7 +25,7 @@ def list_checks(aws: AwsSession, fleet: Fleet, requirements: Capacity) -> list[C
     addresses_by_zone = {zone: capacity.count_zone_addresses(zone, fleet) for zone in fleet.zones}
     return [
         Check("subnets", "subnets", lambda: _check_existing(aws, network, addresses_by_zone), ("ec2:DescribeSubnets",)),
-        Check("subnets", "DNS", lambda: [_check_dns(aws, network)], ("ec2:DescribeVpcAttribute",)),
+        Check("subnets", "DNS", lambda: _check_dns(aws, network), ("ec2:DescribeVpcAttribute",)),
     ]
 
 
@@ -33,13 +33,8 @@ def _check_new(subnet: Subnet) -> CheckResult:
     check_name, usage_ratio = f"private {subnet.zone}", subnet.needed / subnet.available
     if subnet.needed > subnet.available:
         message = f"{subnet.cidr} has {subnet.available:,} addresses; the fleet needs up to {subnet.needed:,} there"
-        return CheckResult(
-            check_name,
-            "fail",
-            message,
-            "use a wider network.cidr, smaller pools, or pools over more zones",
-            usage_ratio=usage_ratio,
-        )
+        fix = "use a wider network.cidr, smaller pools, or pools over more zones"
+        return CheckResult(check_name, "fail", message, fix, usage_ratio=usage_ratio)
     message = f"{subnet.cidr}: {subnet.needed:,} of {subnet.available:,} addresses"
     return CheckResult(check_name, "pass", message, usage_ratio=usage_ratio)
 
@@ -85,13 +80,11 @@ def _check_subnet(
 ) -> CheckResult:
     check_name = f"{subnet_id} in {zone}"
     if subnet is None:
-        return CheckResult(
-            check_name, "fail", "there is no such subnet in this account and region", "use the id of an existing one"
-        )
+        message = "there is no such subnet in this account and region"
+        return CheckResult(check_name, "fail", message, "use the id of an existing one")
     if subnet["VpcId"] != network.vpc:
-        return CheckResult(
-            check_name, "fail", f"it is in {subnet['VpcId']}, not in {network.vpc}", "use a private subnet of that VPC"
-        )
+        message = f"it is in {subnet['VpcId']}, not in {network.vpc}"
+        return CheckResult(check_name, "fail", message, "use a private subnet of that VPC")
     if subnet["AvailabilityZone"] != zone:
         message = f"it is in {subnet['AvailabilityZone']}, not in {zone}"
         return CheckResult(check_name, "fail", message, "list private_subnets in the order of `zones`")

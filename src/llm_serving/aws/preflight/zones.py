@@ -42,32 +42,27 @@ def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     ]
 
 
-def _check_zones(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
-    available_zones = {
-        details["ZoneName"]: details for details in aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
-    }
+def _check_zones(aws: AwsSession, fleet: Fleet) -> CheckResult:
+    described = aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    available_zones = {details["ZoneName"]: details for details in described}
     missing = [zone for zone in fleet.zones if zone not in available_zones]
     if missing:
         message = f"this account has no {join_words(missing)}; it has {join_words(sorted(available_zones))}"
-        return [
-            CheckResult(
-                "zones", "fail", message, f"set zones: [{', '.join(sorted(available_zones)[: len(fleet.zones)])}]"
-            )
-        ]
+        fix = f"set zones: [{', '.join(sorted(available_zones)[: len(fleet.zones)])}]"
+        return CheckResult("zones", "fail", message, fix)
     ids = {zone: available_zones[zone]["ZoneId"] for zone in fleet.zones}
     reasons = {zone: _find_missing_service(details["ZoneId"], fleet) for zone, details in available_zones.items()}
     if unsupported := [f"{zone} ({ids[zone]}) {reasons[zone]}" for zone in fleet.zones if reasons[zone]]:
         other_zones = sorted(zone for zone, reason in reasons.items() if not reason)
-        return [CheckResult("zones", "fail", join_words(unsupported), f"use zones of {join_words(other_zones)}")]
+        return CheckResult("zones", "fail", join_words(unsupported), f"use zones of {join_words(other_zones)}")
     impaired_zones = [zone for zone in fleet.zones if available_zones[zone].get("State") not in ("available", None)]
     if impaired_zones:
         message = join_words(f"{zone} is {available_zones[zone]['State']}" for zone in impaired_zones)
-        return [CheckResult("zones", "warn", message, "wait, or remove it from zones")]
-    return [CheckResult("zones", "pass", ", ".join(f"{zone} ({ids[zone]})" for zone in fleet.zones))]
+        return CheckResult("zones", "warn", message, "wait, or remove it from zones")
+    return CheckResult("zones", "pass", ", ".join(f"{zone} ({ids[zone]})" for zone in fleet.zones))
 
 
 def _find_missing_service(zone_id: str, fleet: Fleet) -> str:
-    """Return what the fleet needs and a zone does not have; "" if nothing."""
     if fleet.creates_eks and zone_id in ZONES_WITHOUT_EKS:
         return "takes no subnet of an EKS cluster"
     if "ecs" in fleet.orchestrators and zone_id not in ZONES_WITH_FARGATE.get(fleet.region, {zone_id}):
@@ -127,9 +122,8 @@ def _check_members(fleet: Fleet, row: _Members, zones_by_type: Mapping[str, set[
         offering_zones = [zone for zone in zones if zone in zones_by_type.get(instance_type, ())]
         check_name = f"{instance_type} for {row.name}"
         if not offering_zones:
-            results.append(
-                _build_missing_result(fleet, check_name, zones, sorted(zones_by_type.get(instance_type, ())))
-            )
+            others = sorted(zones_by_type.get(instance_type, ()))
+            results.append(_build_missing_result(fleet, check_name, zones, others))
         elif len(offering_zones) < len(zones):
             results.append(_build_partial_result(row, check_name, offering_zones, zones_by_type))
         else:
@@ -142,13 +136,11 @@ def _build_missing_result(
 ) -> CheckResult:
     region_zones = [zone for zone in other_zones if zone[:-1] == fleet.region]
     if not region_zones:
-        return CheckResult(
-            check_name, "fail", f"{fleet.region} does not offer it to this account", "use another type, or region"
-        )
+        message = f"{fleet.region} does not offer it to this account"
+        return CheckResult(check_name, "fail", message, "use another type, or region")
     message = f"offered in {join_words(region_zones)}, and not in {join_words(zones)}"
-    return CheckResult(
-        check_name, "fail", message, f"set zones: [{', '.join(region_zones)}] in the pool (and in the fleet)"
-    )
+    fix = f"set zones: [{', '.join(region_zones)}] in the pool (and in the fleet)"
+    return CheckResult(check_name, "fail", message, fix)
 
 
 def _build_partial_result(
