@@ -206,7 +206,7 @@ class _Search:
         above = next(point for point in kept if point.rate * replicas >= rate * (1 - 1e-9))
         below = next((point for point in reversed(kept) if point.rate * replicas <= rate), above)
         gap_metric = max(self._problem.limits, key=lambda limit: above.upper[limit.metric][limit.statistic] / limit.ms)
-        self._met.append(
+        self._add(
             Candidate(
                 own,
                 replicas,
@@ -219,12 +219,12 @@ class _Search:
                 source=measured.source,
             )
         )
-        self._keep_price(self._met[-1])
 
     def _compute_measured_gap(self, point: MeasuredPoint) -> float:
         return max(point.upper[limit.metric][limit.statistic] / limit.ms for limit in self._problem.limits)
 
-    def _keep_price(self, candidate: Candidate) -> None:
+    def _add(self, candidate: Candidate) -> None:
+        self._met.append(candidate)
         name = candidate.configuration.instance.name
         self._best_by_type[name] = min(candidate.usd_h, self._best_by_type.get(name, math.inf))
 
@@ -273,10 +273,10 @@ class _Search:
                     continue
                 is_any = True
                 configuration = Configuration(instance, usd_h, split, precision, kv_type, None)
-                yield from self._prepare_possible(configuration, model, device, fit)
+                yield from self._prepare(configuration, model, device, fit)
                 if split.data == 1 and disaggregation.can_transfer(instance, split):
                     configuration = replace(configuration, is_disaggregated=True)
-                    yield from self._prepare_possible(configuration, model, device, fit)
+                    yield from self._prepare(configuration, model, device, fit)
         if not is_any and instance.efa_interfaces:
             is_any = yield from self._prepare_pipelines(instance, usd_h, device, context)
         for reason, rank in [] if is_any else lacking:
@@ -292,26 +292,22 @@ class _Search:
             fit = _compute_fit(self._problem.model, instance, split, context, "auto")
             if fit.fits:
                 configuration = Configuration(instance, usd_h, split, "bf16", "auto", None)
-                yield from self._prepare_possible(configuration, self._problem.model, device, fit)
+                yield from self._prepare(configuration, self._problem.model, device, fit)
                 return True
         return False
 
-    def _prepare_possible(
+    def _prepare(
         self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit
     ) -> Iterator[_Prepared]:
-        entry = self._prepare(configuration, model, device, fit)
-        missed = self._find_impossible(entry.step, entry.interval)
-        if missed:
-            self._reject(configuration.instance, *missed, 1e6 / configuration.split.ranks)
-        else:
-            yield entry
-
-    def _prepare(self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit) -> _Prepared:
+        """Yield a configuration unless one request alone misses a limit."""
         split, kv_type, workload = configuration.split, configuration.kv_type, self._problem.workload
         key = (step_times.build_key(device), split, configuration.precision)
         times = self._problem.calibrations.get(key, step_times.load())
         step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
         interval = times.intervals[step.basis]
+        if missed := self._find_impossible(step, interval):
+            self._reject(configuration.instance, *missed, 1e6 / split.ranks)
+            return
         batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
         sequences = min(batch.sequences, self._count_running(configuration, model, fit) or batch.sequences)
         limits = Limits(max(1, sequences // stages), batch_tokens, fit.cache_tokens // stages)
@@ -322,7 +318,7 @@ class _Search:
             tokens = 1.0  # that decode computes again
         busy_s = compute_busy_s(step, Limits(sequences, batch_tokens, fit.cache_tokens), workload, tokens)
         least = math.ceil(self._bound_lanes(busy_s, interval) / split.lanes)
-        return _Prepared(configuration, step, interval, limits, least, prefill, token_s)
+        yield _Prepared(configuration, step, interval, limits, least, prefill, token_s)
 
     def _count_running(self, configuration: Configuration, model: Model, fit: Fit) -> int:
         """Return requests of the mean length, without what prompts share, that the cache has blocks for; 0 for any.
@@ -343,9 +339,6 @@ class _Search:
             state_blocks=vllm.RUNNING_STATE_BLOCKS,
         )
         return max(1, blocks.total // blocks.of_request)
-
-    def _limits_gaps(self) -> bool:
-        return any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
 
     def _bound_lanes(self, busy_s: float, interval: Interval) -> int:
         return max(1, math.ceil(self._problem.workload.rate * busy_s * interval.high * _BOUND_MARGIN))
@@ -370,7 +363,8 @@ class _Search:
         if entry.prefill:
             self._try_prefill(entry)
             return
-        sizes = [size for size in _SMALLER_STEPS if size < entry.limits.batch_tokens] if self._limits_gaps() else []
+        limits_gaps = any(limit.metric in ("itl_ms", "e2e_ms") for limit in self._problem.limits)
+        sizes = [size for size in _SMALLER_STEPS if size < entry.limits.batch_tokens] if limits_gaps else []
         for size in (None, *sizes):
             if size:
                 configuration = replace(entry.configuration, batch_tokens=size)
@@ -415,8 +409,7 @@ class _Search:
                 replicas, met = middle, outcome
             else:
                 low = middle
-        self._met.append(self._describe(entry, replicas, met))
-        self._keep_price(self._met[-1])
+        self._add(self._describe(entry, replicas, met))
         return replicas
 
     def _simulate(self, entry: _Prepared, replicas: int) -> Outcome:
@@ -459,21 +452,22 @@ class _Search:
         """Return how near an outcome comes to a limit, as a multiple of it."""
         if not outcome.e2e_s:
             return math.inf
-        return max((compute_statistic(outcome, limit) / limit.ms for limit in self._problem.limits), default=0.0)
+        nearest = self._find_nearest(outcome)
+        return compute_statistic(outcome, nearest) / nearest.ms if nearest else 0.0
+
+    def _find_nearest(self, outcome: Outcome) -> Limit | None:
+        """Return the limit that an outcome comes nearest to, or misses by most."""
+        limits = self._problem.limits
+        return max(limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms, default=None)
 
     def _describe(self, entry: _Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
         """Return a configuration with what it is predicted to do in the middle and at both ends."""
         configuration = entry.configuration
         middle = self._play(entry, replicas, REQUESTS, 1.0)
         optimistic = self._play(entry, replicas, REQUESTS, entry.interval.low)
+        ends = ((middle, "p50"), (middle, "p95"), (middle, "p99"), (optimistic, "p95"), (pessimistic, "p95"))
         predicted = {
-            metric: Latency(
-                p50=1000 * _compute(middle, metric, 50),
-                p95=1000 * _compute(middle, metric, 95),
-                p99=1000 * _compute(middle, metric, 99),
-                low=1000 * _compute(optimistic, metric, 95),
-                high=1000 * _compute(pessimistic, metric, 95),
-            )
+            metric: Latency(*(1000 * _compute(outcome, metric, statistic) for outcome, statistic in ends))
             for metric in METRICS
         }
         usd_h = entry.compute_usd_h(replicas)
@@ -493,9 +487,7 @@ class _Search:
         """Return what keeps one replica from carrying more: the cache, or the metric that is nearest its limit."""
         if outcome.preemptions or outcome.busy_share > 0.95:
             return "memory"
-        nearest = max(
-            self._problem.limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms, default=None
-        )
+        nearest = self._find_nearest(outcome)
         return nearest.metric.removesuffix("_ms") if nearest else "price"
 
     # Reasons
@@ -505,10 +497,10 @@ class _Search:
             self._reject_dearer(entry)
             return
         count = _count(entry.prefill + replicas)
-        if not outcome.is_complete or not outcome.e2e_s:
+        missed = self._find_nearest(outcome) if outcome.e2e_s else None
+        if not outcome.is_complete or not missed:
             reason, name = f"{count} cannot carry the load", "memory" if outcome.preemptions else "ttft"
         else:
-            missed = max(self._problem.limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms)
             ms, name = compute_statistic(outcome, missed), missed.metric.removesuffix("_ms")
             reason = f"{count} may have {ms:,.3g} ms, more than {missed}"
             self._missed.append((self._compute_gap(outcome), entry, replicas, outcome))
@@ -584,19 +576,14 @@ def _list_number_types(model: Model, device: Accelerators) -> Iterable[tuple[str
 
 def compute_statistic(outcome: Outcome, limit: Limit) -> float:
     """Return a metric of an outcome as a limit counts it, in milliseconds."""
-    if limit.statistic == "mean":
-        return 1000 * _compute_mean(outcome, limit.metric)
-    return 1000 * _compute(outcome, limit.metric, float(limit.statistic.removeprefix("p")))
+    return 1000 * _compute(outcome, limit.metric, limit.statistic)
 
 
-def _compute(outcome: Outcome, metric: str, percent: float) -> float:
+def _compute(outcome: Outcome, metric: str, statistic: str) -> float:
+    percent = 0.0 if statistic == "mean" else float(statistic.removeprefix("p"))
     if metric == "itl_ms":
-        return compute_weighted_percentile(outcome.gaps, percent) if outcome.gaps else 0.0
-    return compute_percentile(outcome.ttft_s if metric == "ttft_ms" else outcome.e2e_s, percent)
-
-
-def _compute_mean(outcome: Outcome, metric: str) -> float:
-    if metric == "itl_ms":
+        if percent:
+            return compute_weighted_percentile(outcome.gaps, percent) if outcome.gaps else 0.0
         return sum(gap * count for gap, count in outcome.gaps) / max(1, sum(count for _, count in outcome.gaps))
     values = outcome.ttft_s if metric == "ttft_ms" else outcome.e2e_s
-    return math.fsum(values) / len(values)
+    return compute_percentile(values, percent) if percent else math.fsum(values) / len(values)

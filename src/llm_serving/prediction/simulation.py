@@ -83,8 +83,6 @@ class _Chunk:
 
 
 class _Prefix:
-    """The common beginning of a group's prompts."""
-
     __slots__ = ("blocks", "free", "users")
 
     def __init__(self) -> None:
@@ -94,8 +92,6 @@ class _Prefix:
 
 
 class _Job:
-    """A request under way."""
-
     __slots__ = (
         "at_s", "blocks", "computed", "delay_s", "due", "free", "generated", "last_s", "left", "prefix",
         "prefix_blocks", "request", "start_step",
@@ -333,7 +329,6 @@ class Simulation:
         job.free = _Chunk(0)
 
     def _count_needed(self, job: _Job, tokens: int) -> int:
-        """Return the blocks that a job lacks for so many tokens."""
         return max(0, -(-tokens // BLOCK_TOKENS) - job.prefix_blocks - job.blocks)
 
     def _grow(self, job: _Job, needed: int, tokens: int) -> None:
@@ -389,7 +384,6 @@ class Simulation:
         return base_s
 
     def _emit_first(self, job: _Job) -> None:
-        """Let a job whose prompt was read begin to decode."""
         if job.generated:
             self.gaps.append((self.now_s - job.last_s, 1))
         else:
