@@ -210,7 +210,6 @@ class Bucket:
 
     @contextmanager
     def _translate_errors(self, action: str) -> Iterator[None]:
-        """Turn the SDK's errors into one line each."""
         from botocore import exceptions
 
         subject = f"s3://{self.location.bucket}"
@@ -235,8 +234,6 @@ class Bucket:
 
 
 class _UploadedPart(NamedTuple):
-    """A part that lies in S3."""
-
     tag: str
     size: int
     checksum: str | None

@@ -89,7 +89,6 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
 
     Raises:
         InputError: the repository or revision does not exist.
-        Unavailable: the hub is unreachable, or requires a token.
     """
     from huggingface_hub import HfApi
 
@@ -111,11 +110,7 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
 
 
 def _check_commit(name: str, commit: str) -> str:
-    """Return the commit, which becomes the name of a folder.
-
-    Raises:
-        InputError: it is no hash of git's.
-    """
+    """Return the commit, which becomes the name of a folder."""
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
         raise InputError(
             f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is not a hash of 40 or 64 "
@@ -172,7 +167,6 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
 
 
 def _list_quantizations(names: Iterable[str]) -> list[str]:
-    """List types of numbers that names of GGUF files end with."""
     pattern = re.compile(r"[-._]([A-Z]+\d*(?:_\w+)?)\.gguf$", re.IGNORECASE)
     return sorted({match[1] for name in names if (match := pattern.search(name))})
 
@@ -228,7 +222,6 @@ def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any
 
     Raises:
         InputError: the repository does not exist, or has no such file.
-        Unavailable: the hub is unreachable, or requires a token.
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import get_session, hf_raise_for_status
@@ -256,8 +249,6 @@ def open_file(snapshot: Snapshot, file: RepoFile, max_bytes: int) -> BinaryIO:
 
 
 class _RangedFile(io.RawIOBase):
-    """A file on the hub, read by ranges."""
-
     def __init__(self, snapshot: Snapshot, file: RepoFile, max_bytes: int) -> None:
         self._snapshot, self._file = snapshot, file
         self._position, self._end = 0, min(file.size, max_bytes)
@@ -275,11 +266,7 @@ class _RangedFile(io.RawIOBase):
         return len(content)
 
     def _fetch(self, start: int, count: int) -> bytes:
-        """Return `count` bytes of the file from the byte `start` on.
-
-        Raises:
-            Unavailable: the hub is unreachable, requires a token, or would send the whole file.
-        """
+        """Return `count` bytes of the file from the byte `start` on."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
@@ -363,8 +350,6 @@ def _download_rest(snapshot: Snapshot, file: RepoFile, part: Path, on_bytes: OnB
 
 
 class _CountingFile(io.BufferedWriter):
-    """A file that is appended to, and reports each write."""
-
     def __init__(self, path: Path, on_bytes: OnBytes) -> None:
         super().__init__(path.open("ab", buffering=0))
         self._on_bytes = on_bytes
@@ -376,11 +361,7 @@ class _CountingFile(io.BufferedWriter):
 
 
 def _check_own(path: Path, file: RepoFile) -> None:
-    """Check that a file is one of an earlier download, which alone may be uploaded and deleted.
-
-    Raises:
-        InputError: its content is not the hub's.
-    """
+    """Check that a file is one of an earlier download, which alone may be uploaded and deleted."""
     if not (path.is_file() and _is_intact(path, file)):
         raise InputError(
             f"{path}: it is not the file of the hub that would be downloaded to this name. "

@@ -231,7 +231,6 @@ def _write_model(size: Size, folder: Path, on_progress: OnProgress) -> None:
 
 
 def _build_configs(size: Size, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the JSON files, by name."""
     end, pad = tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)
     ends = {"bos_token_id": pad, "eos_token_id": end, "pad_token_id": pad}
     config, model = dict(models.read_config(size)), models.find(size)
@@ -391,7 +390,6 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _build_recipe(size: Size) -> dict[str, Any]:
-    """Return all that the bytes depend on."""
     corpus = hashlib.sha256(CORPUS.read_bytes()).hexdigest()
     config = hashlib.sha256(json.dumps(dict(models.read_config(size)), sort_keys=True).encode()).hexdigest()
     return {"size": size, "version": RECIPE_VERSION, "seed": SEED, "corpus_sha256": corpus, "config_sha256": config}

@@ -23,7 +23,6 @@ def fetch_record(name: str, revision: str = "main") -> ModelRecord:
     Raises:
         InputError: there is no such model or revision, or it has no safetensors or config.json; or the GGUF file is not
             all of a model that llama.cpp runs.
-        Unavailable: the hub is unreachable, or requires a token.
     """
     repository, _, quantization = name.partition(":")
     snapshot = client.fetch_snapshot(repository, revision)
@@ -62,7 +61,6 @@ def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
 
     Raises:
         InputError: no model lies there.
-        Unavailable: S3 is unreachable or denies access.
     """
     uri, sizes = str(bucket.location), bucket.list_sizes()
     if gguf.FILE in sizes:

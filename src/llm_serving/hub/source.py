@@ -23,9 +23,6 @@ def write(bucket: s3.Bucket, folder: Path, record: ModelRecord) -> None:
 
     Args:
         folder: a folder of this machine for the file in transit.
-
-    Raises:
-        Unavailable: S3 is unreachable or denies access.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
@@ -52,7 +49,6 @@ def read(bucket: s3.Bucket) -> ModelRecord:
     """Return the record of the model at a place in S3.
 
     Raises:
-        Unavailable: S3 is unreachable or denies access.
         InputError: there is no record.
     """
     try:

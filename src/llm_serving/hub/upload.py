@@ -201,7 +201,6 @@ def upload(
 
 
 def _read_json(folder: Path, name: str) -> Mapping[str, Any]:
-    """Return a JSON file of a folder; nothing where it is no mapping."""
     try:
         content = untrusted_json.read(folder / name, infinite=True)
     except ValueError:

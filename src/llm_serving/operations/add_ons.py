@@ -212,7 +212,6 @@ def remove(commands: Sequence[Command], folder: Path, *, kubeconfig: Path | None
 
 
 def _fetch_archives(commands: Sequence[Command], folder: Path) -> dict[str, str]:
-    """Pull and check all archives and pages; return their digests."""
     return {
         command.archive.reference: chart_archives.fetch(
             command.archive, folder / f"{command.selected.add_on.name}.pull.log"

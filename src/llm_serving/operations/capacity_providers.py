@@ -107,7 +107,6 @@ _TYPES = re.compile(r"attribute:ecs\.instance-type in \[(.+)\]")
 
 
 def _list_types(service: dict[str, Any]) -> Iterator[str]:
-    """Yield the instance types of a service's placement constraint."""
     for constraint in service.get("placementConstraints", []):
         if match := _TYPES.fullmatch(constraint.get("expression", "")):
             yield from match[1].split(", ")

@@ -91,7 +91,6 @@ def write(fleet_file: Path, digests: Mapping[str, str], charts: Mapping[str, str
 
 
 def _read(fleet_file: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the digests of images and those of charts."""
     path = locate(fleet_file)
     if not path.is_file():
         return {}, {}

@@ -410,8 +410,6 @@ def _has_condition(item: Manifest, condition: str) -> bool:
 
 
 class _Forwarder(socketserver.ThreadingTCPServer):
-    """Passes each connection to the port on to a socket of its own."""
-
     daemon_threads = True
 
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
@@ -472,7 +470,6 @@ def _ignore_missing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _translate_errors(action: str) -> Iterator[None]:
-    """Raise what the client raises as `ApiError`."""
     from kubernetes.client import ApiException
     from kubernetes.config import ConfigException
     from kubernetes.dynamic.exceptions import ResourceNotFoundError

@@ -62,6 +62,5 @@ def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
 
 
 def _is_network_used(context: FleetContext) -> bool:
-    """Return whether another stack has resources in the fleet's network."""
     users = [name for name, folder in context.folders.items() if NETWORK in synthesis.read_needs(folder)]
     return any(stack_state.resources for stack_state in read_states(context, users).values())

@@ -48,7 +48,6 @@ def adopt_existing(context: FleetContext, folders: Mapping[str, Path]) -> Iterat
 
 
 def _find_existing(context: FleetContext, folders: Mapping[str, Path]) -> dict[str, dict[str, str]]:
-    """Return the names of the log groups that exist, by address, by stack."""
     group_names = {name: _list_group_names(folder) for name, folder in folders.items()}
     logs = context.aws.client("logs") if any(group_names.values()) else None
     existing: dict[str, dict[str, str]] = {}

@@ -106,7 +106,6 @@ def summarize(stack_plan: StackPlan) -> str:
 
 
 def _find_deferred(context: FleetContext, folders: Mapping[str, Path]) -> dict[str, str]:
-    """Return why some stacks cannot be planned yet."""
     dependent = [name for name, folder in folders.items() if NETWORK in synthesis.read_needs(folder)]
     if not dependent or NETWORK not in context.folders or isinstance(context.fleet.network, ExistingNetwork):
         return {}

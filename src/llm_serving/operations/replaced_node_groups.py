@@ -45,7 +45,6 @@ def require_empty(context: FleetContext, stack_plans: Sequence[StackPlan]) -> No
 
 
 def _list_running(context: FleetContext, group_names: Sequence[str], pools: set[str]) -> Iterator[str]:
-    """Yield the nodes of those groups that are of these pools."""
     eks: Any = context.aws.client("eks") if group_names and pools else None
     for name in group_names if eks else ():
         with session.translate_errors(), session.ignore_errors("ResourceNotFoundException"):

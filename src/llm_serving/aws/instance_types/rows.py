@@ -210,7 +210,6 @@ def _merge_region(
 
 
 def _sort_row(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its regions in order and without an empty price list."""
     zones = dict(sorted(fields["zones"].items()))
     prices = dict(sorted(fields.get("prices", {}).items()))
     other_fields = {key: value for key, value in fields.items() if key not in ("zones", "prices")}
@@ -245,7 +244,6 @@ def list_changes(old: CatalogDocument, new: CatalogDocument) -> list[str]:
 
 
 def _list_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the fields that differ, with their values before and after; zones and prices by region."""
     old, new = _flatten_regions(before), _flatten_regions(after)
     keys = [key for key in dict.fromkeys([*old, *new]) if key != "from" and old.get(key) != new.get(key)]
     return [f"{key} {_format_plain(old.get(key))} -> {_format_plain(new.get(key))}" for key in keys]

@@ -77,7 +77,6 @@ class CloudAccess:
         return entries
 
     def _run(self, *words: str) -> Any:
-        """Run a program of the image in a replica, and return the rows that it prints."""
         containers = self.target.list_containers(self.plan, GATEWAY)
         if not containers:
             raise Unavailable(f"{self.deployment.name}: no replica runs on {self.target.name}. Fix: deploy it first.")

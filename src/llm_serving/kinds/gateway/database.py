@@ -183,7 +183,6 @@ def hash_password(password: str) -> str:
 
 
 def _build_command(login: Login) -> list[str]:
-    """Build the command of psql."""
     program = find_program("psql")
     if program is None:
         raise Unavailable(f"psql: not found on PATH. Fix: {INSTALL}.")

@@ -81,7 +81,6 @@ def read_use(backend: Backend) -> dict[Used, list[float]] | None:
 
 
 def _list_use_pages(url: str) -> Iterator[tuple[str, str]]:
-    """List the text of each router's page that answers, by its URL."""
     with contextlib.suppress(OSError):  # of the name
         for page in list_pages(url):
             with contextlib.suppress(OSError, ValueError):

@@ -104,7 +104,6 @@ def _format_url(environment: Environment, name: str) -> str:
 def _find_deployments(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
 ) -> dict[str, FoundDeployment]:
-    """Find the serving deployments that routes name."""
     found: dict[str, FoundDeployment] = {}
 
     def require(name: str, key_path: KeyPath, *, is_embedding: bool) -> None:
@@ -147,7 +146,6 @@ def _build_backend(place: Place[Any], found: dict[str, FoundDeployment]) -> Back
 
 
 def _locate(place: Place[Any], found: dict[str, FoundDeployment]) -> Place[Any]:
-    """Return a backend with where it is asked."""
     backend: Source = place.backend
     deployment = found[backend.deployment] if backend.deployment else FoundDeployment(name=MOCK, url="", models=(MOCK,))
     return place._replace(

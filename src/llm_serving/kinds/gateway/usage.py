@@ -190,7 +190,6 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
 
 
 def _count_recorded(records: Records) -> Mapping[str, float]:
-    """Count the tokens of recorded requests by deployment."""
     recorded: defaultdict[str, float] = defaultdict(float)
     for name, row, _ in _list_recorded(records):
         recorded[name] += row["input_tokens"] + row["output_tokens"]

@@ -47,7 +47,6 @@ def run(aws: AwsSession, fleet: Fleet, group: Group, *, nodes: int, limit_s: int
 
 
 def _find_network(aws: AwsSession, fleet: Fleet, group: Group) -> dict[str, list[str]]:
-    """Return the subnet of the group's zone, and the security group of EFA's instances."""
     ec2 = aws.client("ec2")
     security_group = ecs_tasks.find_security_group(ec2, names.format_efa_group_name(fleet.name, "ecs"))
     if security_group is None:

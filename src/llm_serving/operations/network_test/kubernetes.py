@@ -54,6 +54,5 @@ def _wait_until_finished(api: KubeApi, step: console.Step, limit_s: int) -> None
 
 
 def _describe_pods(api: KubeApi) -> str:
-    """Return how far the pods are, for example `2 pods Pending`."""
     phases = [pod.get("status", {}).get("phase", "Unknown") for pod in api.list_objects(POD, NAMESPACE)]
     return ", ".join(f"{phases.count(phase)} {phase}" for phase in sorted(set(phases))) or "no pods yet"

@@ -83,7 +83,6 @@ def validate(deployment: GatewayDeployment, options: ValidationOptions) -> tuple
 def _measure(
     deployment: GatewayDeployment, client: AdminClient, url: str, count: int
 ) -> tuple[dict[tuple[str, str], list[Call]], list[Refusal]]:
-    """Call by each team; return the calls by team and model, and what had to be refused."""
     output_tokens = deployment.sample.output_tokens
     some_model = next(iter(deployment.routes))
     calls: dict[tuple[str, str], list[Call]] = {}
