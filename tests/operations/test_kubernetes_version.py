@@ -8,7 +8,7 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Eks, Fleet
-from llm_serving.operations import kubernetes_version
+from llm_serving.operations import plan_checks
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
@@ -37,7 +37,7 @@ def check(tmp_path: Path, before: str, version: str = "") -> None:
     plan = StackPlan("eks", 1, parse_plan(build_plan(entry)))
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     context = FleetContext(document, tmp_path, {}, program, AwsSession("us-west-2"), "123456789012")
-    kubernetes_version.require_stated(context, [plan])
+    plan_checks.require_version_stated(context, [plan])
 
 
 def test_a_default_that_moved_does_not_move_a_cluster(tmp_path: Path) -> None:

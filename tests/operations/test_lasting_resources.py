@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving.aws.session import AwsSession
-from llm_serving.operations import lasting_resources
+from llm_serving.operations import plan_checks
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.services import inputs
@@ -43,7 +43,7 @@ def check(
     entry = {**build_change(address, *actions), "action_reason": reason}
     others = [build_change(other, "create") for other in created]
     plan = StackPlan("network", 1, parse_plan(build_plan(entry, *others)))
-    lasting_resources.require_kept(context, [plan])
+    plan_checks.require_kept(context, [plan])
 
 
 @pytest.mark.parametrize("actions", [REPLACED, DELETED], ids=["another range", "a VPC of the user's own"])
@@ -64,7 +64,7 @@ def test_a_cluster_is_kept_where_the_file_names_an_existing_one(tmp_path: Path) 
 
 
 def test_what_holds_data_is_deleted_by_itself_and_not_replaced(tmp_path: Path) -> None:
-    for kind in lasting_resources._LOSSES:
+    for kind in plan_checks._LOSSES:
         with pytest.raises(CheckFailed, match=f"{kind}.one, and .* would be gone"):
             check(tmp_path, f"{kind}.one", *REPLACED)
         check(tmp_path, f"{kind}.one", "update")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving.aws.session import AwsSession
-from llm_serving.operations import replaced_node_groups
+from llm_serving.operations import plan_checks
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.services import inputs
@@ -58,7 +58,7 @@ def check(
     changes = {f"aws_eks_node_group.{name}": tuple(action.split()) for name, action in actions.items()}
     rows = {address: ResourceChange(address, verbs, is_tainted=is_tainted) for address, verbs in changes.items()}
     plan = Plan(rows)
-    replaced_node_groups.require_empty(context, [StackPlan("eks", 1, plan)])
+    plan_checks.require_groups_empty(context, [StackPlan("eks", 1, plan)])
 
 
 ANOTHER_TYPE = "{types: g6e.xlarge, size: 2, zones: us-west-2a}"

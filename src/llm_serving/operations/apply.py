@@ -10,11 +10,9 @@ from llm_serving import console
 from llm_serving.aws import state_bucket
 from llm_serving.operations import (
     capacity_providers,
-    kubernetes_version,
-    lasting_resources,
+    plan_checks,
     plans,
     removed_zones,
-    replaced_node_groups,
     taken_names,
 )
 from llm_serving.operations.context import FleetContext, initialize_stacks
@@ -63,16 +61,12 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
 
 def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that plans end nothing that is in use, take no names of others, and move Kubernetes as the file says.
-
-    Raises:
-        CheckFailed: they do not; nothing was changed.
-    """
-    lasting_resources.require_kept(context, stack_plans)
-    kubernetes_version.require_stated(context, stack_plans)
+    """Require that plans end nothing that is in use, take no names of others, and move Kubernetes as the file says."""
+    plan_checks.require_kept(context, stack_plans)
+    plan_checks.require_version_stated(context, stack_plans)
     capacity_providers.require_unused(context, stack_plans)
     capacity_providers.require_placeable(context, stack_plans)
-    replaced_node_groups.require_empty(context, stack_plans)
+    plan_checks.require_groups_empty(context, stack_plans)
     removed_zones.require_clusters_zones(context, {plan.name: plan for plan in stack_plans})
     taken_names.require_free(context, stack_plans)
 
@@ -108,11 +102,7 @@ def use_plans(context: FleetContext) -> Iterator[None]:
 
 
 def run_terraform(context: FleetContext, folders: Mapping[str, Path], arguments: Sequence[str], title: str) -> None:
-    """Run a command that changes the stacks in `folders`, as a step with their progress.
-
-    Raises:
-        CommandFailed: Terraform failed; the same command resumes.
-    """
+    """Run a command that changes the stacks in `folders`, as a step with their progress."""
     with console.step(title) as step:
         runner.run(
             context.program,

@@ -40,11 +40,7 @@ _INGRESS = Kind("networking.k8s.io/v1", "Ingress")
 
 
 def require_own(fleet: Fleet, kubeconfig: Path | None = None) -> None:
-    """Require that a kubeconfig does not lead to another fleet's cluster, where a release may have the same name.
-
-    Raises:
-        Unavailable: it does.
-    """
+    """Require that a kubeconfig does not lead to another fleet's cluster, where a release may have the same name."""
     kube_api.require_cluster(kubeconfig, fleet.region, names.find_eks_cluster(fleet))
 
 
@@ -148,21 +144,13 @@ def describe_endpoint_access(fleet: Fleet) -> str:
 
 
 def terminate_machines(cluster: ClusterContext) -> None:
-    """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter.
-
-    Raises:
-        ApiError: they were not terminated in time.
-    """
+    """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter."""
     for kind in filter(cluster.api.has_kind, _KARPENTER):
         cluster.api.delete_all(kind, timeout_s=_MACHINES_TIMEOUT_S)
 
 
 def delete_load_balancers(cluster: ClusterContext) -> None:
-    """Delete gateways, ingresses and services with load balancers, while the controller that deletes those still runs.
-
-    Raises:
-        ApiError: they were not deleted in time.
-    """
+    """Delete gateways, ingresses and services with load balancers, while the controller that ends those still runs."""
     for kind in filter(cluster.api.has_kind, (_GATEWAY, _INGRESS)):
         cluster.api.delete_all(kind, timeout_s=add_ons.LIMIT_S)
     cluster.api.delete_all(SERVICE, fields="spec.type=LoadBalancer", timeout_s=add_ons.LIMIT_S)

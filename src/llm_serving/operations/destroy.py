@@ -136,11 +136,7 @@ def destroy(plan: DestroyPlan) -> None:
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
-    """Require that nothing depends on the fleet: no blueprint on ECS, no stack or cluster that its file does not have.
-
-    Raises:
-        CheckFailed: something does; the message says how to remove it.
-    """
+    """Require that nothing depends on the fleet: no blueprint on ECS, no stack or cluster that its file has not."""
     existing = plan.context.fleet.eks.cluster
     if existing and plan.has_own_cluster:
         raise CheckFailed(

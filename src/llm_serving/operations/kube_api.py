@@ -153,11 +153,7 @@ class KubeApi:
             self._request(action, "delete", kind, name=name, namespace=namespace, body=body)
 
     def delete_all(self, kind: Kind, *, fields: str = "", timeout_s: float) -> None:
-        """Delete the objects of a kind in all namespaces, and wait until they are gone.
-
-        Raises:
-            ApiError: some were not gone in time; the message names one.
-        """
+        """Delete the objects of a kind in all namespaces, and wait until they are gone."""
         self.delete_objects(self.list_objects(kind, fields=fields), timeout_s)
 
     def delete_objects(self, objects: Iterable[Manifest], timeout_s: float) -> None:
@@ -175,9 +171,9 @@ class KubeApi:
 
     def _wait_until_gone(self, item: Manifest, deadline: float) -> None:
         kind, namespace = _get_kind(item), item["metadata"].get("namespace")
-        selectors = _build_selectors("", f"metadata.name={item['metadata']['name']}")
+        fields = f"metadata.name={item['metadata']['name']}"
         with _ignore_missing():  # the kind may go, too
-            while (listed := self._list(kind, namespace, selectors))["items"]:
+            while (listed := self._list(kind, namespace, _build_selectors("", fields)))["items"]:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     [manifest] = listed["items"]
@@ -185,19 +181,25 @@ class KubeApi:
                     holders = [entry for entry in finalizers if entry != "foregroundDeletion"]
                     waits_for = ", ".join(holders) or "what it owns"
                     raise ApiError(f"{_describe(item)} was not deleted in time; it waits for {waits_for}")
-                self._wait_for_change_since(listed, kind, namespace, selectors, min(left_s, _POLL_S))
+                self.wait_for_change(kind, namespace, fields=fields, limit_s=min(left_s, _POLL_S), since=listed)
 
     def wait_for_change(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", limit_s: float
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        limit_s: float,
+        since: Manifest | None = None,
     ) -> None:
-        """Wait until an object changes, appears or goes, or `limit_s` seconds (rounded up) are over."""
-        selectors = _build_selectors(labels, fields)
-        self._wait_for_change_since(self._list(kind, namespace, selectors), kind, namespace, selectors, limit_s)
+        """Wait until an object changes, appears or goes, or `limit_s` seconds (rounded up) are over.
 
-    def _wait_for_change_since(
-        self, listed: Manifest, kind: Kind, namespace: str | None, selectors: dict[str, str | None], limit_s: float
-    ) -> None:
-        """Wait until an object is not as it was in a list, or `limit_s` seconds (rounded up) are over."""
+        Args:
+            since: a list of them as they were; as they are where left out.
+        """
+        selectors = _build_selectors(labels, fields)
+        listed = since or self._list(kind, namespace, selectors)
         with _translate_errors(f"watch {kind.kind}s"):
             response = self._dynamic.get(
                 self._resolve(kind),
@@ -370,11 +372,7 @@ def _locate(kubeconfig: Path | None) -> Path:
 
 
 def require_cluster(kubeconfig: Path | None, region: str, name: str) -> None:
-    """Require that a kubeconfig does not lead to another cluster of EKS, as far as the name that it has there says.
-
-    Raises:
-        Unavailable: it does.
-    """
+    """Require that a kubeconfig does not lead to another cluster of EKS, as far as the name that it has there says."""
     named = _read_cluster_name(_locate(kubeconfig))
     match = _EKS_CLUSTER.fullmatch(named)
     if match and (match["region"], match["name"]) != (region, name):

@@ -46,11 +46,7 @@ def order_waves(context: FleetContext, approved: Mapping[str, StackPlan]) -> lis
 
 
 def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:
-    """Require that the file has the zones that a cluster of EKS was made in.
-
-    Raises:
-        CheckFailed: it lacks one; the message names it with the fix.
-    """
+    """Require that the file has the zones that a cluster of EKS was made in."""
     if not context.fleet.creates_eks or not _deletes_subnets(approved):
         return
     subnet_ids: list[str] = []
@@ -70,11 +66,7 @@ def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPl
 
 
 def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:
-    """Require that nothing is left in the subnets that the network's plan deletes.
-
-    Raises:
-        CheckFailed: something is; the message names it with the fix.
-    """
+    """Require that nothing is left in the subnets that the network's plan deletes."""
     if not _deletes_subnets(approved):
         return
     with session.translate_errors():

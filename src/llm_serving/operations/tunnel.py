@@ -55,11 +55,7 @@ class Tunnel:
 
 
 def plan(aws: AwsSession, fleet: Fleet, port: int) -> Tunnel:
-    """Find the cluster's endpoint and a system node.
-
-    Raises:
-        Unavailable: there is no cluster or no running node, or AWS cannot be asked.
-    """
+    """Find the cluster's endpoint and a system node."""
     name = names.format_cluster_name(fleet)
     with session.translate_errors():
         cluster = aws.client("eks").describe_cluster(name=name)["cluster"]
@@ -109,9 +105,6 @@ def run(command: Sequence[str], port: int, aws: AwsSession, folder: Path) -> Ite
 
     Args:
         folder: of its log.
-
-    Raises:
-        Unavailable: the session did not start; with its last line.
     """
     log = folder / "tunnel.log"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,127 @@
+"""What no plan may do: replace what lasts, move Kubernetes unasked, end nodes before others take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llm_serving.aws import session
+from llm_serving.catalog import eks
+from llm_serving.fleet import groups, names, upgrade
+from llm_serving.fleet.checks import join_words
+from llm_serving.operations.context import FleetContext, read_states
+from llm_serving.operations.plans import NETWORK, StackPlan
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.settings.units import format_count
+from llm_serving.terraform import synthesis
+
+_VPC, _RESERVATION = "aws_vpc", "aws_ec2_capacity_reservation"
+_CLUSTER, _NODE_GROUP = "aws_eks_cluster", "aws_eks_node_group"
+
+_LOSSES: Mapping[str, str] = {
+    "aws_db_instance": "its keys, budgets and records",
+    _RESERVATION: "capacity that EC2 may not have again",
+    "aws_ecr_repository": "its images",
+    _CLUSTER: "all that runs on it",
+    "aws_elasticache_replication_group": "what it keeps",
+    "aws_kms_key": "whatever it encrypted",
+    "aws_msk_cluster": "its events and answers",
+    "aws_s3_bucket": "its objects",
+    _VPC: "the network of all that runs in it",
+}
+"""What would be lost, by kind of resource."""
+
+
+def require_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that the plans replace nothing that lasts, and delete no cluster, and no VPC that other stacks are in.
+
+    Terraform would delete it with what it holds, and make an empty one of the same name. A change of one line does it,
+    such as `network.cidr`. Who wants that makes the new one beside the old.
+    """
+    lost = [line for plan in stack_plans for line in _list_lost(context, plan)]
+    if lost:
+        raise CheckFailed(
+            f"{context.document.path}: Terraform would replace {join_words(lost)}. Nothing was changed. Fix: take back "
+            "the change that it follows from; for a new one, make another pool, deployment or fleet beside this one."
+        )
+
+
+def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
+    for address, change in plan.plan.resources.items():
+        kind = address.partition(".")[0]
+        if change.is_tainted:
+            continue
+        if kind == _VPC:
+            is_lost = "delete" in change.actions and _is_network_used(context)
+        elif kind == _CLUSTER:  # also where an existing one takes its place
+            is_lost = "delete" in change.actions
+        elif kind == _RESERVATION:  # another `by` or `efa` names its group, and so itself, anew
+            made = [other for other in plan.plan.select(kind).values() if "create" in other.actions]
+            is_lost = "delete" in change.actions and bool(made)
+        else:
+            is_lost = kind in _LOSSES and change.verb == "replaced"
+        if is_lost:
+            yield f"{plan.name}: {address}, and {_LOSSES[kind]} would be gone"
+
+
+def _is_network_used(context: FleetContext) -> bool:
+    users = [name for name, folder in context.folders.items() if NETWORK in synthesis.read_needs(folder)]
+    return any(stack_state.resources for stack_state in read_states(context, users).values())
+
+
+def require_version_stated(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that the file names the version that a plan moves the control plane to, and that it is one step away.
+
+    A default that moves with a release of this repository would upgrade a cluster that nobody meant to upgrade, before
+    the charts that must know the version.
+
+    Source: EKS user guide, "Update existing cluster to new Kubernetes version" and "Rollback cluster to previous
+    Kubernetes version", 2026-11.
+    """
+    moves = (change.moves for plan in stack_plans for change in plan.plan.select(_CLUSTER).values() if change.moves)
+    for before, after in moves:
+        if "version" not in context.fleet.eks.model_fields_set:
+            reason = f"the file does not say it, and the cluster has {before}"
+        elif not upgrade.is_one_step(before, after):
+            reason = f"the cluster has {before}, and EKS moves it by one minor version at a time"
+        else:
+            continue
+        stay = f'write "{before}" to stay, or ' if before in eks.END_OF_STANDARD_SUPPORT else ""
+        fix = f"{stay}follow `blueprint fleet upgrade`"
+        mistake = context.document.build_mistake(("eks", "version"), after, reason, fix)
+        raise CheckFailed(f"{mistake} The cluster is unchanged")
+
+
+def require_groups_empty(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that no node runs in a node group that goes while its pool stays, by other groups or Karpenter.
+
+    All nodes of a group go at once, with what runs there, before the others have a node. So it is with another type,
+    zone or way to buy, and with `size: 0..4` after `1..4`. A pool or a choice that is only removed may go.
+
+    Source: EKS user guide, "Delete a managed node group from your cluster", 2026-11.
+    """
+    changes = {name: change for plan in stack_plans for name, change in plan.plan.select(_NODE_GROUP).items()}
+    deleted = [name for name, change in changes.items() if "delete" in change.actions and not change.is_tainted]
+    created = {name for name, change in changes.items() if "create" in change.actions}
+    pools = {
+        group.pool
+        for group in groups.resolve_all(context.fleet)
+        if group.name in created or (group.orchestrator, group.kind) == ("eks", "karpenter")
+    }
+    if running := list(_list_running(context, deleted, pools)):
+        raise CheckFailed(
+            f"{context.document.path}: the plan ends {join_words(running)} before their pool has others. Nothing was "
+            "changed. Fix: keep what the pool had beside what is new (with size: 0..N, `by: node-groups`), or add "
+            "another pool; run this and deploy each blueprint; then remove the old, deploy, and run this again."
+        )
+
+
+def _list_running(context: FleetContext, group_names: Sequence[str], pools: set[str]) -> Iterator[str]:
+    client: Any = context.aws.client("eks") if group_names and pools else None
+    for name in group_names if client else ():
+        with session.translate_errors(), session.ignore_errors("ResourceNotFoundException"):
+            cluster = names.format_cluster_name(context.fleet)
+            group = client.describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+            nodes = group["scalingConfig"]["desiredSize"]
+            if nodes and group.get("labels", {}).get("fleet/pool") in pools:
+                yield f"{format_count(nodes, 'node')} of the node group {name}"
