@@ -50,9 +50,6 @@ def parse_location(uri: str, subject: str = "") -> S3Location:
 
     Args:
         subject: begins the error, such as `--to: `.
-
-    Raises:
-        InputError: it is none.
     """
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
@@ -94,22 +91,25 @@ class Bucket:
             self._client: Any = session.create_session(env).client("s3", endpoint_url=custom_endpoint, config=config)
             self._client.head_bucket(Bucket=location.bucket)
 
+    def _locate(self, name: str) -> dict[str, str]:
+        return {"Bucket": self.location.bucket, "Key": self.location.prefix + name}
+
     def has_object(self, name: str, size: int, sha256: str) -> bool:
         """Return whether the object `name` under the prefix is this very file."""
         with self._translate_errors("s3:GetObject"), session.ignore_errors(*_MISSING, "NoSuchKey"):
-            response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
+            response = self._client.head_object(**self._locate(name))
             return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
         return False
 
     def is_copied(self, name: str) -> bool:
         """Return whether the object `name` under the prefix was sent by `upload`."""
         with self._translate_errors("s3:GetObject"):
-            response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
+            response = self._client.head_object(**self._locate(name))
             return HASH_KEY in response["Metadata"]
 
     def delete(self, name: str) -> None:
         with self._translate_errors("s3:DeleteObject"):
-            self._client.delete_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
+            self._client.delete_object(**self._locate(name))
 
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of every object under the prefix, by its name below it; S3's markers of folders are none.
@@ -138,9 +138,7 @@ class Bucket:
         """Return `length` bytes of an object from the byte `offset` on; fewer if it ends before."""
         byte_range = f"bytes={offset}-{offset + length - 1}"
         with self._translate_errors("s3:GetObject"), session.ignore_errors("InvalidRange"):
-            response = self._client.get_object(
-                Bucket=self.location.bucket, Key=self.location.prefix + name, Range=byte_range
-            )
+            response = self._client.get_object(**self._locate(name), Range=byte_range)
             return bytes(response["Body"].read())
         return b""  # it is empty, or ends before
 
@@ -155,7 +153,7 @@ class Bucket:
         Raises:
             Unavailable: S3 went away or refused; what arrived stays for the next try.
         """
-        object_key = {"Bucket": self.location.bucket, "Key": self.location.prefix + name}
+        object_key = self._locate(name)
         metadata = {HASH_KEY: sha256}
         with self._translate_errors("s3:PutObject"):
             if path.stat().st_size <= PART_BYTES:

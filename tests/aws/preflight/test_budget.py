@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.aws.preflight import budget
+from llm_serving.aws.preflight import price
 from llm_serving.settings.errors import InputError
 
 POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
@@ -23,14 +23,14 @@ def test_a_budget_counts_only_by_a_tag_that_the_payer_activated(
     stubbed_aws.stub("ce").add_response(
         "list_cost_allocation_tags", {"CostAllocationTags": tags}, {"TagKeys": ["fleet"], "Status": "Active"}
     )
-    (check,) = budget.list_checks(stubbed_aws, fleet)
+    (check,) = price.list_budget_checks(stubbed_aws, fleet)
     (line,) = check.list_results()
     assert line.status == status
     assert bool(line.command) == (status == "warn")
 
 
 def test_a_fleet_without_a_budget_asks_for_no_tag(stubbed_aws: Any, read_fleet: Any) -> None:
-    assert budget.list_checks(stubbed_aws, read_fleet(POOL).value) == []
+    assert price.list_budget_checks(stubbed_aws, read_fleet(POOL).value) == []
 
 
 def test_a_budget_without_a_spend_limit_is_refused(read_fleet: Any) -> None:

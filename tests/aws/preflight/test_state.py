@@ -16,7 +16,9 @@ POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
 def _collect_lines(aws: AwsSession, document: Any) -> list[CheckResult]:
     caller = identity.fetch_identity(aws)
     return [
-        line for check in state.list_checks(aws, document.value, caller, "my fleet.yaml") for line in check.list_results()
+        line
+        for check in state.list_checks(aws, document.value, caller, "my fleet.yaml")
+        for line in check.list_results()
     ]
 
 

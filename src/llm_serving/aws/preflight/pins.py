@@ -134,10 +134,6 @@ def _check_image(aws: AwsSession, fleet: Fleet, parameter: str, group: Group) ->
         return CheckResult(check_name, "pass", f"{parameter.split('/')[-2]} is {image}")
     if not session.is_aws(ssm.meta.endpoint_url):
         return build_unknown_result(check_name, f"{aws.describe_endpoint()} has none of AWS's AMIs")
-    return _build_missing_image_result(check_name, fleet, parameter, group)
-
-
-def _build_missing_image_result(check_name: str, fleet: Fleet, parameter: str, group: Group) -> CheckResult:
     key = ".".join(machine_images.find_release(fleet, group.orchestrator, group.os).key_path)
     folder = parameter.rsplit("/", 2)[0]
     list_releases = ("aws", "ssm", "get-parameters-by-path", "--recursive", "--path", folder)

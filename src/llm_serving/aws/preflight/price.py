@@ -1,11 +1,12 @@
-"""What the fleet costs an hour, from the catalog's dated prices; nothing is asked of AWS."""
+"""What the fleet costs an hour, from the catalog's dated prices, and whether its budget counts anything."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
 
-from llm_serving.aws.preflight.check import CheckResult
+from llm_serving.aws.preflight.check import Check, CheckResult
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
@@ -13,6 +14,9 @@ from llm_serving.settings.errors import Mistake
 
 STALE_DAYS = 90
 """Older prices are doubted: AWS has changed those of accelerators about once a year, by up to 45% (P5, June 2025)."""
+
+
+_TAG = "fleet"
 
 
 def check_price(fleet: Fleet, mistakes: Sequence[Mistake], today: datetime.date) -> list[CheckResult]:
@@ -47,3 +51,20 @@ def check_price(fleet: Fleet, mistakes: Sequence[Mistake], today: datetime.date)
 def _is_stale(date: str, today: datetime.date) -> bool:
     day = datetime.date.fromisoformat(date if date.count("-") == 2 else f"{date}-01")
     return (today - day).days > STALE_DAYS
+
+
+def list_budget_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
+    """Return a check of the budget's tag: AWS counts by one only once its payer has activated it."""
+    if not fleet.budget_to:
+        return []
+    return [Check("price", "budget", lambda: _check_tag(aws), ("ce:ListCostAllocationTags",))]
+
+
+def _check_tag(aws: AwsSession) -> CheckResult:
+    rows = aws.client("ce").list_cost_allocation_tags(TagKeys=[_TAG], Status="Active")["CostAllocationTags"]
+    if rows:
+        return CheckResult("budget", "pass", f"costs are counted by the tag {_TAG}")
+    command = ("aws", "ce", "update-cost-allocation-tags-status", "--cost-allocation-tags-status")
+    message = f"the tag {_TAG} is not an active cost allocation tag, so the budget counts nothing"
+    fix = "activate it in the account that pays, a day after the first apply: AWS lists only tags that it has seen"
+    return CheckResult("budget", "warn", message, fix, (*command, f"TagKey={_TAG},Status=Active"))

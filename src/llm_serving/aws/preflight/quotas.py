@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,17 +36,14 @@ def list_checks(aws: AwsSession, fleet: Fleet, requirements: Capacity) -> list[C
     """One for each quota that the fleet touches, and the limits that are the same for everybody."""
     return [
         *(_build_check(aws, fleet, need) for need in requirements.needs if need.amount),
-        *(_build_kind_check(_build_check(aws, fleet, need), kind) for kind, need in _list_kind_needs(fleet)),
+        *(
+            _build_kind_check(_build_check(aws, fleet, Need(row.quota, row.amount, row.breakdown)), kind)
+            for kind, needs in account_needs.load_all().items()
+            for row in needs.quotas  # what one deployment of the kind uses
+            if row.orchestrator in fleet.orchestrators
+        ),
         Check("quotas", "limits", lambda: [_check_limit(limit) for limit in requirements.limits]),
     ]
-
-
-def _list_kind_needs(fleet: Fleet) -> Iterator[tuple[str, Need]]:
-    """Yield each kind of work with what one deployment of it uses of a quota."""
-    for kind, needs in account_needs.load_all().items():
-        for row in needs.quotas:
-            if row.orchestrator in fleet.orchestrators:
-                yield kind, Need(row.quota, row.amount, row.breakdown)
 
 
 def _build_kind_check(check: Check, kind: str) -> Check:
@@ -67,7 +64,7 @@ def _check_limit(limit: Limit) -> CheckResult:
 
 def _build_check(aws: AwsSession, fleet: Fleet, need: Need) -> Check:
     counting_action = (
-        f"ec2:{_format_camel_case(_COUNTED_RESOURCES[need.quota][0])}"
+        f"ec2:{_COUNTED_RESOURCES[need.quota][0].title().replace('_', '')}"
         if need.quota in _COUNTED_RESOURCES
         else "cloudwatch:GetMetricData"
     )
@@ -78,10 +75,6 @@ def _build_check(aws: AwsSession, fleet: Fleet, need: Need) -> Check:
 def _format_name(quota: Quota, aws_name: str | None = None) -> str:
     """AWS's own name; EKS's name nothing but what is counted."""
     return f"{'EKS: ' if quota.service == 'eks' else ''}{aws_name or quota.name}"
-
-
-def _format_camel_case(method: str) -> str:
-    return "".join(word.capitalize() for word in method.split("_"))
 
 
 def _check_quota(aws: AwsSession, fleet: Fleet, need: Need, actions: Sequence[str]) -> CheckResult:
@@ -107,16 +100,14 @@ def _compare_with_quota(aws: AwsSession, fleet: Fleet, need: Need) -> CheckResul
     usage_ratio = (need.amount + used) / value if value else math.inf
     if need.amount > value:
         message = f"{_describe_need(need)}; the quota is {value:,.0f}"
-        return CheckResult(
-            name, "fail", message, *_suggest_increase(aws, need, response, used), usage_ratio=usage_ratio
-        )
+        remedy = _suggest_increase(aws, need, response, used)
+        return CheckResult(name, "fail", message, *remedy, usage_ratio=usage_ratio)
     if used and need.amount + used > value:
         message = f"{_describe_need(need)}, plus {used:,.0f} in use; the quota is {value:,.0f}"
         # A count leaves this fleet out, so it is sure; a metric holds its running instances too.
         status: Status = "fail" if need.quota in _COUNTED_RESOURCES else "warn"
-        return CheckResult(
-            name, status, message, *_suggest_increase(aws, need, response, used), usage_ratio=usage_ratio
-        )
+        remedy = _suggest_increase(aws, need, response, used)
+        return CheckResult(name, status, message, *remedy, usage_ratio=usage_ratio)
     unit = f" {need.quota.unit}" if need.quota.unit else ""
     usage_note = f", {used:,.0f} in use" if used else ""
     return CheckResult(name, "pass", f"{need.amount:,} of {value:,.0f}{unit}{usage_note}", usage_ratio=usage_ratio)
@@ -146,10 +137,8 @@ def _fetch_requested_value(aws: AwsSession, quota: Quota) -> float:
         response = aws.client("service-quotas").list_requested_service_quota_change_history_by_quota(
             ServiceCode=quota.service, QuotaCode=quota.code
         )
-        requests = response["RequestedQuotas"]
-        return float(
-            max((request["DesiredValue"] for request in requests if request["Status"] in _OPEN_STATUSES), default=0)
-        )
+        requests = [row for row in response["RequestedQuotas"] if row["Status"] in _OPEN_STATUSES]
+        return float(max((row["DesiredValue"] for row in requests), default=0))
     return 0.0
 
 
@@ -180,11 +169,8 @@ def _fetch_usage(aws: AwsSession, fleet: Fleet, quota: Quota, quota_response: Ma
 def _fetch_latest_usage(aws: AwsSession, metric: Mapping[str, Any]) -> float:
     now = datetime.datetime.now(datetime.UTC)
     dimensions = [{"Name": name, "Value": value} for name, value in metric["MetricDimensions"].items()]
-    metric_identity = {
-        "Namespace": metric["MetricNamespace"],
-        "MetricName": metric["MetricName"],
-        "Dimensions": dimensions,
-    }
+    name, namespace = metric["MetricName"], metric["MetricNamespace"]
+    metric_identity = {"Namespace": namespace, "MetricName": name, "Dimensions": dimensions}
     stat = {"Metric": metric_identity, "Period": 300, "Stat": metric.get("MetricStatisticRecommendation", "Maximum")}
     response = aws.client("cloudwatch").get_metric_data(
         MetricDataQueries=[{"Id": "used", "MetricStat": stat}],

@@ -10,7 +10,6 @@ from typing import Any
 from llm_serving import console
 from llm_serving.aws.preflight import (
     account_settings,
-    budget,
     identity,
     pins,
     price,
@@ -78,9 +77,6 @@ def run_preflight(document: Document[Fleet], aws: AwsSession, *, further: Sequen
 
     Args:
         further: checks of what is to run on the fleet.
-
-    Raises:
-        Unavailable: no credentials, or no network.
     """
     fleet = document.value
     with console.step("Check the AWS identity"):
@@ -108,7 +104,7 @@ def _list_checks(
         *pins.list_checks(aws, fleet),
         *state.list_checks(aws, fleet, caller, str(document.path)),
         Check("price", "price", lambda: price.check_price(fleet, limit_mistakes, datetime.date.today())),
-        *budget.list_checks(aws, fleet),
+        *price.list_budget_checks(aws, fleet),
     ]
 
 
