@@ -14,6 +14,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 BLOCK_TOKENS = 16
@@ -73,48 +74,44 @@ class Outcome(NamedTuple):
     """Whether all requests ended; a simulation of more than it can carry is cut short."""
 
 
+@dataclass(slots=True, eq=False)
 class _Chunk:
     """Free blocks next to each other in the order in which they are taken; an owner may find its tokens there."""
 
-    __slots__ = ("count",)
-
-    def __init__(self, count: int) -> None:
-        self.count = count
+    count: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Prefix:
-    __slots__ = ("blocks", "free", "users")
+    """The common beginning of a group's prompts."""
 
-    def __init__(self) -> None:
-        self.blocks = 0
-        self.users = 0
-        self.free = _Chunk(0)
+    blocks: int = 0
+    users: int = 0
+    free: _Chunk = field(default_factory=_Chunk)
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    __slots__ = (
-        "at_s", "blocks", "computed", "delay_s", "due", "free", "generated", "last_s", "left", "prefix",
-        "prefix_blocks", "request", "start_step",
-    )  # fmt: skip
+    """A request under way."""
 
-    def __init__(self, request: Request, at_s: float) -> None:
-        self.request, self.at_s = request, at_s
-        self.generated = 0
-        self.computed = 0
-        self.delay_s = request.read_s
-        """Of each of its tokens, beside its steps."""
-        self.blocks = 0
-        """Its own, without those of its prefix."""
-        self.prefix: _Prefix | None = None
-        self.prefix_blocks = 0
-        self.free = _Chunk(0)
-        """Blocks that it lost and may find again."""
-        self.due = -1
-        """Number of the decode step that ends it; -1 while its prompt is read."""
-        self.start_step = 0
-        self.last_s = 0.0
-        self.left = 0
-        """Tokens that it had when it began to decode."""
+    request: Request
+    at_s: float
+    delay_s: float
+    """Of each of its tokens, beside its steps."""
+    generated: int = 0
+    computed: int = 0
+    blocks: int = 0
+    """Its own, without those of its prefix."""
+    prefix: _Prefix | None = None
+    prefix_blocks: int = 0
+    free: _Chunk = field(default_factory=_Chunk)
+    """Blocks that it lost and may find again."""
+    due: int = -1
+    """Number of the decode step that ends it; -1 while its prompt is read."""
+    start_step: int = 0
+    last_s: float = 0.0
+    left: int = 0
+    """Tokens that it had when it began to decode."""
 
 
 class Simulation:
@@ -149,7 +146,7 @@ class Simulation:
 
     def run(self, requests: Sequence[Request], users: int = 0, limit_s: float = math.inf) -> Outcome:
         """Return what becomes of requests that come at their times, or of so many users, each with the next one."""
-        arrivals = deque(_Job(request, request.at_s) for request in requests)
+        arrivals = deque(_Job(request, request.at_s, request.read_s) for request in requests)
         if users:
             for _ in range(min(users, len(arrivals))):
                 self._add(arrivals.popleft(), 0.0)
@@ -166,17 +163,15 @@ class Simulation:
             if users:
                 for _ in range(min(self.ended - ended, len(arrivals))):
                     self._add(arrivals.popleft(), self.now_s)
-        return self._conclude(is_complete=self.ended == len(requests))
-
-    def _add(self, job: _Job, at_s: float) -> None:
-        job.at_s = at_s
-        self._waiting.append(job)
-
-    def _conclude(self, *, is_complete: bool) -> Outcome:
+        is_complete = self.ended == len(requests)
         busy = 1 - self.least_free / self._total_blocks if self._total_blocks else 1.0
         return Outcome(
             self.ttft_s, self.e2e_s, self.gaps, self.output_tokens, self.now_s, self.preemptions, busy, is_complete
         )
+
+    def _add(self, job: _Job, at_s: float) -> None:
+        job.at_s = at_s
+        self._waiting.append(job)
 
     def _advance(self, next_s: float) -> bool:
         """Run one step, or several that are alike; returns whether there was anything to run."""
@@ -227,7 +222,7 @@ class Simulation:
         full = max(0, min(job.computed // BLOCK_TOKENS - job.prefix_blocks, job.blocks))
         self._give(job.blocks - full)
         kept = self._give(full)
-        job.free = kept if is_preempted else _Chunk(0)
+        job.free = kept if is_preempted else _Chunk()
         job.blocks = 0
         if job.prefix:
             job.prefix.users -= 1
@@ -326,7 +321,7 @@ class Simulation:
         if own:
             self._take_back(job.free, own)
         job.blocks = own
-        job.free = _Chunk(0)
+        job.free = _Chunk()
 
     def _count_needed(self, job: _Job, tokens: int) -> int:
         return max(0, -(-tokens // BLOCK_TOKENS) - job.prefix_blocks - job.blocks)
