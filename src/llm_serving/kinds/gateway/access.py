@@ -84,11 +84,7 @@ class CloudAccess:
 
 
 def parse_rows(text: str) -> Any:
-    """Find the program's line of JSON among those of the session that ran it.
-
-    Raises:
-        Unavailable: there is none; with the last line.
-    """
+    """Find the program's line of JSON among those of the session that ran it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     for line in lines:
         if line.startswith(cloud_program.ROWS_BEGIN):

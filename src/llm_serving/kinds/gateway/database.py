@@ -61,26 +61,17 @@ def find_missing() -> str:
     return next((name for name in _PROGRAMS if find_program(name) is None), "")
 
 
-def read_password(data_folder: Path) -> str:
-    """Read the password of a deployment's database.
-
-    Raises:
-        Unavailable: there is none: it was never started.
-    """
-    file = data_folder / PASSWORD_FILE
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Unavailable(f"{file}: {error.strerror}. Fix: deploy the gateway again.") from None
-
-
 def read_login(port: int, data_folder: Path) -> Login:
     """Return the login to a deployment's database on this machine.
 
     Raises:
         Unavailable: it was never started.
     """
-    return Login(read_password(data_folder), port)
+    file = data_folder / PASSWORD_FILE
+    try:
+        return Login(file.read_text(encoding="utf-8"), port)
+    except OSError as error:
+        raise Unavailable(f"{file}: {error.strerror}. Fix: deploy the gateway again.") from None
 
 
 def derive_key(password: str, purpose: str) -> str:

@@ -70,7 +70,7 @@ class Used(NamedTuple):
 
 def read_use(backend: Backend) -> dict[Used, list[float]] | None:
     """Read requests and tokens by router, team and model; None where no router with keys answers."""
-    pages = list(_list_use_pages(backend.usage_url)) if backend.usage_url else []
+    pages = list(_read_pages([backend.usage_url] if backend.usage_url else []))
     use: dict[Used, list[float]] = {}
     for router, page in pages:
         for number, name in enumerate(_COUNTERS):
@@ -80,11 +80,12 @@ def read_use(backend: Backend) -> dict[Used, list[float]] | None:
     return use if pages else None
 
 
-def _list_use_pages(url: str) -> Iterator[tuple[str, str]]:
-    with contextlib.suppress(OSError):  # of the name
-        for page in list_pages(url):
-            with contextlib.suppress(OSError, ValueError):
-                yield page, _read_page(page)
+def _read_pages(urls: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Read each page that answers, at each address of its host, by its URL."""
+    with contextlib.suppress(OSError):  # of the names
+        for page in [page for url in urls for page in list_pages(url)]:
+            with contextlib.suppress(OSError, ValueError), _OPENER.open(page, timeout=_TIMEOUT_S) as response:
+                yield page, response.read().decode()
 
 
 class Tokens(NamedTuple):
@@ -101,11 +102,9 @@ def _format(counters: Mapping[str, Tokens]) -> str:
 def read_counters(backend: Backend) -> dict[str, Tokens]:
     """Read the counters of each engine by its page: an engine that starts anew counts from 0, the others count on."""
     counters = {}
-    with contextlib.suppress(OSError):  # of the names
-        for page in [page for url in backend.metrics_urls for page in list_pages(url)]:
-            with contextlib.suppress(OSError, ValueError):
-                text = _read_page(page)
-                counters[page] = Tokens(_sum(text, backend.prompt_tokens), _sum(text, backend.output_tokens))
+    for page, text in _read_pages(backend.metrics_urls):
+        with contextlib.suppress(ValueError):
+            counters[page] = Tokens(_sum(text, backend.prompt_tokens), _sum(text, backend.output_tokens))
     return counters
 
 
@@ -114,11 +113,6 @@ def list_pages(url: str) -> list[str]:
     host, port = urlsplit(url).hostname, urlsplit(url).port
     addresses = {str(row[4][0]) for row in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}
     return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(addresses)]
-
-
-def _read_page(url: str) -> str:
-    with _OPENER.open(url, timeout=_TIMEOUT_S) as response:
-        return str(response.read().decode())
 
 
 def _sum(page: str, name: str) -> float:

@@ -101,7 +101,9 @@ class SemanticCache(CustomLogger):  # type: ignore[misc] # of another environmen
                 vector = await embed(route["embedding"], question.text, request)
                 dimensions = len(vector) // struct.calcsize("f")
                 index = f"semantic-{route['index']}-{dimensions}"
-                self._remember(key, Vector(index, question.scope, vector))
+                self._open[key] = Vector(index, question.scope, vector)
+                while len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
                 return await self._search(cache, index, question, vector, route[SIMILARITY])
         except Exception as error:  # noqa: BLE001 - whatever fails, a deployment answers
             self._pause(error)
@@ -141,11 +143,6 @@ class SemanticCache(CustomLogger):  # type: ignore[misc] # of another environmen
                     await commands.execute()
         except Exception as error:  # noqa: BLE001 - the answer is on its way
             self._pause(error)
-
-    def _remember(self, key: str, vector: Vector) -> None:
-        self._open[key] = vector
-        while len(self._open) > _MAX_OPEN:
-            self._open.popitem(last=False)
 
     def _pause(self, error: Exception) -> None:
         """Log what failed, and ask nobody for a while if it would fail again."""
