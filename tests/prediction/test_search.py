@@ -87,7 +87,8 @@ def measure_gap(problem: Problem, candidate: problem.Candidate, seed: int) -> fl
     searching = search._Search(replace(problem, seed=seed))
     model = apply_precision(problem.model, own.precision)
     fit = search._compute_fit(model, own.instance, own.split, problem.context or problem.workload.longest, own.kv_type)
-    entry = searching._prepare(own, model, device, fit)._replace(prefill=candidate.prefill_replicas)
+    [prepared] = searching._prepare(own, model, device, fit)
+    entry = prepared._replace(prefill=candidate.prefill_replicas)
     return searching._compute_gap(searching._play(entry, candidate.replicas, search.REQUESTS, 1.0))
 
 
@@ -158,7 +159,8 @@ def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: s
     fit = search._compute_fit(model, instance, split, context, "auto")
     total = vllm.count_cache_blocks(model, fit.cache_bytes, context=context).total
     assert instance.accelerators
-    limits = search._Search(asked)._prepare(own, model, instance.accelerators, fit).limits
+    [entry] = search._Search(asked)._prepare(own, model, instance.accelerators, fit)
+    limits = entry.limits
     own_tokens = length.input_tokens - length.shared_tokens + length.output_tokens
     assert limits.sequences == total // blocks < fit.cache_tokens // own_tokens
 

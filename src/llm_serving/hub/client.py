@@ -218,11 +218,7 @@ def _find_second_checkpoint(names: Set[str]) -> set[str]:
 
 
 def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any]:
-    """Return a JSON file of a repository, such as its config.json.
-
-    Raises:
-        InputError: the repository does not exist, or has no such file.
-    """
+    """Return a JSON file of a repository, such as its config.json."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
@@ -315,11 +311,7 @@ def download(snapshot: Snapshot, file: RepoFile, folder: Path, on_bytes: OnBytes
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other copies of the same model.
-
-    Raises:
-        Unavailable: another copy is running, or the folder cannot be created.
-    """
+    """Lock `folder` against other copies of the same model."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".lock").touch()

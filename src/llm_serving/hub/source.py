@@ -46,11 +46,7 @@ def find(open_bucket: Callable[[], s3.Bucket]) -> ModelRecord | None:
 
 
 def read(bucket: s3.Bucket) -> ModelRecord:
-    """Return the record of the model at a place in S3.
-
-    Raises:
-        InputError: there is no record.
-    """
+    """Return the record of the model at a place in S3."""
     try:
         return ModelRecord.model_validate_json(bucket.read(FILE, 0, _MAX_BYTES) if FILE in bucket.list_sizes() else b"")
     except ValidationError:
