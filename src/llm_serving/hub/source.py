@@ -19,11 +19,7 @@ _MAX_BYTES = 10_000_000
 
 
 def write(bucket: s3.Bucket, folder: Path, record: ModelRecord) -> None:
-    """Write the record.
-
-    Args:
-        folder: a folder of this machine for the file in transit.
-    """
+    """Write the record."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")

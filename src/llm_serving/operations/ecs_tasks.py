@@ -43,9 +43,6 @@ def describe_tasks(client: Any, cluster: str, arns: Sequence[str]) -> list[dict[
 def start(client: Any, **request: Any) -> str:
     """Start one task and return its ARN.
 
-    Args:
-        request: RunTask's parameters.
-
     Raises:
         CheckFailed: ECS started none; with its reasons.
     """

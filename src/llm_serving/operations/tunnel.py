@@ -82,9 +82,6 @@ def build_command(tunnel: Tunnel, region: str) -> tuple[str, ...]:
 def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Forward the port, and yield the process that does.
 
-    Args:
-        data: the fleet's data directory.
-
     Raises:
         Unavailable: the port is taken, or the session did not start.
     """
@@ -101,11 +98,7 @@ def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.
 
 @contextlib.contextmanager
 def run(command: Sequence[str], port: int, aws: AwsSession, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of Session Manager that forwards a port of this machine, and yield its process once it does.
-
-    Args:
-        folder: of its log.
-    """
+    """Run a command of Session Manager that forwards a port of this machine, and yield its process once it does."""
     log = folder / "tunnel.log"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:

@@ -80,23 +80,6 @@ _CUT_OFF = 3.0
 """Multiple of the time of arrivals after which what is still under way shows an overload."""
 
 
-class _SlowerStep:
-    """A step at the pessimistic end of its interval."""
-
-    def __init__(self, step: StepTime, share: float) -> None:
-        self._step, self._share = step, share
-        self.first_token_s, self.steps_ahead = step.first_token_s, step.steps_ahead
-
-    def compute_base_s(self, tokens: int, sequences: int) -> float:
-        return self._share * self._step.compute_base_s(tokens, sequences)
-
-    def compute_cache_s(self, sequences: int, context: float) -> float:
-        return self._share * self._step.compute_cache_s(sequences, context)
-
-    def compute_attention_s(self, tokens: int, before: int) -> float:
-        return self._share * self._step.compute_attention_s(tokens, before)
-
-
 class _Prepared(NamedTuple):
     """A configuration that fits, with its bound."""
 
@@ -443,7 +426,7 @@ class _Search:
     def _run(self, entry: _Prepared, requests: Sequence[Request], share: float) -> Outcome:
         self._result.simulations += 1
         limit_s = _CUT_OFF * (requests[-1].at_s + 1)
-        return Simulation(_SlowerStep(entry.step, share), entry.limits).run(requests, limit_s=limit_s)
+        return Simulation(entry.step.stretch(share), entry.limits).run(requests, limit_s=limit_s)
 
     def _meets(self, outcome: Outcome) -> bool:
         return outcome.is_complete and self._compute_gap(outcome) <= 1

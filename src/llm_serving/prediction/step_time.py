@@ -6,6 +6,7 @@ Pope et al., "Efficiently Scaling Transformer Inference", 2022. The numbers are 
 
 from __future__ import annotations
 
+import copy
 import math
 
 from llm_serving.catalog import step_times
@@ -73,7 +74,7 @@ class StepTime:
         times = times or step_times.load()
         if not has_facts(device) or device.bandwidth_gb_s is None:
             raise InputError(f"{device.name}: its bandwidth or operations are not known. Fix: use another type.")
-        self._model, self._device, self.split = model, device, split
+        self._model, self._device, self.split, self._share = model, device, split, 1.0
         self.basis = times.get_basis(device)
         self._precision = select_precision(model.scheme, device)
         self._bandwidth = device.bandwidth_gb_s * 1e9 / device.ranks
@@ -82,6 +83,12 @@ class StepTime:
         self._measure_weights(split.tensor)
         self._measure_cache(split.tensor, kv_type)
         self.use(times)
+
+    def stretch(self, share: float) -> StepTime:
+        """Return the same steps, of which each takes so many times as long; the first token's delay stays."""
+        stretched = copy.copy(self)
+        stretched._share = share
+        return stretched
 
     def _measure_weights(self, ways: int) -> None:
         model = self._model
@@ -147,17 +154,19 @@ class StepTime:
         weights_s = self._dense_s + self._expert_s * self._compute_touched_share(tokens)
         operations_s = tokens * self._token_s * self._compute_unevenness(tokens)
         overlapped_s: float = (weights_s**_SHARPNESS + operations_s**_SHARPNESS) ** (1 / _SHARPNESS)
-        return overlapped_s + self._fixed_s + sequences * self._sequence_s + tokens * self._token_link_s
+        seconds = overlapped_s + self._fixed_s + sequences * self._sequence_s + tokens * self._token_link_s
+        return self._share * seconds
 
     def compute_cache_s(self, sequences: int, context: float) -> float:
         """Return seconds to read the caches of requests that have `context` tokens together."""
         window = min(context, sequences * (self._model.window or 0))
-        return context * self._token_cache_s + window * self._window_cache_s
+        return self._share * (context * self._token_cache_s + window * self._window_cache_s)
 
     def compute_attention_s(self, tokens: int, before: int) -> float:
         """Return seconds of the attention of a part of a prompt, to itself and to the tokens before it."""
         mean = before + tokens / 2
-        return tokens * (mean * self._pair_s + min(mean, self._model.window or 0) * self._window_pair_s)
+        pairs_s = mean * self._pair_s + min(mean, self._model.window or 0) * self._window_pair_s
+        return self._share * (tokens * pairs_s)
 
     def _compute_touched_share(self, tokens: int) -> float:
         """Return the share of the experts that so many tokens of each copy visit, each by its own choice.

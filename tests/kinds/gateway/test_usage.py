@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.kinds.gateway import meter, usage, usage_page
+from llm_serving.kinds.gateway import commands, meter, usage
 from llm_serving.kinds.gateway.deployment import Backend
 from llm_serving.kinds.gateway.usage import DIRECT, IDLE, Records
 
@@ -125,7 +125,7 @@ def test_the_page_has_each_team_and_model_and_its_sum_is_the_bill() -> None:
     ]
     records = Records(requests, read_meter(0, 0, 500, 600, 1000, 1000))
     assert usage.compute_bill(records) == (5.0, 0.25)
-    page = usage_page.render("edge", "last 7d", records)
+    page = commands.render_page("edge", "last 7d", records)
     for text in (
         "<span>search, chat</span><span>3,000.000</span>", "<span>search, far</span><span>250.000</span>",
         "<span>idle hours</span><span>2.0000</span>", "<span>requests around the gateway</span><span>0.6000</span>",
@@ -133,7 +133,7 @@ def test_the_page_has_each_team_and_model_and_its_sum_is_the_bill() -> None:
         "sum of the rows 5.2500 USD", '<i style="width: 100.0%"></i>', '<i style="width: 8.3%"></i>', "&lt;b&gt;",
     ):  # fmt: skip
         assert text in page, text
-    assert "No tokens." in usage_page.render("edge", "last 7d", Records([], read_meter(0, 0)))
+    assert "No tokens." in commands.render_page("edge", "last 7d", Records([], read_meter(0, 0)))
 
 
 def test_requests_that_the_gateway_answers_itself_cost_nothing_and_are_counted() -> None:
@@ -148,9 +148,9 @@ def test_requests_that_the_gateway_answers_itself_cost_nothing_and_are_counted()
     names = ("requests", "usd", "usd_per_million_tokens", *usage.POLICY_NUMBERS, usage.HIT_RATE)
     assert [answered[name] for name in names] == [4, 1.0, 5000.0, 3, 2, 36, 1, 0, 0.75]
     assert refused[usage.HIT_RATE] is None
-    page = usage_page.render("edge", "last 7d", records)
+    page = commands.render_page("edge", "last 7d", records)
     assert "<span>ads</span><span>75% of 4, 36 tokens saved, 2 by similar questions</span>" in page
-    uncached = usage_page.render("edge", "last 7d", Records(requests[:1], read_meter(0, 200)))
+    uncached = commands.render_page("edge", "last 7d", Records(requests[:1], read_meter(0, 200)))
     assert "Requests that the cache answered" in page and "Requests that the cache answered" not in uncached
     assert (refused["model"], refused["requests"], refused["blocked"], refused["usd"]) == ("(refused)", 0, 2, 0.0)
     assert usage.compute_bill(records) == (1.0, 0.0)

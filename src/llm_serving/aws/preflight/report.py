@@ -73,11 +73,7 @@ class PreflightReport:
 
 
 def run_preflight(document: Document[Fleet], aws: AwsSession, *, further: Sequence[Check] = ()) -> PreflightReport:
-    """Run all checks; change nothing.
-
-    Args:
-        further: checks of what is to run on the fleet.
-    """
+    """Run all checks; change nothing."""
     fleet = document.value
     with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)

@@ -26,9 +26,6 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
     """Write the hours that ended since the last export; return the keys of their objects.
 
     An object is written again, the same, where what has been exported could not be noted.
-
-    Args:
-        location: s3://BUCKET/PREFIX.
     """
     bucket, prefix = split_location(location)
     database.execute(login, ["--command", _CREATE])

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from llm_serving import paths
 from llm_serving.catalog import own_image
-from llm_serving.fleet import names
+from llm_serving.fleet import names, rented_cost
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
+from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.gateway import cloud_program, litellm_settings, meter, meter_program
 from llm_serving.kinds.gateway.blueprint import Audit, Blueprint
 from llm_serving.kinds.gateway.deployment import GATEWAY, MAX_BODY_MIB, METER, GatewayDeployment
 from llm_serving.kinds.gateway.litellm_settings import Place
-from llm_serving.kinds.gateway.stack import CACHE_CALL, CACHE_PORT, DATABASE_CALL, DATABASE_PORT, GatewayStack
-from llm_serving.services import addresses, load_balancer, orchestrators, team_keys
+from llm_serving.kinds.gateway.stack import (
+    CACHE_CALL,
+    CACHE_NODES,
+    CACHE_PORT,
+    DATABASE_CALL,
+    DATABASE_PORT,
+    GatewayStack,
+)
+from llm_serving.services import addresses, load_balancer, orchestrators, rendered, team_keys
 from llm_serving.services.deployments import ENTRY_PORT, USAGE_PORT
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import (
@@ -267,3 +275,21 @@ def _list_clients(settings: Blueprint, fleet: Fleet, environment: Environment) -
 
 def _format_place(fleet: Fleet, name: str) -> str:
     return f"/{fleet.name}/gateway/{name}"
+
+
+def list_units(stack: GatewayStack, services: Sequence[Service]) -> Iterator[Units]:
+    """Yield what the stack rents; pods run on nodes that the fleet pays for, tasks on Fargate."""
+    yield Units(stack.database_type, 1, stack.name)  # a price of two zones
+    yield Units("rds-storage-gib", stack.database_gib, stack.name)
+    yield Units(stack.cache_type, CACHE_NODES, stack.name)
+    yield Units("kms-key", 1, stack.name)
+    yield from rendered.list_fargate(stack.orchestrator, services, stack.name)
+    if stack.load_balancer:
+        yield Units("application-load-balancer", 1, stack.name)
+
+
+def find_excess(stack: GatewayStack, units: Sequence[Units], fleet: Fleet) -> Iterator[Conflict]:
+    """Yield that the fleet with this gateway costs more than its spend limit, or that a price is not known."""
+    types = {"database_type": stack.database_type, "cache_type": stack.cache_type}
+    size = ("aws", "database_type"), stack.database_type
+    yield from rented_cost.find_excess(fleet, units, "the gateway", size, types)

@@ -91,11 +91,7 @@ def read_rows(login: Login, program: str, *arguments: str) -> Any:
 
 
 def read_place(ssm: Any, name: str) -> Place:
-    """Read the parameter.
-
-    Args:
-        ssm: client of Systems Manager.
-    """
+    """Read the parameter."""
     parameter = ssm.get_parameter(Name=name)
     return Place(**json.loads(parameter["Parameter"]["Value"]))
 

@@ -14,11 +14,12 @@ import typer
 from rich.table import Table
 
 from llm_serving import console
-from llm_serving.kinds.gateway import access, audit, usage, usage_page
+from llm_serving.kinds.gateway import access, audit, usage
 from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.settings.errors import InputError, quote_value, require_choice
 from llm_serving.settings.units import Duration
+from llm_serving.validation.pages import html_report
 
 app = typer.Typer(help="Manage keys of a gateway, and see what teams cost.", no_args_is_help=True)
 key_app = typer.Typer(help="Create, list and revoke keys of teams.", no_args_is_help=True)
@@ -132,7 +133,7 @@ def usage_(
     rows = usage.build_rows(records, columns)
     if page:
         time = f"month {month}" if month else f"last {since or DEFAULT_SINCE}"
-        page.write_text(usage_page.render(gateway.deployment.name, time, records), encoding="utf-8")
+        page.write_text(render_page(gateway.deployment.name, time, records), encoding="utf-8")
     if as_json:
         console.print_json(rows)
     elif as_csv:
@@ -196,3 +197,28 @@ def _render_usage(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Tab
         policy = (formats.get(name, "{:,}").format(row[name] or 0) for name in policies)
         table.add_row(*(row[column] for column in columns), *counts, *costs, *policy)
     return table
+
+
+def render_page(name: str, time: str, records: usage.Records) -> str:
+    """Render the page: USD per million tokens by team and model, and what the fleet's price went to."""
+    rows, teams = (usage.build_rows(records, columns) for columns in (("team", "model"), ("team",)))
+    bill = usage.compute_bill(records)
+    return html_report.render_page(
+        "usage.html.j2",
+        Path(__file__).parent,
+        gateway=name,
+        time=time,
+        rates=_find_largest_share(rows, "usd_per_million_tokens"),
+        teams=_find_largest_share(teams, "usd"),
+        cached=[row for row in teams if row["cached_requests"]],
+        rows=rows,
+        bill=bill,
+        total=sum(row["usd"] for row in rows),
+        nobodies=(usage.DIRECT, usage.IDLE),
+    )
+
+
+def _find_largest_share(rows: list[dict[str, Any]], column: str) -> list[tuple[dict[str, Any], float]]:
+    known = [row for row in rows if row[column] is not None]
+    largest = max((row[column] for row in known), default=0.0) or 1.0
+    return [(row, row[column] / largest) for row in known]

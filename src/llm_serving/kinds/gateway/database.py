@@ -151,11 +151,7 @@ def lock(login: Login) -> Iterator[None]:
 
 
 def create_user(owner: Login, password: str) -> None:
-    """Create the user that owns the database's tables, with a password; again where it exists.
-
-    Args:
-        owner: who may create users.
-    """
+    """Create the user that owns the database's tables, with a password; again where it exists."""
     statement = read_statement("create_user", user=USER, password=hash_password(password))
     execute(owner, ["--single-transaction", "--command", statement])
 

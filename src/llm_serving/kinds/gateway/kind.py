@@ -11,7 +11,7 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.gateway import database, managed, postgres_program, price
+from llm_serving.kinds.gateway import cloud, database, managed, postgres_program
 from llm_serving.kinds.gateway import resolve as resolving
 from llm_serving.kinds.gateway.blueprint import Blueprint, Budget, Team
 from llm_serving.kinds.gateway.deployment import ADMIN, DATABASE, GATEWAY, GatewayDeployment
@@ -78,7 +78,7 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[GatewayStack]).value
-        return price.list_units(deployment.stack, deployment.services)
+        return cloud.list_units(deployment.stack, deployment.services)
 
     def describe(self, blueprint: Document[Blueprint], deployment: GatewayDeployment) -> Iterable[tuple[str, str]]:
         for name, backends in deployment.routes.items():

@@ -84,8 +84,13 @@ def _read_pages(urls: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Read each page that answers, at each address of its host, by its URL."""
     with contextlib.suppress(OSError):  # of the names
         for page in [page for url in urls for page in list_pages(url)]:
-            with contextlib.suppress(OSError, ValueError), _OPENER.open(page, timeout=_TIMEOUT_S) as response:
-                yield page, response.read().decode()
+            with contextlib.suppress(OSError, ValueError):
+                yield page, _read_page(page)
+
+
+def _read_page(url: str) -> str:
+    with _OPENER.open(url, timeout=_TIMEOUT_S) as response:
+        return str(response.read().decode())
 
 
 class Tokens(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, price, search
+from llm_serving.kinds.gateway import cloud, gateway_program, litellm_settings, meter, meter_program, search
 from llm_serving.kinds.gateway.blueprint import Audit, Blueprint, Source
 from llm_serving.kinds.gateway.deployment import (
     ADMIN,
@@ -84,11 +84,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     deployment = deployment.model_copy(update={"services": services})
     if not is_local:
         assert deployment.stack
-        units = list(price.list_units(deployment.stack, services))
+        units = list(cloud.list_units(deployment.stack, services))
         refusals = (
             cloud.check_keys(settings, deployment),
             cloud.find_large_settings(deployment),
-            price.find_excess(deployment.stack, units, fleet.value),
+            cloud.find_excess(deployment.stack, units, fleet.value),
         )
         raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
         deployment = deployment.model_copy(update={"cost": rented_cost.describe(fleet.value, units)})

@@ -137,11 +137,7 @@ def read(login: Login, period: Period, gateway: str) -> Records:
 
 
 def build_rows(records: Records, by: Sequence[str]) -> list[dict[str, Any]]:
-    """Build the rows of the usage: teams in order, then what no team's requests explain, then idle time.
-
-    Args:
-        by: columns of COLUMNS.
-    """
+    """Build the rows of the usage: teams in order, then what no team's requests explain, then idle time."""
     lines: defaultdict[tuple[str, ...], _Line] = defaultdict(_Line)
     for group, line in _list_lines(records):
         key = tuple(group[column] for column in by)
