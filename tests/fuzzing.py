@@ -268,7 +268,7 @@ _POOLED = {"data": [{"embedding": [0.5, 1.5]}, {"embedding": "AAAAAA=="}], "usag
 def _build_answers(folder: Path) -> Parser:
     """Answers of an endpoint, whose numbers a report then adds up."""
     from llm_serving.services.tasks import POOLED
-    from llm_serving.validation.load import answer, pooled_answer, request_body
+    from llm_serving.validation.load import answer, pooled_answer
     from llm_serving.validation.load.prompt import Prompt
 
     prompt = Prompt(({"role": "user", "content": "word"},), max_tokens=1)
@@ -281,7 +281,7 @@ def _build_answers(folder: Path) -> Parser:
             assert isinstance(result.finish_reason, str | None)
             result.compute_gaps()
             answer.set_error(answer.Sample(0, 0.0), result)
-        request_body.count_prompt_tokens(content, prompt)
+        prompt.count_tokens(content)
 
     seeds = (_EVENTS, b'data: {"error": {"message": "a", "code": 1}}\n\ndata: [DONE]\n\n', json.dumps(_POOLED).encode())
     return Parser(_may_refuse(parse, ValueError), (), seeds)

@@ -16,7 +16,6 @@ from llm_serving.settings.errors import Unavailable
 
 ENGINE = paths.ROOT / ".venv-engine"
 
-_STAMP = ".complete"
 _LATEST_MINOR = 14
 
 

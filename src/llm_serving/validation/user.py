@@ -34,7 +34,7 @@ import gevent
 from locust import User, constant, task
 
 from llm_serving.validation.load import answer as answers
-from llm_serving.validation.load import api_key, load_plan, pooled_answer, request_body
+from llm_serving.validation.load import api_key, load_plan, pooled_answer
 from llm_serving.validation.load.answer import Answer, Sample
 from llm_serving.validation.load.load import SHOWN_ANSWERS, Item, Load
 from llm_serving.validation.load.load_plan import LoadPlan
@@ -70,7 +70,7 @@ class OpenAIUser(User):  # type: ignore[misc]
         if pooled:
             drawn = self.plan.traffic.draw.build_fields() if self.plan.traffic.draw else {}
             return {"model": model, **pooled.build(prompt.texts), **drawn, **prompt.fields}
-        return request_body.build(prompt, model, self.plan.traffic.api, engine_dialect=self.load.engine_dialect)
+        return prompt.build_body(model, self.plan.traffic.api, engine_dialect=self.load.engine_dialect)
 
     def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002
         """Return None for a good answer, or a name of its error; the report counts failures by this name."""

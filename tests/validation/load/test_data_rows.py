@@ -8,7 +8,7 @@ import pytest
 
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
-from llm_serving.validation.load import data_rows, request_body
+from llm_serving.validation.load import data_rows
 from llm_serving.validation.load.load import cycle_prompts
 from llm_serving.validation.load.load_plan import LoadPlan, Shard
 
@@ -100,7 +100,7 @@ def test_the_request_has_the_fields_of_its_row(tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps({"prompt": "a", **line}) for line in lines))
     plan = LoadPlan(url="http://x", models=("tiny",), traffic=CHAT, folder="/x")
     prompts = itertools.islice(cycle_prompts(plan, "load", data_rows.read_rows(file, CHAT), {}), 3)
-    whole, bounded, plain = (request_body.build(prompt, "tiny", "chat", engine_dialect=True) for prompt in prompts)
+    whole, bounded, plain = (prompt.build_body("tiny", "chat", engine_dialect=True) for prompt in prompts)
     assert whole.items() >= fields.items() and not {"id", "seed", "min_tokens"} & whole.keys()
     assert (bounded["max_tokens"], plain["max_tokens"], plain["temperature"]) == (9, 64, 0)
 

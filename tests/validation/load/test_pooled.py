@@ -19,7 +19,7 @@ from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.drivers import job, registry
-from llm_serving.validation.load import load_plan, pooled_answer, prompts, request_body
+from llm_serving.validation.load import load_plan, pooled_answer, prompts
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load import generate_prompts
@@ -87,9 +87,7 @@ def test_each_task_has_its_own_body(task: Task, path: str, body: dict[str, Any])
     assert (pooled.path, pooled.build(["a", "b"])) == (path, body)
     assert _build_plan("generate").pooled is None
     # What writes text is asked as before.
-    assert "messages" in request_body.build(
-        Prompt(({"role": "user", "content": "a"},), 4), "m", "chat", engine_dialect=True
-    )
+    assert "messages" in Prompt(({"role": "user", "content": "a"},), 4).build_body("m", "chat", engine_dialect=True)
 
 
 VECTOR = base64.b64encode(struct.pack("<3f", 1, 2, 3)).decode()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
-from llm_serving.validation.load import request_body
 from llm_serving.validation.load.answer import Sample
 
 
@@ -22,7 +21,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
         {
             **time,
             "session_id": str(number),
-            "payload": request_body.build(prompt, job.model, traffic.api, engine_dialect=job.engine_dialect),
+            "payload": prompt.build_body(job.model, traffic.api, engine_dialect=job.engine_dialect),
         }
         for number, (prompt, time) in enumerate(zip(job.prompts, times, strict=True))
     ]

@@ -23,7 +23,7 @@ from llm_serving import console
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import on_demand
 from llm_serving.validation.drivers.base import IS_USED, Driver, Job
-from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts, request_body
+from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load import RAMP_ANSWERS, SHOWN_ANSWERS, cycle_prompts, generate_prompts
@@ -198,7 +198,7 @@ class Server:
         """Return whether the server accepts the engines' own parameters; raises `Unavailable` without an answer."""
         prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
         try:
-            self._post(prompt, engine_dialect=True)
+            self._send(prompt, engine_dialect=True)
         except urllib.error.HTTPError as error:
             if error.code in (400, 422):
                 return False
@@ -213,10 +213,8 @@ class Server:
     def count_tokens(self, content: Any) -> int:
         """Return the tokens of a prompt, from the server's usage; its words if the server reports none."""
         prompt = Prompt(({"role": "user", "content": content},), max_tokens=1)
-        body = self._build_body(prompt, engine_dialect=False)
-        del body["stream_options"]
         try:
-            return request_body.count_prompt_tokens(self._send({**body, "stream": False}), prompt)
+            return prompt.count_tokens(self._send(prompt, streams=False))
         except ValueError as error:
             raise Unavailable(f"{self._url} {error}") from None
 
@@ -227,7 +225,7 @@ class Server:
         def has_failed(prompt: Prompt) -> bool:
             start = time.monotonic()
             try:
-                self._post(prompt, engine_dialect=False)
+                self._send(prompt)
             except (OSError, http.client.HTTPException):
                 return True
             answers_s.append(time.monotonic() - start)
@@ -240,14 +238,12 @@ class Server:
         self.answer_s = fmean(answers_s[1:] or answers_s)
         return len(warm_up), failed
 
-    def _post(self, prompt: Prompt, *, engine_dialect: bool) -> bytes:
-        return self._send(self._build_body(prompt, engine_dialect=engine_dialect))
-
-    def _build_body(self, prompt: Prompt, *, engine_dialect: bool) -> dict[str, Any]:
-        return request_body.build(prompt, self._plan.models[0], self._plan.traffic.api, engine_dialect=engine_dialect)
-
-    def _send(self, body: dict[str, Any]) -> bytes:
+    def _send(self, prompt: Prompt, *, engine_dialect: bool = False, streams: bool = True) -> bytes:
+        plan = self._plan
+        body = prompt.build_body(plan.models[0], plan.traffic.api, engine_dialect=engine_dialect)
+        if not streams:
+            del body["stream_options"]
+            body["stream"] = False
         request = urllib.request.Request(self._url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=self._plan.traffic.deadline) as response:
-            data: bytes = response.read()
-            return data
+        with urllib.request.urlopen(request, timeout=plan.traffic.deadline) as response:
+            return bytes(response.read())

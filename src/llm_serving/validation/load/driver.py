@@ -11,6 +11,7 @@ import gc
 import http.client
 import json
 import platform
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,18 +22,26 @@ import locust
 from gevent.pool import Pool
 
 from llm_serving.services import tasks
-from llm_serving.validation.load import data_rows, driver_result, metrics_pages, prompts, request_body
+from llm_serving.validation.load import data_rows, driver_result, metrics_pages, prompts
 from llm_serving.validation.load.data_rows import DataRow
-from llm_serving.validation.load.driver_result import DriverResult
+from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
 from llm_serving.validation.load.load import Load, cycle_prompts, generate_prompts
 from llm_serving.validation.load.load_plan import WHOLE, LoadPlan, Shard
-from llm_serving.validation.load.process_watch import Watch
 from llm_serving.validation.load.prompt import Prompt
 from llm_serving.validation.load.rendezvous import LoadEnded, Rendezvous, Setup
 from llm_serving.validation.load.stream import Connection, HttpError
+from llm_serving.validation.statistics import sample_statistics
 
 SETTLE_S = 1.2
 """Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
+
+
+HEARTBEAT_S = 0.02
+"""Period of the timer that measures the driver's own delay."""
+
+_SCHEDSTAT = Path("/proc/self/schedstat")
+"""Linux: nanoseconds on a core, nanoseconds ready and waiting for one, and turns, of the main thread, which runs all of
+the driver. Source: Documentation/scheduler/sched-stats.rst of the kernel."""
 
 
 class DriverError(Exception):
@@ -177,7 +186,7 @@ def _count_tokens(user: Any, model: str, content: Any) -> int:
     except HttpError as error:
         raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: run blueprint logs.") from None
     try:
-        return request_body.count_prompt_tokens(answer, prompt)
+        return prompt.count_tokens(answer)
     except ValueError as error:
         raise DriverError(f"{user.plan.url}{user.path()} {error}") from None
 
@@ -199,3 +208,39 @@ def _send_request(user: Any, body: dict[str, Any]) -> bytes:
         ) from None
     finally:
         connection.close()
+
+
+class Watch:
+    """Watches this process from its creation to `finish`."""
+
+    def __init__(self) -> None:
+        self._lags_ms: list[float] = []
+        self._start, self._cpu_start, self._wait_start = time.perf_counter(), time.process_time(), _read_wait_s()
+        self._heartbeat = gevent.spawn(self._beat)
+
+    def finish(self) -> ProcessWatch:
+        """Stop, and return what was seen."""
+        self._heartbeat.kill()
+        duration_s = max(time.perf_counter() - self._start, 0.001)
+        wait_s = None if self._wait_start is None else (_read_wait_s() or 0.0) - self._wait_start
+        lags_ms = sorted(self._lags_ms) or [0.0]
+        return ProcessWatch(
+            cpu_share=round((time.process_time() - self._cpu_start) / duration_s, 4),
+            queue_share=None if wait_s is None else round(wait_s / duration_s, 4),
+            lag_p99_ms=round(sample_statistics.compute_percentile(lags_ms, 0.99), 3),
+        )
+
+    def _beat(self) -> None:
+        """Note by how much each short sleep takes longer: nothing else of the driver ran any sooner."""
+        while True:
+            start = time.perf_counter()
+            gevent.sleep(HEARTBEAT_S)
+            self._lags_ms.append((time.perf_counter() - start - HEARTBEAT_S) * 1000)
+
+
+def _read_wait_s() -> float | None:
+    """Return the seconds that this process was ready and waited for a core; None where the kernel does not say."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,4 +1,4 @@
-"""One request's prompt."""
+"""One request's prompt, its JSON body in the dialect of the server, and the usage of an answer that is not streamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_serving.settings import untrusted_json
 from llm_serving.validation.load import pictures
+
+SHOWN_BYTES = 200
+"""Of an answer that is not what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,32 @@ class Prompt:
     def texts(self) -> tuple[str, ...]:
         """All texts of a request, for tasks that answer several at once."""
         return (self.text, *self.further_texts)
+
+    def build_body(self, model: str, api: str, *, engine_dialect: bool) -> dict[str, Any]:
+        """Return the body of a streamed request to an API, `chat` or `completions`."""
+        content = {"messages": self.messages} if api == "chat" else {"prompt": self.text}
+        options = {"include_usage": True}
+        body = {"model": model, **content, "max_tokens": self.max_tokens, "temperature": 0, **self.fields}
+        if engine_dialect:
+            options["continuous_usage_stats"] = True
+            body |= {"ignore_eos": True, "min_tokens": self.max_tokens} if self.exact else {}
+        return {**body, "stream": True, "stream_options": options}
+
+    def count_tokens(self, answer: bytes) -> int:
+        """Return its tokens by the usage of an answer that is not streamed; its words where the server reports none.
+
+        Raises:
+            ValueError: it is no JSON object, as of a server that always streams, or has no number; quotes what it has.
+        """
+        found = f"no JSON object: {answer[:SHOWN_BYTES].decode('utf-8', 'replace')!r}"
+        fix = "answers such requests too; they count"
+        try:
+            usage = untrusted_json.parse(answer).get("usage") or {}
+            found = f"a usage without a number of prompt_tokens: {str(usage)[:SHOWN_BYTES]}"
+            fix = "reports a number, or no usage; it counts"
+            return int(dict(usage).get("prompt_tokens") or len(self.text.split()))
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            raise ValueError(
+                f"returned HTTP 200 to a request with stream: false, and {found}. "
+                f"Fix: use a server that {fix} the tokens of prompts."
+            ) from None

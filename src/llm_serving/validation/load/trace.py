@@ -58,7 +58,8 @@ def read(path: Path, limit: int, *, is_sorted: bool = False) -> list[TraceRow]:
             rows = _read_rows(path, lines, limit)
         if is_sorted:
             _require_order(path, rows)
-        return _start_at_zero(rows)
+        rows.sort(key=lambda row: row.at_s)
+        return [row._replace(at_s=row.at_s - rows[0].at_s) for row in rows]
     except UnicodeDecodeError:
         raise _build_error(path, 0, "", "it is not UTF-8 text") from None
     except OSError as error:
@@ -72,7 +73,8 @@ def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
         raise _build_error(path, 1, first, "it is not a trace of Azure LLM inference, Mooncake or BurstGPT")
     try:
         all_rows = trace_format.read(itertools.chain([first], lines))
-        rows = list(itertools.islice(filter(_has_tokens, all_rows), limit))
+        # Makers keep requests that failed with 0 tokens.
+        rows = list(itertools.islice((row for row in all_rows if row.input_tokens and row.output_tokens), limit))
     except _LineError as error:
         raise _build_error(
             path, error.number, error.line, f"it is not a request as {trace_format.name} traces have it"
@@ -87,17 +89,6 @@ def _require_order(path: Path, rows: list[TraceRow]) -> None:
         if following.at_s < row.at_s:
             reason = f"request {number} came before the one above it"
             raise InputError([Mistake(path, number + 1, 1, "", "", reason, "sort the trace by its times")])
-
-
-def _has_tokens(row: TraceRow) -> bool:
-    """Return whether a request was answered; makers keep failed ones with 0 tokens."""
-    return row.input_tokens > 0 and row.output_tokens > 0
-
-
-def _start_at_zero(rows: list[TraceRow]) -> list[TraceRow]:
-    rows.sort(key=lambda row: row.at_s)
-    start = rows[0].at_s
-    return [row._replace(at_s=row.at_s - start) for row in rows]
 
 
 def _build_error(path: Path, number: int, line: str, reason: str) -> InputError:

@@ -132,14 +132,8 @@ def _render_latencies(report: Report) -> Table:
 
 def _render_cells(row: Iterable[Cell]) -> Iterator[Text]:
     for cell in row:
-        value = "-" if cell.value is None else format_number(cell.value)
-        if cell.limit is None:
-            yield Text(value)
-        else:
-            yield Text(f"{_format_range(cell, value)} ≤ {format_number(cell.limit)}", _CELL_STYLES[cell.state])
-
-
-def _format_range(cell: Cell, value: str) -> str:
-    if cell.upper is None:
-        return f"{value}–?"
-    return f"{value}–{'∞' if math.isinf(cell.upper) else format_number(cell.upper)}"
+        text, upper = "-" if cell.value is None else format_number(cell.value), cell.upper
+        if cell.limit is not None:
+            bound = "?" if upper is None else "∞" if math.isinf(upper) else format_number(upper)
+            text = f"{text}–{bound} ≤ {format_number(cell.limit)}"
+        yield Text(text, _CELL_STYLES[cell.state] if cell.limit is not None else "")

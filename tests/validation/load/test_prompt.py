@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from llm_serving.validation.load import request_body
 from llm_serving.validation.load.prompt import Prompt
 
 PROMPT = Prompt(({"role": "user", "content": "two words"},), max_tokens=1)
@@ -18,7 +17,7 @@ START = "returned HTTP 200 to a request with stream: false, and "
     [(b'{"usage": {"prompt_tokens": 7}}', 7), (b'{"usage": null}', 2), (b'{"usage": {}}', 2), (b"{}", 2)],
 )
 def test_the_tokens_of_a_prompt_are_its_words_where_the_server_reports_none(answer: bytes, tokens: int) -> None:
-    assert request_body.count_prompt_tokens(answer, PROMPT) == tokens
+    assert PROMPT.count_tokens(answer) == tokens
 
 
 @pytest.mark.parametrize(
@@ -40,4 +39,4 @@ def test_the_tokens_of_a_prompt_are_its_words_where_the_server_reports_none(answ
 )
 def test_an_answer_that_counts_nothing_is_refused_by_what_it_has(answer: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(f'{START}{problem}the tokens of prompts.')}$"):
-        request_body.count_prompt_tokens(answer, PROMPT)
+        PROMPT.count_tokens(answer)
