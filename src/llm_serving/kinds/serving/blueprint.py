@@ -458,7 +458,7 @@ def read(folder: Path) -> Document[Blueprint]:
     ]
     unfit_prompts = [
         document.build_mistake(key_path, file, reason, "keep what all clients send first, as plain text")
-        for key_path, file in _find_warm_prompts(document.value).items()
+        for key_path, file in _find_role_files(document.value, "warm_prompt").items()
         if (folder / file).is_file() and (reason := _find_unfitness(folder / file))
     ]
     if mistakes := missing_files + unfit_prompts:
@@ -466,11 +466,11 @@ def read(folder: Path) -> Document[Blueprint]:
     return document
 
 
-def _find_warm_prompts(settings: Blueprint) -> dict[tuple[str, ...], str]:
+def _find_role_files(settings: Blueprint, key: str) -> dict[tuple[str, ...], str]:
     return {
-        settings.find_model_key_path(settings.find_key_path(name), role, "warm_prompt"): file
+        settings.find_model_key_path(settings.find_key_path(name), role, key): file
         for name, role in settings.roles.engine_roles.items()
-        if (file := settings.select_model_settings(role).warm_prompt)
+        if (file := getattr(settings.select_model_settings(role), key))
     }
 
 
@@ -488,13 +488,9 @@ def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str
     for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
         if file is not None:
             yield ("traffic", key), file, f"{kind} file beside the blueprint"
-    for name, role in settings.roles.engine_roles.items():
-        model_settings = settings.select_model_settings(role)
-        if model_settings.chat_template:
-            key_path = settings.find_model_key_path(settings.find_key_path(name), role, "chat_template")
-            yield key_path, model_settings.chat_template, "Jinja file beside the blueprint"
-    for key_path, file in _find_warm_prompts(settings).items():
-        yield key_path, file, "text file beside the blueprint"
+    for key, what in (("chat_template", "Jinja"), ("warm_prompt", "text")):
+        for key_path, file in _find_role_files(settings, key).items():
+            yield key_path, file, f"{what} file beside the blueprint"
 
 
 def _suggest_folder(folder: Path) -> str:

@@ -117,7 +117,7 @@ def recommend(question: Question) -> Answer:
         calibrations=evidence.calibrations,
     )
     result = search.search(problem)
-    notes = [*_list_notes(question, result, traffic), *evidence.notes]
+    notes = [*_list_notes(question, result), *evidence.notes]
     return Answer(model, region, question.buy, min(dates), traffic, limits, context, result, question.top, notes)
 
 
@@ -167,12 +167,16 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
         reason = "a closed loop of users is not simulated" if traffic else "it is missing"
         raise InputError(f"--arrivals: {reason}. Fix: write --arrivals 10/s.")
     lengths = _require_lengths(question, traffic)
-    base = {"arrivals": f"{rate:.10g}/s", **{name: _write_lengths(value) for name, value in lengths.items()}}
+    base: dict[str, Any] = {"arrivals": f"{rate:.10g}/s"}
+    for name, value in lengths.items():
+        base[name] = str(value) if isinstance(value, tuple) else value.model_dump(mode="json")
     drawn = (traffic or Traffic.model_validate(base)).model_copy(update={"arrivals": rate, **lengths})
     rows = predicted_load.draw_lengths(drawn, LENGTHS)
     shared = question.shared_prefix
     if shared is not None:
-        _require_longer_prompts(shared, rows)
+        if shared > (shortest := min(row.input_tokens for row in rows)):
+            reason = f"the shortest prompt has {shortest} tokens"
+            raise InputError(f"--shared-prefix: {shared}: {reason}. Fix: use {shortest} or less.")
         base["shared_prefix"] = f"{100 * shared / (sum(row.input_tokens for row in rows) / len(rows)):.0f}%"
         rows = [row._replace(shared_tokens=shared) for row in rows]
     elif drawn.shared_prefix:
@@ -194,17 +198,6 @@ def _require_lengths(question: Question, traffic: Traffic | None) -> dict[str, A
     return lengths
 
 
-def _require_longer_prompts(shared: int, rows: Sequence[Length]) -> None:
-    shortest = min(row.input_tokens for row in rows)
-    if shared > shortest:
-        reason = f"the shortest prompt has {shortest} tokens"
-        raise InputError(f"--shared-prefix: {shared}: {reason}. Fix: use {shortest} or less.")
-
-
-def _write_lengths(value: Any) -> Any:
-    return str(value) if isinstance(value, tuple) else value.model_dump(mode="json")
-
-
 def _build_from_trace(path: Path, question: Question, traffic: Traffic | None) -> tuple[Workload, dict[str, Any]]:
     rows = trace.read(path, MAX_TRACE, is_sorted=True)
     if len(rows) < MIN_TRACE:
@@ -222,13 +215,10 @@ def _build_from_trace(path: Path, question: Question, traffic: Traffic | None) -
     rate = question.arrivals or (len(rows) - 1) / span_s
     stretch = (len(rows) - 1) / rate / span_s / speed
     times = [row.at_s * stretch for row in rows]
-    bounds = {
-        name: str(Bounds(min(values), max(values)))
-        for name, values in (
-            ("input_tokens", [row.input_tokens for row in rows]),
-            ("output_tokens", [row.output_tokens for row in rows]),
-        )
-    }
+    bounds = {}
+    for name in ("input_tokens", "output_tokens"):
+        counts = [getattr(row, name) for row in rows]
+        bounds[name] = str(Bounds(min(counts), max(counts)))
     return Workload(rate, lengths, times), {"arrivals": f"{rate:.4g}/s", **bounds}
 
 
@@ -271,14 +261,14 @@ def _require_priced(region: str) -> dict[str, Instance]:
     return priced
 
 
-def _list_notes(question: Question, result: Result, traffic: dict[str, Any]) -> Iterator[str]:
+def _list_notes(question: Question, result: Result) -> Iterator[str]:
     times = step_times.load()
     yield f"step times: {times.source}, {times.date}; {times.engines}"
     if question.buy == "spot":
         yield "the catalog has no spot prices: these are on-demand prices, which spot stays below"
     if any(candidate.basis == "extrapolated" for candidate in result.candidates):
         yield "extrapolated: no measurement of this accelerator was fitted; its interval is that of others left out"
-    if "trace" not in traffic and question.trace:
+    if question.trace:
         yield "prompts of the trace share what an earlier prompt began with, as long as the cache keeps it"
 
 

@@ -7,11 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llm_serving.catalog import drivers, engine_options, instances
 from llm_serving.catalog.drivers import Maker
 from llm_serving.catalog.engines import EngineLimits, Platform
-from llm_serving.catalog.frameworks import Framework
-from llm_serving.catalog.instances import Instance
-from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
-from llm_serving.engines.base import MemoryModel
 from llm_serving.engines.memory import Split
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.model import Fleet
@@ -41,11 +37,6 @@ def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conf
         reason = f"the framework does not run on the target {target}"
         fix = f"use --target {' or '.join(framework.targets)}, or another framework"
         yield Conflict(("framework",), reason, fix, settings.framework)
-    yield from _check_framework(settings, framework)
-
-
-def _check_framework(settings: Blueprint, framework: Framework) -> Iterator[Conflict]:
-    """Yield a framework that does not run the engine."""
     if framework.engines and settings.engine not in framework.engines:
         known = " and ".join(f"{name} {pair.version}" for name, pair in framework.engines.items())
         reason = f"{settings.framework} {framework.version} runs {known}, and not {settings.engine}"
@@ -259,21 +250,9 @@ def _check_whole_node(node: Node, limits: EngineLimits) -> Iterator[Conflict]:
     max_accelerators, accelerators = count_accelerators(largest), node.role.accelerators
     if accelerators < max_accelerators:
         reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
-        fix = _describe_whole_node(base.get_memory_model(node.settings.engine), node.placed.model, largest)
-        yield node.placed.refuse("accelerators", reason, fix)
-
-
-def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:
-    """Return how a replica uses all of its node: layers split as far as the model allows, and data-parallel copies."""
-    max_accelerators = count_accelerators(instance)
-    degree = max(
-        (
-            candidate
-            for candidate in memory.list_tensor_sizes(model, instance)
-            if not memory_model.describe_indivisible(model, Split(candidate))
-        ),
-        default=1,
-    )
-    return f"set accelerators: {max_accelerators}" + (
-        f", with data: {max_accelerators // degree} or more" if degree < max_accelerators else ""
-    )
+        # Layers are split as far as the model allows, and copied for the rest.
+        memory_model, model = base.get_memory_model(node.settings.engine), node.placed.model
+        sizes = memory.list_tensor_sizes(model, largest)
+        degree = max((size for size in sizes if not memory_model.describe_indivisible(model, Split(size))), default=1)
+        copies = f", with data: {max_accelerators // degree} or more" if degree < max_accelerators else ""
+        yield node.placed.refuse("accelerators", reason, f"set accelerators: {max_accelerators}{copies}")
