@@ -153,28 +153,22 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
     is_single = role.kind == "engine" and context.is_node_service(role.nodes)
     if context.conventions.is_local or is_single:
         return Replicas(min=1, max=1, unavailable=disruption.unavailable)
+    least, most, scale = role.replicas.min, role.replicas.max, None
     if role.scale and role.scale.planner:
-        # From where the planner goes on.
-        start = role.replicas.min
-        return Replicas(min=start, max=start, unavailable=disruption.unavailable, surge=int(disruption.surge))
-    return Replicas(
-        min=role.replicas.min,
-        max=role.replicas.max,
-        unavailable=disruption.unavailable,
-        surge=int(disruption.surge),
-        scale=role.scale
-        and Scale(
+        most = least  # from where the planner goes on
+    elif role.scale:
+        peaks = [(peak, *peak.minutes) for peak in role.scale.peaks]
+        scale = Scale(
             signal="queue" if role.scale.queue else "kv-usage",
             target=role.scale.queue or role.scale.kv_usage or 0,
             cool_down_s=int(role.scale.cool_down),
             slo=role.scale.slo,
             peaks=tuple(
                 Peak(start=start, end=end, replicas=peak.replicas, time_zone=role.scale.time_zone)
-                for peak in role.scale.peaks
-                for start, end in [peak.minutes]
+                for peak, start, end in peaks
             ),
-        ),
-    )
+        )
+    return Replicas(min=least, max=most, unavailable=disruption.unavailable, surge=int(disruption.surge), scale=scale)
 
 
 def _build_placement(context: Context, placed: PlacedRole, resolved: Role) -> Placement:
