@@ -7,7 +7,7 @@ line refuses a blueprint that needs it, for the reason of its `unsupported_optio
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,13 +108,19 @@ class Option(NamedTuple):
     """Key that asks for it, below the role if it begins with `role.`; empty if an engine may go without."""
 
     fix: str | Callable[[Node], str] = ""
-    """What to write for an engine without it; empty where it is to remove the key."""
+    """What to write for an engine without it, with other engines in place of {others}; empty to remove the key."""
 
     when: Callable[[Node], Any] | None = None
-    """Whether a node needs it; None where it does if the key has a value."""
+    """Whether a node needs it; None where its key decides."""
+
+    values: Container[Any] | None = None
+    """Values of the key that need it; None for any."""
 
     def is_needed(self, node: Node) -> bool:
-        return bool(self.when(node) if self.when else self.find_request(node)[1])
+        if self.when:
+            return bool(self.when(node))
+        value = self.find_request(node)[1]
+        return bool(value) if self.values is None else value in self.values
 
     def find_request(self, node: Node) -> tuple[tuple[str, ...], Any]:
         """Return the key path that asks for the option, and its value."""
@@ -126,7 +132,8 @@ class Option(NamedTuple):
         return ((*node.placed.key_path, *keys[1:]) if is_of_role else keys), value
 
     def describe_fix(self, node: Node) -> str:
-        return self.fix(node) if callable(self.fix) else self.fix or f"remove {self.key.rpartition('.')[2]}"
+        fix = self.fix(node) if callable(self.fix) else self.fix or f"remove {self.key.rpartition('.')[2]}"
+        return fix.replace("{others}", _describe_other_engines(node, self.name)) if "{others}" in fix else fix
 
 
 def list_names(node: Node) -> list[str]:
@@ -278,16 +285,11 @@ OPTIONS = (
         lambda node: node.placed.nodes > 1,
     ),
     Option("data-nodes", when=lambda node: node.placed.nodes > 1 and node.role.data > 1),
-    Option("fp8-weights", "tuning.quantization", when=lambda node: node.tuning.quantization == "fp8"),
+    Option("fp8-weights", "tuning.quantization"),
     Option("deprecated-weights", when=_has_deprecated_weights),
-    Option("fp8-cache", "tuning.kv_cache", "set kv_cache: auto", lambda node: node.tuning.kv_cache == "fp8"),
-    Option("no-prefix-cache", "tuning.prefix_cache", "set prefix_cache: on", lambda node: not node.tuning.prefix_cache),
-    Option(
-        "no-chunked-prefill",
-        "tuning.chunked_prefill",
-        "set chunked_prefill: on",
-        lambda node: not node.tuning.chunked_prefill,
-    ),
+    Option("fp8-cache", "tuning.kv_cache", "set kv_cache: auto", values=("fp8",)),
+    Option("no-prefix-cache", "tuning.prefix_cache", "set prefix_cache: on", values=(False,)),
+    Option("no-chunked-prefill", "tuning.chunked_prefill", "set chunked_prefill: on", values=(False,)),
     Option("batch-tokens", "tuning.batch_tokens", when=lambda node: node.tuning.batch_tokens or node.is_compiled),
     Option("sequences", "tuning.sequences", when=_limits_sequences),
     Option("kv-offload", "tuning.kv_offload"),
@@ -328,24 +330,9 @@ OPTIONS = (
     ),
     Option("speculative-layers", "tuning.speculative", when=lambda node: _uses_method(node, "mtp")),
     Option("priority", "tuning.priority", "set priority: off"),
-    Option(
-        "pooled",
-        "task",
-        lambda node: f"set task: generate{_describe_other_engines(node, 'pooled')}",
-        lambda node: node.settings.task in tasks.NUMBERS,
-    ),
-    Option(
-        "draws",
-        "task",
-        lambda node: f"set task: generate{_describe_other_engines(node, 'draws')}",
-        lambda node: node.settings.task == tasks.DRAW,
-    ),
-    Option(
-        "ranked",
-        "task",
-        lambda node: f"set task: embed{_describe_other_engines(node, 'ranked')}",
-        lambda node: node.settings.task in tasks.RANKED,
-    ),
+    Option("pooled", "task", "set task: generate{others}", values=tasks.NUMBERS),
+    Option("draws", "task", "set task: generate{others}", values=(tasks.DRAW,)),
+    Option("ranked", "task", "set task: embed{others}", values=tasks.RANKED),
     Option("model-config", when=lambda node: node.parsers.model_config_json),
     Option(
         "bounded-queue",
@@ -356,7 +343,7 @@ OPTIONS = (
     Option(
         "shares",
         "role.shares",
-        lambda node: f"set pool: {node.role.pool} in its place{_describe_other_engines(node, 'shares')}",
+        lambda node: f"set pool: {node.role.pool} in its place{{others}}",
         lambda node: get_shared(node.role),
     ),
     Option("takes-turns", when=lambda node: node.placed.awake_share),
@@ -371,14 +358,9 @@ OPTIONS = (
         "adapter-slots",
         when=lambda node: node.role.adapters and node.settings.find_reckoned_argument(node.role, "adapters") is None,
     ),
-    Option(
-        "kv-events",
-        "roles.router.policy",
-        "set policy: cache-aware",
-        lambda node: node.settings.roles.router.policy == "kv-aware",
-    ),
+    Option("kv-events", "roles.router.policy", "set policy: cache-aware", values=("kv-aware",)),
     Option("traces", "traces"),
-    Option("json-logs", "logs", "set logs: text", lambda node: node.settings.logs == "json"),
+    Option("json-logs", "logs", "set logs: text", values=("json",)),
     Option("drain", when=lambda node: not node.conventions.is_local),
     Option("compile-cache", when=lambda node: node.tuning.compile_cache and not node.conventions.is_local),
     *(
