@@ -254,16 +254,13 @@ class PlacementSearch:
             raise self._build_error("accelerators", reason, "set accelerators: 1")
         max_accelerators = max(map(self._count_units, known_types))
         counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
-        pattern = self.settings.pattern_row
         if not max_accelerators:
             reason = f"the pool {self.role.pool} has no accelerators: {counts}"
             raise self._build_error("accelerators", reason, "use a pool of types with accelerators")
-        if not pattern.spans_nodes:
+        if not self.settings.pattern_row.spans_nodes:
             reason = f"a replica runs on one node, and in the pool {self.role.pool} {counts}"
             fix = f"set accelerators: {max_accelerators} or less, or use a pool of larger types"
-            larger_pattern = patterns.find_multi_node(pattern.roles)
-            if larger_pattern:
-                fix += f", or pattern: {larger_pattern}"
+            fix += self._describe_several_nodes()
             raise self._build_error("accelerators", reason, fix)
         largest = [instance for instance in known_types if self._count_units(instance) == max_accelerators]
         return self._select_multi_node(largest, max_accelerators)

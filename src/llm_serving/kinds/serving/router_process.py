@@ -118,7 +118,10 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         role: _list_endpoints(context, [engine for engine in engine_services if engine.role == role]) for role in roles
     }
     split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
-    policy = context.router.policies[_select_policy(context, engine_services)].split()
+    policy = context.router.policies[_balance(context, context.policy, engine_services)].split()
+    # Decode computes no prompt: a cached prefix saves it nothing.
+    decode_policy = "load-aware" if context.policy == "cache-aware" else context.policy
+    decoders = [engine for engine in engine_services if engine.role == DECODE]
     settings, keys, door = context.blueprint.roles.router, context.blueprint.auth, context.door
     usage_port = context.environment.ports.get(auth.USAGE_PORT, deployments.USAGE_PORT)
     return {
@@ -129,7 +132,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "metrics_host": context.environment.member_host,
         "metrics_port": context.select_port("router-metrics", METRICS_PORT),
         "policy": policy[0] if len(policy) == 1 else tuple(policy),
-        "decode_policy": context.router.policies[_select_decode_policy(context, engine_services)],
+        "decode_policy": context.router.policies[_balance(context, decode_policy, decoders)],
         "ranks": count_routed_ranks(context),
         "imbalance": _compute_imbalance(context.blueprint),
         "tree_size": _compute_tree_size(context),
@@ -155,17 +158,9 @@ def compute_request_timeout_s(blueprint: Blueprint) -> int:
     return math.ceil(blueprint.roles.router.request_timeout)
 
 
-def _select_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
+def _balance(context: Context, policy: RouterPolicy, engine_services: Sequence[Service]) -> RouterPolicy:
     """Return the policy: with one replica at a known address there is no choice, and load-aware needs two."""
-    is_single = select_discovery(context) == "addresses" and len(engine_services) == 1
-    return "round-robin" if is_single and context.policy == "load-aware" else context.policy
-
-
-def _select_decode_policy(context: Context, engine_services: Sequence[Service]) -> RouterPolicy:
-    """Return the policy of decode, which computes no prompt: a cached prefix saves it nothing."""
-    policy = "load-aware" if context.policy == "cache-aware" else context.policy
-    decode_count = sum(engine.role == DECODE for engine in engine_services)
-    is_single = select_discovery(context) == "addresses" and decode_count < 2
+    is_single = select_discovery(context) == "addresses" and len(engine_services) < 2
     return "round-robin" if is_single and policy == "load-aware" else policy
 
 

@@ -9,7 +9,6 @@ import typer
 
 from llm_serving import console
 from llm_serving.kinds.serving import adapter_loading
-from llm_serving.kinds.serving.adapter_loading import Outcome
 from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target
 from llm_serving.services import inputs
@@ -41,7 +40,7 @@ def load(
     """Load an adapter on all replicas of a role, until they restart."""
     inputs.require_capability(folder, Capability.ADAPTER)
     if registry.load_target(target).needs_aws:
-        _report(role, _change_on_aws(folder, fleet, target, role, name, adapter))
+        _change_on_aws(folder, fleet, target, role, name, adapter)
         console.out.print(
             f"{name}: replicas that start from now on do not have it. To keep it, add `{name}: {adapter}` to "
             f"`adapters` of {role} in {folder / FILE_NAME} and deploy.",
@@ -58,7 +57,7 @@ def unload(folder: Folder, role: RoleName, name: Name, fleet: Fleet = FLEET, tar
     """Unload an adapter from all replicas of a role."""
     inputs.require_capability(folder, Capability.ADAPTER)
     if registry.load_target(target).needs_aws:
-        _report(role, _change_on_aws(folder, fleet, target, role, name))
+        _change_on_aws(folder, fleet, target, role, name)
         return
     adapter_loading.unload(_require_local(folder), role, name)
     console.out.print(f"{name}: unloaded from {role}", markup=False)
@@ -68,13 +67,10 @@ def _require_local(folder: Path) -> ServingDeployment:
     return narrow(LocalTarget().require_deployment(folder))
 
 
-def _change_on_aws(folder: Path, fleet: Path, target: str, role: str, name: str, location: str = "") -> list[Outcome]:
+def _change_on_aws(folder: Path, fleet: Path, target: str, role: str, name: str, location: str = "") -> None:
+    """Load the adapter, or unload it without a location, and print what was done on each replica."""
     plan = planning.plan(folder, fleet, target=target)
-    return adapter_loading.change_remote(plan, load_aws_target(target), role, name, location)
-
-
-def _report(role: str, outcomes: list[Outcome]) -> None:
-    """Print what was done on each replica."""
+    outcomes = adapter_loading.change_remote(plan, load_aws_target(target), role, name, location)
     for outcome in outcomes:
         if outcome.done:
             console.out.print(f"{outcome.replica}: {outcome.done}", markup=False, soft_wrap=True)
