@@ -82,13 +82,7 @@ class Job:
 
 
 def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
-    """Try the configurations; return the result and its folder.
-
-    Raises:
-        CheckFailed: no configuration keeps the SLO.
-        InputError: a key or a value is wrong, or every configuration is refused.
-        Unavailable: the blueprint itself is up on this machine.
-    """
+    """Try the configurations; return the result and its folder."""
     document, _ = inputs.read(job.folder, job.fleet_file)
     name = resolve_name(document)
     _require_keys(job.varied, document)

@@ -145,13 +145,7 @@ def build_sample(
     input_tokens: int | None,
     output_tokens: int | None,
 ) -> Sample:
-    """Return the sample of an answered request from the times of its chunks.
-
-    Args:
-        start_s: when it was due, or sent, in seconds from the start of the load.
-        times: of its chunks with tokens, in seconds from `start_s`.
-        end: of its stream, likewise.
-    """
+    """Return the sample of an answered request from its start and the times of its chunks since, in seconds."""
     stream = Answer(times=list(times), counts=[1] * len(times), output_tokens=output_tokens)
     stream.spread_usage()
     return Sample(

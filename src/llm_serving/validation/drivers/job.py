@@ -71,17 +71,7 @@ def _list_refusals(plan: LoadPlan) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[DriverResult, list[Sample]]:
-    """Send the plan's load by the driver.
-
-    Args:
-        work: folder of the run's files; the driver's results are copied there.
-        timeout_s: time limit of the load.
-
-    Raises:
-        InputError: the driver cannot send this load.
-        Unavailable: the driver cannot be installed, or the deployment does not respond.
-        CommandFailed: the driver failed.
-    """
+    """Send the plan's load by the driver, whose results are copied to `work`; return its result and requests."""
     executables = (
         on_demand.ensure(driver) if driver.download_mib else on_demand.find_engine(driver.title, driver.executable)
     )

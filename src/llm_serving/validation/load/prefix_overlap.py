@@ -42,11 +42,7 @@ class PrefixOverlap:
         return (self._blocks - len(self._digests)) * BLOCK / self._characters if self._characters else None
 
     def observe(self, prompts: Iterator[Prompt], unique_count: int | None) -> Iterator[Prompt]:
-        """Yield the same prompts and measure them.
-
-        Args:
-            unique_count: measure this many, after which they repeat; None: they do not repeat.
-        """
+        """Yield the same prompts and measure them: as many as are unique, or all."""
         for number, prompt in enumerate(prompts):
             if (unique_count is None or number < unique_count) and len(self._digests) < MAX_BLOCKS:
                 self.add(prompt)

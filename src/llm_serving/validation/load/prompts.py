@@ -89,11 +89,7 @@ class PromptGenerator:
         self._take_whole = functools.lru_cache(maxsize=1024)(self._take_block)
 
     def generate(self, length: RequestLength, number: int) -> str:
-        """Return the prompt of a request: `length.input_tokens` tokens, chat template included, or the fewest possible.
-
-        Args:
-            number: of the request; its words follow from the seed and from it alone.
-        """
+        """Return the prompt of a request, of its input tokens with the chat template, or of the fewest possible."""
         budget = length.input_tokens - self._costs.base
         own_sequence = _WordSequence(self._costs, random.Random(f"{self._seed}/words/{number}"))
         if length.blocks:

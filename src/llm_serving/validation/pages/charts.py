@@ -241,14 +241,7 @@ def render_bands(
     highlight: str,
     caption: str,
 ) -> str:
-    """Render percentages of a whole over time as bands on top of each other, named where they have most room.
-
-    Args:
-        bands: one value for each `width_s` seconds, by name, the lowest band first.
-        levels: horizontal lines, in percent.
-        marks: vertical lines in seconds, by name.
-        highlight: name of the band in another color, which is named where it is widest, apart from the others.
-    """
+    """Render percentages of a whole over time as bands, the lowest first, each named where it has most room."""
     count = len(next(iter(bands.values()), ()))
     if not count:
         return _render_empty(title)

@@ -90,15 +90,7 @@ def build(
     source: LoadSource | None = None,
     unscored: str = "",
 ) -> Report:
-    """Build the report from the driver's result.
-
-    Args:
-        prompts_digest: of the settings that decide the prompts.
-        notes: further remarks, on the load as it was planned.
-        driver: drop-in driver that sent it; None for our own.
-        source: from where the load was sent; this machine if None.
-        unscored: why answers have no score although one is expected.
-    """
+    """Build the report of a load that a drop-in `driver` sent or, without one, our own."""
     answered = [sample for sample in samples if sample.error is None]
     unmeasured = {**(driver.unmeasured if driver else {}), **({"score": unscored} if unscored else {})}
     metrics = _summarize_metrics(target, answered, unmeasured)

@@ -43,12 +43,7 @@ class ValidationRun:
     """Further validations that count with this one."""
 
     def require_fields(self) -> None:
-        """Check that the report has what a comparison reads.
-
-        Raises:
-            ValueError: it has not, as where another version wrote it; pydantic's among them.
-            KeyError: a field is missing.
-        """
+        """Refuse, by a `ValueError` or `KeyError`, a report without what a comparison reads, as of another version."""
         if not isinstance(self.report["settings"]["traffic"], dict):
             raise ValueError("settings.traffic is no mapping")
         Slo.model_validate(self.report["settings"]["slo"])

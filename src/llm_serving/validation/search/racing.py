@@ -138,12 +138,7 @@ def order(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def race(trials: Sequence[Trial], measure: MeasureTrial, search: Search, wanted: float | None = None) -> Trial | None:
-    """Try each configuration in turn; return the best, None where none keeps the SLO.
-
-    Args:
-        search: how the first one is swept; the others start where they would be the best.
-        wanted: the load that the blueprint is designed for.
-    """
+    """Try each configuration in turn, the first by `search`; return the best, None where none keeps the SLO."""
     best: Trial | None = None
     for trial in trials:
         if trial.state == "refused":

@@ -224,12 +224,7 @@ class Loader:
 
 
 def build_traffic(target: LoadTarget, axis: Axis, load: float, point_s: float, rate: float, times: int) -> Traffic:
-    """Return the traffic of one load.
-
-    Args:
-        rate: answered requests a second for each unit of an earlier load; 0 before the first.
-        times: how many times as long as the least.
-    """
+    """Return the traffic of one load, `times` as long as the least; `rate` is what was answered of a unit before."""
     least = count_least_requests(target.slo)
     if axis == "rate":
         requests = times * max(least, math.ceil(load * point_s))

@@ -210,12 +210,7 @@ def summarize_transfers(
     after: Mapping[str, EngineMetrics],
     prefill_names: Iterable[str],
 ) -> KvTransfers:
-    """Return the hand-over of a load.
-
-    Args:
-        ttft_ms: the client's mean.
-        prefill_names: replicas that prefill; the others decode.
-    """
+    """Return the hand-over of a load from replicas that prefill to the others, beside the client's mean TTFT."""
     prefills = set(prefill_names)
     added = subtract(before, after)
     times = sum_histograms(added.values(), "transfer-time")

@@ -73,17 +73,7 @@ def judge(
     score: float | None = None,
     kept_up: bool = False,
 ) -> Judgement:
-    """Judge a load.
-
-    Args:
-        distributions: latencies of all requests, by metric.
-        total: counted requests, of them `failed`.
-        throughput: `requests_per_s`, `output_tokens_per_s` and `inputs_per_s`.
-        stall_s: longest time without any token while requests were in flight.
-        score: mean score of the expected answers.
-        kept_up: whether requests came whatever the server did, and were answered as fast: no rate can be higher then.
-        unmeasured: objectives that were not measured, with why.
-    """
+    """Judge a load; `kept_up` says that requests were answered as fast as they came, so that no rate was missed."""
     nothing = MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
     findings = [
         *([] if total else [nothing]),
@@ -153,13 +143,7 @@ def _describe_need(
 
 
 def judge_seconds(metric: str, limit: float, values_ms: Sequence[float], share: float, name: str) -> Findings:
-    """Judge a percentile of independent times against a limit in seconds.
-
-    Args:
-        values_ms: one at least; infinite where there was no answer.
-        share: the percentile's, from 0 to 1.
-        name: what has the times, such as `events`.
-    """
+    """Judge a percentile of independent times, infinite without an answer, against a limit in seconds."""
     ordered = sorted(value / 1000 for value in values_ms)
     value = sample_statistics.compute_percentile(ordered, share)
     upper = sample_statistics.compute_upper_bound(ordered, share)

@@ -200,12 +200,7 @@ class Interval(NamedTuple):
 
 
 def compute_clustered_interval(clusters: Sequence[Sequence[float]], share: float, confidence: float) -> Interval:
-    """Return a percentile over the values of all clusters, and its bounds.
-
-    Args:
-        clusters: at least two with values; values of one depend on each other.
-        confidence: of each bound by itself.
-    """
+    """Return a percentile over two clusters or more, whose values depend on each other, and its one-sided bounds."""
     filled = [values for values in clusters if values]
     ordered = sorted(value for values in filled for value in values)
     estimate = compute_percentile(ordered, share)

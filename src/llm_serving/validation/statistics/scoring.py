@@ -54,14 +54,7 @@ class SimilarityModel:
 
 
 def score(traffic: Traffic, samples: Sequence[Sample], work: Path) -> None:
-    """Set the score of every sample with an expected answer; a failed request's is 0.
-
-    Args:
-        work: folder for the log of the embedding model.
-
-    Raises:
-        Unavailable: the embedding model cannot be installed or fails, or the judge does not answer; no score is set.
-    """
+    """Set the score of every sample with an expected answer; a failed request's is 0."""
     expected = [sample for sample in samples if sample.expected is not None]
     scored = [sample for sample in expected if sample.error is None]
     if not scored:

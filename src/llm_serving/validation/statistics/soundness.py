@@ -104,12 +104,7 @@ def find_lasting_doubts(
     shared: float | None,
     cached: float | None,
 ) -> list[str]:
-    """Return why no load of these prompts shows anything, however long it is, a sentence each.
-
-    Args:
-        shared: share of the prompts' text that an earlier prompt of this load began with.
-        cached: share of the prompt tokens that the engines found in their caches.
-    """
+    """Return why no load of these prompts, shared and cached by these shares, shows anything, a sentence each."""
     unseen = "a picture has no tokens in the server's usage: the model may not see it; needs a server that counts them"
     return [
         *_check_answer_lengths(samples),

@@ -79,13 +79,7 @@ def summarize(
     metrics: Sequence[Metric],
     slo: Slo,
 ) -> list[UnlikeWorkers]:
-    """Return what each role did of a load.
-
-    Args:
-        roles: those on unlike accelerators, with the names of their replicas.
-        replicas: with the requests that each counts.
-        metrics: latencies that answers have, and engines measure of whole requests.
-    """
+    """Return what each role on unlike accelerators did of a load, by latencies that engines measure of requests."""
     counted = {replica.name: replica for replica in replicas}
     read = {role: [counted[name] for name in names if name in after] for role, names in roles.items()}
     weights = sum(role.weight * len(workers) for role, workers in read.items())
