@@ -264,7 +264,6 @@ def run_together(
 
 
 def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command; return it and the offset of its output in the log."""
     show_command(command.arguments, cwd=command.cwd, environment=command.environment)
     command.log.parent.mkdir(parents=True, exist_ok=True)
     with command.log.open("ab") as sink:

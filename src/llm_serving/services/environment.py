@@ -98,13 +98,8 @@ class Environment(ResolvedData):
     """Facts of a target, for one deployment, that no settings file holds."""
 
     target: str
-    """Name of the target."""
-
     conventions: Conventions
-
     region: str
-    """AWS region."""
-
     account: str = ""
     """Number of the AWS account; empty on this machine."""
 

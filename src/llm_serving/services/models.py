@@ -18,14 +18,10 @@ class Weights(ResolvedData):
     """s3://BUCKET/PREFIX/"""
 
     format: WeightsFormat = "safetensors"
-    """Their form."""
-
     loader: str
     """The engine's own name of the way they are loaded."""
 
     bytes: int
-    """Size of the weights."""
-
     random: bool
     """Whether they are random numbers from a seed: every report of their output says so."""
 

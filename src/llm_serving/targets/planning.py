@@ -11,6 +11,7 @@ from typing import Any
 from llm_serving import console
 from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
+from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context, image_pins
 from llm_serving.services import inputs, kinds
@@ -89,7 +90,6 @@ def _build_plan(
     environment: Environment,
     aws: AwsSession,
 ) -> DeploymentPlan:
-    """Resolve a blueprint in `environment` and render its template."""
     template = render.find_template(folder, environment.target)
     deployment = kinds.get_for(blueprint).resolve(blueprint, fleet, environment)
     text = render.render_text(deployment, template)
@@ -126,8 +126,10 @@ def require_endpoint(plan: DeploymentPlan) -> None:
 
 
 def compute_start_s(services: Iterable[Service]) -> int:
-    """Return the longest start of a replica in seconds, with what is copied before, after its node's start."""
-    return max((service.answers_after_s for service in services if service.probe), default=_OPERATOR_START_S)
+    """Return the longest start of a replica in seconds, with its node's and what is copied before."""
+    return INSTANCE_START_S + max(
+        (service.answers_after_s for service in services if service.probe), default=_OPERATOR_START_S
+    )
 
 
 def print_callers(name: str, callers: Iterable[str]) -> None:

@@ -222,7 +222,6 @@ def _would_lose_edits(file: Path, rendered: str) -> bool:
 
 
 def _read_digests(manifest: Path) -> dict[str, str]:
-    """Read the digests of what was rendered, by the file's name."""
     return dict(json.loads(manifest.read_text(encoding="utf-8"))) if manifest.exists() else {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import shutil
@@ -64,7 +65,9 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
             new = _render(copy, fleet_file, target)
         except InputError as error:
             raise InputError(_translate(error, copy, folder)) from None
-    old = _render_now(folder, fleet_file, target)
+    old: list[str] = []
+    with contextlib.suppress(InputError):  # as it is it cannot work yet
+        old = _render(folder, fleet_file, target)
     words = ", ".join(f"{key}: {value}" for key, value in values.items())
     rendered = difflib.unified_diff(old, new, "rendered now", f"rendered with {words}", lineterm="")
     lines = difflib.unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=0)
@@ -74,14 +77,6 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
 
 def _render(folder: Path, fleet_file: Path, target: str) -> list[str]:
     return planning.plan_offline(folder, fleet_file, target).text.splitlines()
-
-
-def _render_now(folder: Path, fleet_file: Path, target: str) -> list[str]:
-    """Return what the blueprint renders as it is; nothing where it cannot work yet."""
-    try:
-        return _render(folder, fleet_file, target)
-    except InputError:
-        return []
 
 
 def _translate(error: InputError, copy: Path, folder: Path) -> list[Mistake | str]:

@@ -265,7 +265,6 @@ class Workflow:
         self.checkpoints.record("agreed", key)
 
     def _list_warnings(self, fleet: Fleet) -> list[str]:
-        """Return what a user should know before confirming."""
         local_state = (
             "Terraform's state is a local file. To share it with a team, write state: s3://BUCKET/PREFIX in "
             f"{self.request.fleet.path}"

@@ -70,7 +70,6 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
 
 
 def _require_not_running(plan: DeploymentPlan, folder: Path) -> None:
-    """Check that nobody serves from the same directory."""
     if supervisor.find_running(plan.directory) or supervisor.find_orphan(plan.directory):
         command = f"blueprint destroy {shlex.quote(console.shorten_path(folder))}"
         raise Unavailable(f"{plan.directory.name} is deployed and runs. Fix: run `{command}` first.")

@@ -91,6 +91,5 @@ def _print_own_templates(plan: DeploymentPlan) -> None:
 
 
 def _confirm_changes(changes: str, yes: bool) -> None:
-    """Show the changes and ask for confirmation."""
     console.err.print(changes or "Configuration unchanged; stopped processes will be started", markup=False)
     confirm.ask("Deploy this?", yes)

@@ -362,7 +362,7 @@ def test_a_deploy_that_was_interrupted_is_waited_for(
     assert messages == [], "nothing is changed"
     assert len(aws.task_requests) == 1
     aws.tasks = {}
-    monkeypatch.setattr(readiness, "_MACHINES_TIMEOUT_S", -10_000)
+    monkeypatch.setattr(planning, "INSTANCE_START_S", -10_000)
     with pytest.raises(CheckFailed, match="worker is not ready: timed out"):
         stack.deploy(deployment_plan, messages.append)
 
@@ -379,7 +379,7 @@ def test_a_rollback_between_polls_is_not_a_success(
 def test_tasks_of_the_previous_definition_do_not_count(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "_MACHINES_TIMEOUT_S", -10_000)
+    monkeypatch.setattr(planning, "INSTANCE_START_S", -10_000)
     aws.tasks = build_running_tasks(taskDefinitionArn="arn/worker:1")
     with pytest.raises(CheckFailed, match="worker is not ready: timed out"):
         stack.deploy(deployment_plan, lambda _: None)
@@ -388,7 +388,7 @@ def test_tasks_of_the_previous_definition_do_not_count(
 def test_services_that_miss_their_deadline_are_reported(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "_MACHINES_TIMEOUT_S", -10_000)
+    monkeypatch.setattr(planning, "INSTANCE_START_S", -10_000)
     aws.tasks = build_running_tasks()
     aws.tasks["aggregated-router"].pop()
     with pytest.raises(CheckFailed, match="is not ready: timed out; ECS keeps trying"):

@@ -346,7 +346,7 @@ def test_a_test_request_that_wakes_a_role_is_sent_again_for_as_long_as_a_start_t
     monkeypatch.setattr(helm, "run", send)
     monkeypatch.setattr(pods, "list_replicas", list_replicas)
     monkeypatch.setattr(pods, "read_pod_log", lambda *_: "its log")
-    monkeypatch.setattr(readiness, "compute_start_s", lambda _: 1.5 * release._WAKE_INTERVAL_S)
+    monkeypatch.setattr(release.planning, "compute_start_s", lambda _: 1.5 * release._WAKE_INTERVAL_S)
     worker = SimpleNamespace(role="worker", replicas=SimpleNamespace(min=least))
     plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine", services=[worker]))
     with pytest.raises(CheckFailed, match="its log") if fails else contextlib.nullcontext():

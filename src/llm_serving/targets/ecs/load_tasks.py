@@ -196,7 +196,6 @@ def build_definition(
 
 
 def _format_role(plan: DeploymentPlan, part: str) -> str:
-    """Return the ARN of a role of the deployment's stack."""
     fleet, caller = plan.fleet.value, identity.fetch_identity(plan.aws)
     purpose = names.format_deployment_purpose(plan.deployment.name, part)
     role = names.format_role_name(fleet.name, fleet.region, purpose)

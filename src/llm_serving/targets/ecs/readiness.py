@@ -12,7 +12,6 @@ from typing import Any
 
 from llm_serving import console
 from llm_serving.aws import session as clients
-from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations import ecs_tasks
 from llm_serving.services import kinds
 from llm_serving.services.service import Service
@@ -23,7 +22,6 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import tasks
 from llm_serving.targets.ecs.tasks import EcsDeployment
 
-_MACHINES_TIMEOUT_S = INSTANCE_START_S
 _TEST_TIMEOUT_S = 300
 _MANAGED_TIMEOUT_S = 600
 _POLL_INTERVAL_S = 10.0
@@ -65,7 +63,7 @@ def wait_until_steady(deployed: EcsDeployment, definitions: Mapping[str, str], *
         CheckFailed: one failed and was rolled back, or is not ready in time; with its reason and log.
     """
     name, services = deployed.rendered.name, deployed.rendered.services
-    timeout_s = _MACHINES_TIMEOUT_S + planning.compute_start_s(services)
+    timeout_s = planning.compute_start_s(services)
     deadline = time.monotonic() + timeout_s
     with console.step(f"Wait until {name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while True:

@@ -53,7 +53,6 @@ class EcsDeployment:
 
     @property
     def ecs(self) -> Any:
-        """Client of ECS."""
         return self.aws.client("ecs")
 
     def list_service_names(self, service: Service) -> list[str]:
@@ -88,7 +87,6 @@ class EcsDeployment:
 
     @property
     def log_group(self) -> str:
-        """The log group of the tasks."""
         return format_log_group(self.fleet, self.rendered.kind, self.rendered.name)
 
     def read_last_lines(self, role: str | None, lines: int = LAST_LINES) -> Iterator[str]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 from llm_serving import console
-from llm_serving.fleet.aws_limits import INSTANCE_START_S
 from llm_serving.operations.kube_api import POD, ApiError, Kind, Manifest
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
@@ -25,7 +24,7 @@ _POLL_INTERVAL_S = 5.0
 
 def wait_until_ready(plan: DeploymentPlan) -> None:
     """Wait until all pods are of the last revision and ready."""
-    timeout_s = compute_start_s(plan)
+    timeout_s = planning.compute_start_s(plan.deployment.services)
     deadline = time.monotonic() + timeout_s
     with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while pending := list(list_pending_roles(plan)):
@@ -45,11 +44,6 @@ def _wait_for_change(plan: DeploymentPlan) -> None:
         )
     except ApiError:  # the cluster may answer the next time
         time.sleep(_POLL_INTERVAL_S)
-
-
-def compute_start_s(plan: DeploymentPlan) -> int:
-    """Return the longest start of a replica in seconds, with its node's."""
-    return planning.compute_start_s(plan.deployment.services) + INSTANCE_START_S
 
 
 def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
@@ -82,7 +76,6 @@ def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
 
 
 def _list_workloads(plan: DeploymentPlan) -> Sequence[Kind]:
-    """List the kinds that keep the release's replicas running."""
     workload = plan.deployment.workload
     if workload:
         return [Kind(workload.api_version, workload.kind)]

@@ -140,7 +140,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
 
     Where a role sleeps, the request fails and wakes it; it is sent again until a replica had the time to start.
     """
-    deadline = time.monotonic() + readiness.compute_start_s(plan)
+    deadline = time.monotonic() + planning.compute_start_s(plan.deployment.services)
     with console.step("Send a test request") as step:
         while True:
             asleep = _list_sleeping_roles(plan)

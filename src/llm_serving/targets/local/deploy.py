@@ -146,7 +146,6 @@ def update(plan: DeploymentPlan, supervisord: Supervisor) -> None:
 
 
 def _upload_weights(plan: DeploymentPlan) -> None:
-    """Upload the models to the bucket and check that they are complete, with progress."""
     if not plan.deployment.loaded_models:
         return
     model_names = " and ".join(loaded_model.model for loaded_model in plan.deployment.loaded_models)
@@ -249,7 +248,6 @@ def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:
 
 
 def _list_missing_processes(plan: DeploymentPlan) -> list[Service]:
-    """List the processes of the plan that do not run yet."""
     supervisord = supervisor.find_running(plan.directory)
     running = {state.name for state in supervisord.list_states() if state.pid} if supervisord else set()
     return [process for process in plan.deployment.all_services if process.name not in running]

@@ -52,7 +52,6 @@ def main(command: list[str]) -> int:
 
 
 def _prepare() -> None:
-    """Prepare the command's process."""
     _die_with_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 

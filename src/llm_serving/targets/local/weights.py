@@ -164,7 +164,6 @@ def _check_whole(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
 
 
 def _check_index(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> None:
-    """All files that the checkpoint's index names must be there."""
     if INDEX_FILE not in sizes:
         return
     try:

@@ -32,7 +32,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import load_drivers, remote_files
 from llm_serving.targets.on_aws.replicas import ReplicaContainer, ReplicaStatus
 from llm_serving.targets.starts import Start
-from llm_serving.validation.base import MetricsPage, ValidationOptions
+from llm_serving.validation.base import LoadSource, MetricsPage, ValidationOptions
 from llm_serving.validation.remote.play import Containers
 
 _NO_ACCOUNT = (
@@ -185,9 +185,9 @@ class AwsTarget(Target):
         From here a load goes through a tunnel to one router, unless `url` names an endpoint that can be reached.
         """
         plan = self._plan(folder, fleet_file, aws)
-        deployment, directory = plan.deployment, plan.directory
-        options = ValidationOptions(logs=directory.logs, runs=directory.reports, folder=folder, url=url)
-        kind = kinds.get(deployment.kind)
+        deployment, directory, kind = plan.deployment, plan.directory, kinds.get(plan.deployment.kind)
+        way: AbstractContextManager[str | None] = contextlib.nullcontext(url)
+        source: LoadSource | None = None
         if program := kind.build_load_program(deployment):
             if origin is LoadOrigin.HERE:
                 raise InputError('--load-from: "here": only the fleet\'s network reaches it. Fix: leave it out.')
@@ -196,23 +196,20 @@ class AwsTarget(Target):
                 deployment = kind.find_addresses(deployment, plan.aws.client)
             launch = functools.partial(self.launch_drivers, plan, program=program)
             source = load_drivers.build_program_source(plan, launch)
-            yield ValidationInputs(deployment, dataclasses.replace(options, load_source=source))
         elif not deployment.served_models:  # no load is sent: what runs there makes its own
             if origin is LoadOrigin.CLUSTER:
                 raise InputError('--load-from: "cluster": no load is sent to it. Fix: leave it out.')
-            with contextlib.nullcontext(url) if url else self.open_tunnel(plan) as its_url:
-                options = dataclasses.replace(options, url=its_url)
-                yield ValidationInputs(deployment, options)
+            way = way if url else self.open_tunnel(plan)
         elif load_drivers.choose_origin(plan, origin, url) is LoadOrigin.CLUSTER:
             launch = functools.partial(self.launch_drivers, plan)
-            drivers = load_drivers.build_source(plan, launch, self.list_metrics_pages(plan))
-            yield ValidationInputs(deployment, dataclasses.replace(options, load_source=drivers))
-        elif url:
+            source = load_drivers.build_source(plan, launch, self.list_metrics_pages(plan))
+        elif not url:
+            way, source = self.open_tunnel(plan), load_drivers.TUNNEL
+        with way as its_url:
+            options = ValidationOptions(
+                logs=directory.logs, runs=directory.reports, folder=folder, url=its_url, load_source=source
+            )
             yield ValidationInputs(deployment, options)
-        else:
-            with self.open_tunnel(plan) as tunnel_url:
-                options = dataclasses.replace(options, url=tunnel_url, load_source=load_drivers.TUNNEL)
-                yield ValidationInputs(deployment, options)
 
     @abc.abstractmethod
     def launch_drivers(
