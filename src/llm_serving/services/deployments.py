@@ -48,7 +48,7 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
     if conventions.is_local:
         if not environment.data_folder:  # a check contacts nothing
             return FoundDeployment(name=name, url=conventions.url.format(deployment=name, namespace="", port=0))
-        deployment = _read(Path(environment.data_folder).parent / name / FILE)
+        deployment = read(Path(environment.data_folder).parent / name / FILE)
         return None if deployment is None else kinds.get(deployment.kind).describe_for_others(deployment)
     names = {"deployment": name, "namespace": environment.namespace}
     deployment = _resolve(name, siblings / name, fleet, environment)
@@ -93,10 +93,11 @@ def require_serving(
     return found
 
 
-def _read(file: Path) -> Deployment | None:
+def read(file: Path) -> Deployment | None:
+    """Read what is deployed; None if nothing is, or if another version of this program wrote it."""
     try:
         return kinds.load_deployment(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, InputError):
+    except (FileNotFoundError, ValueError, InputError):
         return None
 
 

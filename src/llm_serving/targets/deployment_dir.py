@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import paths, processes
-from llm_serving.services import kinds
+from llm_serving.services import deployments
 from llm_serving.services.deployment import Deployment
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import Unavailable
 
 FOLDER = ".blueprint"
 
@@ -121,18 +121,14 @@ class DeploymentDir:
 
     def load_deployment(self) -> Deployment | None:
         """Load what is deployed; None if nothing is, or if another version of this program wrote it."""
-        try:
-            text = (self.data / "deployment.json").read_text(encoding="utf-8")
-            return kinds.load_deployment(text)
-        except (FileNotFoundError, ValueError, InputError):
-            return None
+        return deployments.read(self.data / deployments.FILE)
 
     def save_deployment(self, deployment: Deployment) -> None:
-        (self.data / "deployment.json").write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (self.data / deployments.FILE).write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     def clear_deployment(self) -> None:
         """Remove the record of what is deployed; logs and ports stay."""
-        (self.data / "deployment.json").unlink(missing_ok=True)
+        (self.data / deployments.FILE).unlink(missing_ok=True)
 
     def load_ports(self) -> dict[str, int]:
         """Load the saved ports, by process; empty if there are none."""

@@ -202,7 +202,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         if (
             supervisord is not None
             and plan.directory.config.read_text(encoding="utf-8") == plan.text
-            and _is_fully_ready(plan)
+            and all(readiness.is_answering(process) for process in plan.deployment.all_services if process.probe)
         ):
             plan.directory.save_deployment(plan.deployment)  # a changed traffic or SLO needs no restart
             return None
@@ -242,16 +242,11 @@ def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:
     supervisord = supervisor.find_running(plan.directory) if plan.directory.config.exists() else None
     states = supervisord.list_states() if supervisord else []
     services = {process.name for process in plan.deployment.environment.services}
-    return (
-        supervisord if services <= {state.name for state in states if state.state in ("STARTING", "RUNNING")} else None
-    )
+    running = {state.name for state in states if state.state in ("STARTING", "RUNNING")}
+    return supervisord if services <= running else None
 
 
 def _list_missing_processes(plan: DeploymentPlan) -> list[Service]:
     supervisord = supervisor.find_running(plan.directory)
     running = {state.name for state in supervisord.list_states() if state.pid} if supervisord else set()
     return [process for process in plan.deployment.all_services if process.name not in running]
-
-
-def _is_fully_ready(plan: DeploymentPlan) -> bool:
-    return all(readiness.is_answering(process) for process in plan.deployment.all_services if process.probe)
