@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Network
 from types import MappingProxyType
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs import iam
+from infra.constructs import iam, model_reader
 from infra.constructs.expression import format_expression, keep_until_unused
 from infra.constructs.fleet_stack import Account, FleetStack
 from infra.constructs.function import build_log_grants
@@ -17,6 +18,7 @@ from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant
 from infra.constructs.security_group import HTTPS, add_client_rules, add_security_group
 from llm_serving.catalog import eks
+from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
 from llm_serving.fleet.model import Fleet, NewNetwork
 
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
@@ -181,3 +183,71 @@ def _build_events_grant(account: Account) -> Statement:
     """
     actions, here = ["kms:GenerateDataKey", "kms:Decrypt"], {"StringEquals": {"aws:SourceAccount": account.id}}
     return iam.allow_service("EventsIntoQueue", iam.EVENTS, actions, "*", condition=here)
+
+
+@dataclass(frozen=True)
+class _Permissions:
+    """What an add-on's controller may do."""
+
+    role: str
+    managed: Sequence[str] = ()
+    statements: Sequence[Statement] = ()
+
+
+def add_add_ons(
+    stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, system: aws.eks_node_group.EksNodeGroup | None
+) -> list[ITerraformDependable]:
+    """Add the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
+    permissions = _build_permissions(stack)
+    return [
+        _add_eks_add_on(stack, add_on, permissions.get(add_on.name), cluster, system)
+        for add_on in list_eks_add_ons(stack.fleet)
+        if add_on.before_nodes == (system is None)
+    ]
+
+
+def _add_eks_add_on(
+    stack: FleetStack,
+    add_on: EksAddOn,
+    permissions: _Permissions | None,
+    cluster: aws.eks_cluster.EksCluster,
+    system: aws.eks_node_group.EksNodeGroup | None,
+) -> aws.eks_addon.EksAddon:
+    associations = []
+    dependencies: list[ITerraformDependable] = [system] if system else []
+    if permissions and add_on.service_account:
+        add_on_role = add_role(
+            stack,
+            permissions.role,
+            description=f"Lets the add-on {add_on.name} call AWS",
+            trust=iam.build_pod_trust_policy(stack),
+            managed=permissions.managed,
+            statements=permissions.statements,
+        )
+        dependencies += list_policies(stack, permissions.role)
+        association = aws.eks_addon.EksAddonPodIdentityAssociation
+        associations = [association(role_arn=add_on_role.arn, service_account=add_on.service_account)]
+    return aws.eks_addon.EksAddon(
+        stack,
+        add_on.name,
+        cluster_name=cluster.name,
+        addon_name=add_on.name,
+        addon_version=add_on.version,
+        configuration_values=add_on.configuration,
+        pod_identity_association=associations or None,
+        resolve_conflicts_on_create="OVERWRITE",
+        resolve_conflicts_on_update="OVERWRITE",
+        depends_on=dependencies,
+    )
+
+
+def _build_permissions(stack: FleetStack) -> dict[str, _Permissions]:
+    return {
+        "vpc-cni": _Permissions("vpc-cni", ("AmazonEKS_CNI_Policy",)),
+        "aws-ebs-csi-driver": _Permissions("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
+        "aws-efs-csi-driver": _Permissions("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
+        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=iam.read_statements(stack, "fsx-csi-driver")),
+        "aws-mountpoint-s3-csi-driver": _Permissions(
+            "s3-csi", statements=model_reader.build_statements(stack.fleet, stack.account)
+        ),
+    }
