@@ -41,8 +41,7 @@ def add_programs(
     context = ServiceContext(
         stack=stack,
         deployment=name,
-        cluster_arn=place.cluster_arn,
-        subnets=place.subnets,
+        place=place,
         load_balancer=load_balancer,
         may_use_spot=may_use_spot,
     )

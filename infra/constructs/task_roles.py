@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from infra.bindings import aws
 from infra.constructs import iam, model_reader, registry
@@ -59,61 +59,34 @@ def build_start_statements(
     )
 
 
-def add_engine_role(
-    stack: FleetStack,
-    deployment: str,
-    *,
-    metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
-    cluster_key: str,
-    storage_key: str,
-    reads: Sequence[str],
-    caches: Sequence[str],
+def add_task_role(
+    stack: FleetStack, deployment: str, part: str, description: str, statements: Sequence[Statement]
 ) -> aws.iam_role.IamRole:
-    """Add the role that engines act as: they read their models, s3://BUCKET/PREFIX, keep cached prompts, write their
-    metrics, and may be looked into.
+    """Add the role that tasks of a part of a deployment act as."""
+    purpose = names.format_deployment_purpose(deployment, part)
+    trust = build_trust_policy(stack.account)
+    return add_role(stack, purpose, description=description, trust=trust, statements=statements)
+
+
+def build_engine_statements(
+    stack: FleetStack, reads: Sequence[str], caches: Sequence[str], storage_key: str
+) -> list[Statement]:
+    """Allow engines to read their models, s3://BUCKET/PREFIX, and to keep cached prompts."""
+    tier_buckets = [row for row in stack.fleet.storage.tier_buckets if row.bucket in caches]
+    return [
+        *_build_read_statements(reads, stack.account, storage_key),
+        *model_reader.build_key_statements(stack.fleet),
+        *model_reader.build_tier_statements(tier_buckets, stack.account),
+    ]
+
+
+def build_discovery_statement(fleet: Fleet) -> Statement:
+    """Allow routers to find engines. AWS takes no resource.
+
+    Source: service authorization reference, "AWS Cloud Map", 2026-11.
     """
-    return add_role(
-        stack,
-        names.format_deployment_purpose(deployment, "read"),
-        description=f"Engines of {deployment}: read weights",
-        trust=build_trust_policy(stack.account),
-        statements=(
-            *_build_read_statements(reads, stack.account, storage_key),
-            *model_reader.build_key_statements(stack.fleet),
-            *model_reader.build_tier_statements(
-                [row for row in stack.fleet.storage.tier_buckets if row.bucket in caches], stack.account
-            ),
-            *_build_monitoring_statements(stack, metrics, cluster_key),
-        ),
-    )
-
-
-def add_router_role(
-    stack: FleetStack,
-    deployment: str,
-    *,
-    metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
-    cluster_key: str,
-    statements: Iterable[Statement],
-) -> aws.iam_role.IamRole:
-    """Add the role that the router acts as, with further statements."""
-    return add_role(
-        stack,
-        names.format_deployment_purpose(deployment, "route"),
-        description=f"Router of {deployment}",
-        trust=build_trust_policy(stack.account),
-        statements=(
-            # AWS takes no resource. Source: service authorization reference, "AWS Cloud Map", 2026-11.
-            allow(
-                "Discover",
-                ["servicediscovery:DiscoverInstances"],
-                "*",
-                condition={"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(stack.fleet)}},
-            ),
-            *statements,
-            *_build_monitoring_statements(stack, metrics, cluster_key),
-        ),
-    )
+    in_namespace = {"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}}
+    return allow("Discover", ["servicediscovery:DiscoverInstances"], "*", condition=in_namespace)
 
 
 def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[Statement]:
@@ -133,16 +106,13 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
     yield allow("Decrypt", ["kms:Decrypt"], storage_key)
 
 
-def _build_monitoring_statements(
+def build_monitoring_statements(
     stack: FleetStack, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
-) -> Iterator[Statement]:
+) -> list[Statement]:
     """Allow to write metrics, and ECS Exec."""
-    yield allow(
-        "Metrics",
-        ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-        [metrics.arn, f"{metrics.arn}:*"],
-    )
-    yield from build_exec_statements(stack, cluster_key)
+    actions = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    metrics_arns = [metrics.arn, f"{metrics.arn}:*"]
+    return [allow("Metrics", actions, metrics_arns), *build_exec_statements(stack, cluster_key)]
 
 
 def build_exec_statements(stack: FleetStack, cluster_key: str) -> list[Statement]:

@@ -11,6 +11,7 @@ from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs.expression import format_expression
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.task_load_balancer import TaskLoadBalancer
+from infra.constructs.task_place import TaskPlace
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import PlacementChoice, format_service_name, list_choices
 from llm_serving.fleet.model import Fleet
@@ -39,10 +40,7 @@ class ServiceContext:
 
     stack: FleetStack
     deployment: str
-    cluster_arn: str
-    subnets: dict[str, str]
-    """Private subnet by zone."""
-
+    place: TaskPlace
     alarm_name: str = ""
     """Name of the alarm that takes a deployment back; empty without one."""
 
@@ -129,7 +127,7 @@ def _add_service(
         context.stack,
         f"{service.name}-{choice.number}",
         name=format_service_name(context.deployment, service.name, choice),
-        cluster=context.cluster_arn,
+        cluster=context.place.cluster_arn,
         task_definition=definition.arn,
         desired_count=0 if choice.number else max(1, service.replicas.min),
         launch_type=None if strategy else "FARGATE",
@@ -144,7 +142,11 @@ def _add_service(
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
         network_configuration=e.EcsServiceNetworkConfiguration(
-            subnets=[context.subnets[zone] for zone in context.subnets if zone in (zones or context.subnets)],
+            subnets=[
+                context.place.subnets[zone]
+                for zone in context.place.subnets
+                if zone in (zones or context.place.subnets)
+            ],
             security_groups=[security_group.id],
             assign_public_ip=False,
         ),

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import (
@@ -30,9 +28,8 @@ from infra.constructs import (
 )
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
-from infra.constructs.security_group import SecurityGroups
 from infra.constructs.sidecars import MetricStream
-from infra.constructs.task_place import AddedService, TaskPlace
+from infra.constructs.task_place import AddedService
 from infra.stacks import base
 from llm_serving.fleet import ecs_services, names
 from llm_serving.fleet.model import Fleet
@@ -73,46 +70,12 @@ def read(file: Path, fleet: Document[Fleet]) -> Serving:
     return document.value
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What all services of the deployment share."""
-
-    stack: FleetStack
-    serving: Serving
-    place: TaskPlace
-    services: task_service.ServiceContext
-    stream: MetricStream
-    image_prefixes: dict[str, str]
-    security_groups: SecurityGroups
-    roles: dict[bool, task.TaskRoles]
-    """By whether a service is the entry."""
-
-    dependencies: list[Any]
-
-    @property
-    def logs(self) -> task.LogDestination:
-        return task.LogDestination(
-            ecs_services.format_log_group(self.stack.fleet, KIND, self.serving.name), self.stack.fleet.region
-        )
-
-
 def _add_resources(stack: FleetStack, serving: Serving) -> None:
     """Add all; outputs on ECS: those of `task_place.add_outputs`; load_balancer, where there is one."""
     if serving.stack.orchestrator == "eks":
         _add_pod_role(stack, serving)
-        return
-    parts = _add_parts(stack, serving)
-    services = {service.name: _add_service(parts, service) for service in serving.services}
-    if stack.fleet.add_ons.observability:
-        dashboard.add_dashboard(stack, task_watch.list_graphs(stack.fleet, serving, parts.stream))
-    task_place.add_outputs(
-        stack,
-        _ask_without_key(serving),
-        parts.place,
-        services,
-        roles=parts.roles[True],
-        security_group=parts.security_groups["router"],
-    )
+    else:
+        _Deployment(stack, serving).add_services()
 
 
 def _add_pod_role(stack: FleetStack, serving: Serving) -> None:
@@ -129,6 +92,201 @@ def _add_pod_role(stack: FleetStack, serving: Serving) -> None:
     iam.add_service_association(stack, serving.name, router.name, router_role)
 
 
+class _Deployment:
+    """A deployment on ECS: what all its services share, and then the services."""
+
+    def __init__(self, stack: FleetStack, serving: Serving) -> None:
+        self.stack, self.serving, self.fleet, self.name = stack, serving, stack.fleet, serving.name
+        self.place = task_place.find_place(stack)
+        task_service.add_force_variable(stack)
+        task_log_group = ecs_services.format_log_group(self.fleet, KIND, self.name)
+        self.logs = task.LogDestination(task_log_group, self.fleet.region)
+        groups = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
+        log_groups = self._add_log_groups(groups)
+        sleepers = tuple(service.role for service in serving.scale_to_zero_services)
+        self.stream = MetricStream(self.name, self.fleet.region, groups["metrics"], sleepers)
+        self.security_groups = task_network.add_security_groups(
+            stack, self.name, serving.services, vpc_id=self.place.vpc_id, vpc=self.place.vpc
+        )
+        errors_alarm = task_watch.add_errors_alarm(stack, serving, self.stream)
+        self.dependencies = [errors_alarm, *log_groups]
+        self.services = task_service.ServiceContext(
+            stack=stack,
+            deployment=self.name,
+            place=self.place,
+            alarm_name=errors_alarm.alarm_name,
+            load_balancer=task_load_balancer.add_load_balancer(
+                stack,
+                self.name,
+                serving.entry,
+                serving.stack.load_balancer,
+                self.place,
+                entry_group=self.security_groups["router"],
+                health_path=_ROUTER_HEALTH,
+            ),
+            connect_timeout_s=serving.stack.request_timeout_s,
+        )
+        self.image_prefixes = registry.build_prefixes(self.fleet, stack.account)
+        self.engine_roles, self.router_roles = self._add_roles(*log_groups)
+
+    def add_services(self) -> None:
+        services = {service.name: self._add_service(service) for service in self.serving.services}
+        if self.fleet.add_ons.observability:
+            dashboard.add_dashboard(self.stack, task_watch.list_graphs(self.fleet, self.serving, self.stream))
+        task_place.add_outputs(
+            self.stack,
+            _ask_without_key(self.serving),
+            self.place,
+            services,
+            roles=self.router_roles,
+            security_group=self.security_groups["router"],
+        )
+
+    def _add_service(self, service: Service) -> AddedService:
+        router_container = self.serving.stack.router_container
+        if service.is_entry:
+            roles, group, adapted = self.router_roles, "router", self._adapt_router(service)
+            disk_bytes = router_container.disk_bytes if router_container else 0
+        else:
+            roles, group, adapted, disk_bytes = self.engine_roles, "engine", self._adapt_engine(service), 0
+        definition = task.add_definition(
+            self.stack,
+            adapted,
+            family=f"{self.fleet.name}-{self.name}-{service.name}",
+            roles=roles,
+            logs=self.logs,
+            image_prefixes=self.image_prefixes,
+            sidecars=self._build_sidecars(service),
+            disk_bytes=disk_bytes,
+        )
+        added = task_service.add_services(
+            self.services,
+            adapted,
+            definition=definition,
+            security_group=self.security_groups[group],
+            registry=task_network.add_discovery_service(
+                self.stack, self.name, service, namespace_id=self.place.namespace_id
+            ),
+            dependencies=[*self.dependencies, *roles.policies],
+        )
+        self._add_monitoring(service, added[0])
+        return AddedService(definition.arn, [entry.name for entry in added])
+
+    def _adapt_engine(self, service: Service) -> Service:
+        """Return the engine as root, for its caches lie in the container's own layer; its check of EFA finds others."""
+        check = service.node_check
+        if "--efa" in check:
+            others = [peer for peer in self.serving.services if peer.node_check and not (peer.node and peer.node.rank)]
+            check = (*check, "--peers", *map(self._format_address, others))
+        return service.model_copy(update={"is_root": True, "node_check": check})
+
+    def _format_address(self, service: Service) -> str:
+        """Return the name of a service's tasks in the fleet's private DNS namespace."""
+        return f"{self.name}-{service.name}.{names.format_namespace(self.fleet)}"
+
+    def _adapt_router(self, service: Service) -> Service:
+        """Return the router with what images/router's discovery needs, and checked by its own life alone.
+
+        Discovery reads Cloud Map's region, and what an engine must answer before it counts.
+        """
+        assert service.probe
+        asked = _select_engine_probe(self.serving.services, service.probe)
+        engine_probe = {"path": asked.path, "body": asked.body}
+        env = {"CLOUD_MAP_REGION": self.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
+        probe = service.probe.model_copy(update={"health": _ROUTER_HEALTH, "deadline_s": _ROUTER_START_S})
+        return service.model_copy(update={"env": {**service.env, **env}, "probe": probe})
+
+    def _build_sidecars(self, service: Service) -> list[task.ContainerDefinition]:
+        """Return the containers beside a service: what ends a broken engine's task, and what reads the metrics."""
+        containers = []
+        router_container = self.serving.stack.router_container
+        if router_container and service.is_entry:
+            containers.append(task.build_companion(_build_router_program(router_container, service), self.logs))
+        if not service.is_entry:
+            containers.append(sidecars.build_watch(service, self._find_replica(service), self.logs))
+        if not (service.node and service.node.rank):
+            logs = self.logs.build_configuration("metrics")
+            containers.append(sidecars.build_collector(service, self.stream, logs))
+        return containers
+
+    def _find_replica(self, service: Service) -> sidecars.Replica:
+        """Return the other nodes of the service's replica; none where it runs on one."""
+        node = service.node
+        if node is None:
+            return sidecars.Replica()
+        peers = [
+            peer
+            for peer in self.serving.services
+            if peer.role == service.role and peer.node and peer.node.replica == node.replica and peer != service
+        ]
+        if node.rank == 0:
+            return sidecars.Replica(followers=len(peers))
+        [leader] = [peer for peer in peers if peer.node and peer.node.rank == 0]
+        return sidecars.Replica(leader=self._format_address(leader))
+
+    def _add_log_groups(self, groups: Mapping[str, str]) -> list[aws.cloudwatch_log_group.CloudwatchLogGroup]:
+        """Add the log groups of tasks and of metrics, with the key that encrypts both."""
+        kms_key = add_key(
+            self.stack,
+            "logs-key",
+            alias=f"{self.fleet.name}-serving-{self.name}",
+            description=f"Logs of {self.name}",
+            grants=tuple(
+                build_log_group_grant(self.stack.account, group, name.capitalize()) for name, group in groups.items()
+            ),
+        )
+        return [add_log_group(self.stack, f"{name}-logs", group, kms_key) for name, group in groups.items()]
+
+    def _add_roles(
+        self,
+        task_log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+        metrics_log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+    ) -> tuple[task.TaskRoles, task.TaskRoles]:
+        """Add the roles of engines and of the router."""
+        stack, serving = self.stack, self.serving
+        execution_role = task_roles.add_execution_role(
+            stack,
+            self.name,
+            log_group=task_log_group,
+            secrets=ecs_services.format_load_secrets(self.fleet, self.name),
+        )
+        storage_key = find_key(stack, "storage")
+        monitoring = task_roles.build_monitoring_statements(stack, metrics_log_group, self.place.cluster_key)
+        engine = task_roles.build_engine_statements(stack, serving.stack.reads, serving.stack.caches, storage_key)
+        engine_role = task_roles.add_task_role(
+            stack, self.name, "read", f"Engines of {self.name}: read weights", [*engine, *monitoring]
+        )
+        arns = iam.find_service_secrets(stack, serving.services)
+        reads = iam.build_secret_statements(serving.entry.secrets, arns, self.fleet.region)
+        router = [task_roles.build_discovery_statement(self.fleet), *reads, *monitoring]
+        router_role = task_roles.add_task_role(stack, self.name, "route", f"Router of {self.name}", router)
+        start, read, route = (
+            iam.list_policies(stack, names.format_deployment_purpose(self.name, part))
+            for part in ("start", "read", "route")
+        )
+        return (
+            task.TaskRoles(execution_role, engine_role, (*start, *read)),
+            task.TaskRoles(execution_role, router_role, (*start, *route)),
+        )
+
+    def _add_monitoring(self, service: Service, first: aws.ecs_service.EcsService) -> None:
+        stack, serving, stream = self.stack, self.serving, self.stream
+        ecs_names = task_service.list_names(self.fleet, self.name, service)
+        if service.replicas.min and not service.placement.gives_way:
+            task_watch.add_running_alarm(stack, self.name, service, ecs_names)
+        if service.is_entry:
+            description = f"Errors of {self.name} ring no alarm: its {service.role}'s metrics do not come"
+            task_scaling.add_unmeasured_alarm(stack, service, stream, sidecars.UP, description)
+        is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
+        if not service.is_entry and is_first:
+            task_watch.add_queue_alarm(stack, serving, stream, service)
+            if sidecars.TRANSFERS in sidecars.select_metrics(service, stream):
+                task_watch.add_transfer_alarm(stack, self.name, stream, service)
+        if service.replicas.scale:
+            task_watch.add_maximum_alarm(stack, self.name, service, ecs_names)
+            task_scaling.add_scaling(stack, serving.entry, service, stream, first)
+
+
 def _ask_without_key(serving: Serving) -> Serving:
     """Return the deployment with a test request that needs no key, where the router asks for one."""
 
@@ -141,119 +299,11 @@ def _ask_without_key(serving: Serving) -> Serving:
     return serving.model_copy(update={"services": tuple(map(adapt, serving.services))})
 
 
-def _add_parts(stack: FleetStack, serving: Serving) -> _Parts:
-    place = task_place.find_place(stack)
-    task_service.add_force_variable(stack)
-    logs, stream = _add_logs(stack, serving)
-    security_groups = task_network.add_security_groups(
-        stack, serving.name, serving.services, vpc_id=place.vpc_id, vpc=place.vpc
-    )
-    errors_alarm = task_watch.add_errors_alarm(stack, serving, stream)
-    return _Parts(
-        stack=stack,
-        serving=serving,
-        place=place,
-        services=task_service.ServiceContext(
-            stack=stack,
-            deployment=serving.name,
-            cluster_arn=place.cluster_arn,
-            subnets=place.subnets,
-            alarm_name=errors_alarm.alarm_name,
-            load_balancer=task_load_balancer.add_load_balancer(
-                stack,
-                serving.name,
-                serving.entry,
-                serving.stack.load_balancer,
-                place,
-                entry_group=security_groups["router"],
-                health_path=_ROUTER_HEALTH,
-            ),
-            connect_timeout_s=serving.stack.request_timeout_s,
-        ),
-        stream=stream,
-        image_prefixes=registry.build_prefixes(stack.fleet, stack.account),
-        security_groups=security_groups,
-        roles=_add_roles(stack, serving, place, logs),
-        dependencies=[errors_alarm, *logs],
-    )
-
-
-def _add_service(parts: _Parts, service: Service) -> AddedService:
-    stack, serving, roles = parts.stack, parts.serving, parts.roles[service.is_entry]
-    adapted = _adapt_router(parts, service) if service.is_entry else _adapt_engine(parts, service)
-    definition = task.add_definition(
-        stack,
-        adapted,
-        family=f"{stack.fleet.name}-{serving.name}-{service.name}",
-        roles=roles,
-        logs=parts.logs,
-        image_prefixes=parts.image_prefixes,
-        sidecars=_build_sidecars(parts, service),
-        disk_bytes=serving.stack.router_container.disk_bytes
-        if serving.stack.router_container and service.is_entry
-        else 0,
-    )
-    ecs_services = task_service.add_services(
-        parts.services,
-        adapted,
-        definition=definition,
-        security_group=parts.security_groups["router" if service.is_entry else "engine"],
-        registry=task_network.add_discovery_service(
-            stack, serving.name, service, namespace_id=parts.place.namespace_id
-        ),
-        dependencies=[*parts.dependencies, *roles.policies],
-    )
-    _add_monitoring(parts, service, ecs_services)
-    return AddedService(definition.arn, [entry.name for entry in ecs_services])
-
-
-def _adapt_engine(parts: _Parts, service: Service) -> Service:
-    """Return the engine as root, for its caches lie in the container's own layer; its check of EFA finds others."""
-    check = service.node_check
-    if "--efa" in check:
-        others = [peer for peer in parts.serving.services if peer.node_check and not (peer.node and peer.node.rank)]
-        check = (*check, "--peers", *(_format_address(parts.stack.fleet, parts.serving, peer) for peer in others))
-    return service.model_copy(update={"is_root": True, "node_check": check})
-
-
-def _format_address(fleet: Fleet, serving: Serving, service: Service) -> str:
-    """Return the name of a service's tasks in the fleet's private DNS namespace."""
-    return f"{serving.name}-{service.name}.{names.format_namespace(fleet)}"
-
-
-def _adapt_router(parts: _Parts, service: Service) -> Service:
-    """Return the router with what images/router's discovery needs, and checked by its own life alone.
-
-    Discovery reads Cloud Map's region, and what an engine must answer before it counts.
-    """
-    assert service.probe
-    asked = _select_engine_probe(parts.serving.services, service.probe)
-    engine_probe = {"path": asked.path, "body": asked.body}
-    env = {"CLOUD_MAP_REGION": parts.stack.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
-    probe = service.probe.model_copy(update={"health": _ROUTER_HEALTH, "deadline_s": _ROUTER_START_S})
-    return service.model_copy(update={"env": {**service.env, **env}, "probe": probe})
-
-
 def _select_engine_probe(services: Sequence[Service], router_probe: Probe) -> Probe:
     """Return the engines' own probe, with their system prompt; the router's where models have different ones."""
     probes = [service.probe for service in services if service.probe and not service.is_entry]
     bodies = [{**probe.body, "model": None} for probe in probes]  # discovery asks each engine for its own
     return probes[0] if probes and bodies.count(bodies[0]) == len(bodies) else router_probe
-
-
-def _build_sidecars(parts: _Parts, service: Service) -> list[task.ContainerDefinition]:
-    """Return the containers beside a service: what ends a broken engine's task, and what reads the metrics."""
-    containers = []
-    router_container = parts.serving.stack.router_container
-    if router_container and service.is_entry:
-        containers.append(task.build_companion(_build_router_program(router_container, service), parts.logs))
-    if not service.is_entry:
-        replica = _find_replica(parts.stack.fleet, parts.serving, service)
-        containers.append(sidecars.build_watch(service, replica, parts.logs))
-    if not (service.node and service.node.rank):
-        logs = parts.logs.build_configuration("metrics")
-        containers.append(sidecars.build_collector(service, parts.stream, logs))
-    return containers
 
 
 def _build_router_program(container: RouterContainer, router: Service) -> Service:
@@ -269,84 +319,6 @@ def _build_router_program(container: RouterContainer, router: Service) -> Servic
         resources=Resources(cpus=container.cpus, memory_bytes=container.memory_bytes),
         stop=router.stop,
     )
-
-
-def _find_replica(fleet: Fleet, serving: Serving, service: Service) -> sidecars.Replica:
-    """Return the other nodes of the service's replica; none where it runs on one."""
-    node = service.node
-    if node is None:
-        return sidecars.Replica()
-    peers = [
-        peer
-        for peer in serving.services
-        if peer.role == service.role and peer.node and peer.node.replica == node.replica and peer != service
-    ]
-    if node.rank == 0:
-        return sidecars.Replica(followers=len(peers))
-    [leader] = [peer for peer in peers if peer.node and peer.node.rank == 0]
-    return sidecars.Replica(leader=_format_address(fleet, serving, leader))
-
-
-def _add_logs(stack: FleetStack, serving: Serving) -> tuple[list[Any], MetricStream]:
-    task_log_group = ecs_services.format_log_group(stack.fleet, KIND, serving.name)
-    group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
-    kms_key = add_key(
-        stack,
-        "logs-key",
-        alias=f"{stack.fleet.name}-serving-{serving.name}",
-        description=f"Logs of {serving.name}",
-        grants=tuple(
-            build_log_group_grant(stack.account, group, name.capitalize()) for name, group in group_names.items()
-        ),
-    )
-    log_groups = [add_log_group(stack, f"{name}-logs", group, kms_key) for name, group in group_names.items()]
-    scale_to_zero_roles = tuple(service.role for service in serving.scale_to_zero_services)
-    return log_groups, MetricStream(serving.name, stack.fleet.region, group_names["metrics"], scale_to_zero_roles)
-
-
-def _add_roles(stack: FleetStack, serving: Serving, place: TaskPlace, logs: list[Any]) -> dict[bool, task.TaskRoles]:
-    """Add the roles of engines and of the router, by whether they are the entry's."""
-    task_log_group, metrics_log_group = logs
-    execution_role = task_roles.add_execution_role(
-        stack,
-        serving.name,
-        log_group=task_log_group,
-        secrets=ecs_services.format_load_secrets(stack.fleet, serving.name),
-    )
-    shared = {"metrics": metrics_log_group, "cluster_key": place.cluster_key}
-    storage_key = find_key(stack, "storage")
-    engine_role = task_roles.add_engine_role(
-        stack, serving.name, reads=serving.stack.reads, caches=serving.stack.caches, storage_key=storage_key, **shared
-    )
-    arns = iam.find_service_secrets(stack, serving.services)
-    reads = iam.build_secret_statements(serving.entry.secrets, arns, stack.fleet.region)
-    router_role = task_roles.add_router_role(stack, serving.name, statements=reads, **shared)
-    policies = {
-        part: iam.list_policies(stack, names.format_deployment_purpose(serving.name, part))
-        for part in ("start", "read", "route")
-    }
-    return {
-        False: task.TaskRoles(execution_role, engine_role, (*policies["start"], *policies["read"])),
-        True: task.TaskRoles(execution_role, router_role, (*policies["start"], *policies["route"])),
-    }
-
-
-def _add_monitoring(parts: _Parts, service: Service, ecs_services: Sequence[aws.ecs_service.EcsService]) -> None:
-    stack, serving = parts.stack, parts.serving
-    ecs_names = task_service.list_names(stack.fleet, serving.name, service)
-    if service.replicas.min and not service.placement.gives_way:
-        task_watch.add_running_alarm(stack, serving.name, service, ecs_names)
-    if service.is_entry:
-        description = f"Errors of {serving.name} ring no alarm: its {service.role}'s metrics do not come"
-        task_scaling.add_unmeasured_alarm(stack, service, parts.stream, sidecars.UP, description)
-    is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
-    if not service.is_entry and is_first:
-        task_watch.add_queue_alarm(stack, serving, parts.stream, service)
-        if sidecars.TRANSFERS in sidecars.select_metrics(service, parts.stream):
-            task_watch.add_transfer_alarm(stack, serving.name, parts.stream, service)
-    if service.replicas.scale:
-        task_watch.add_maximum_alarm(stack, serving.name, service, ecs_names)
-        task_scaling.add_scaling(stack, serving.entry, service, parts.stream, ecs_services[0])
 
 
 list_stacks = functools.partial(base.list_deployments, KIND, read, _add_resources)

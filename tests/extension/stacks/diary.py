@@ -67,9 +67,7 @@ def _add_tasks(stack, diary, queue):
     execution = task_roles.add_execution_role(stack, diary.name, log_group=log_group)
     groups = task_network.add_groups(stack, diary.name, [row.name for row in diary.services], place.vpc_id)
     task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry, place.vpc)
-    context = task_service.ServiceContext(
-        stack=stack, deployment=diary.name, cluster_arn=place.cluster_arn, subnets=place.subnets, may_use_spot=True
-    )
+    context = task_service.ServiceContext(stack=stack, deployment=diary.name, place=place, may_use_spot=True)
     added, roles = {}, {}
     for service in diary.services:
         trust = task_roles.build_trust_policy(stack.account)
