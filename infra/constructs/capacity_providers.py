@@ -35,10 +35,6 @@ def compute_target_percent(group: Group) -> int:
     return max(1, 100 * (group.max_size - group.spare) // group.max_size)
 
 
-_JOIN_S = 300
-"""From an instance's start until it takes tasks."""
-
-
 @dataclass(frozen=True)
 class CapacityProviderContext(machines.MachineContext):
     """Network of container instances, and the instance profile with which they join the cluster."""
@@ -161,7 +157,7 @@ def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
         preferences=a.AutoscalingGroupInstanceRefreshPreferences(
             min_healthy_percentage=90,
             max_healthy_percentage=100,
-            instance_warmup=str(_JOIN_S),
+            instance_warmup="300",  # from an instance's start until it takes tasks
             skip_matching=True,
             scale_in_protected_instances="Refresh",
         ),

@@ -12,11 +12,6 @@ from infra.constructs.key import add_key, add_log_group, build_log_group_grant
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
-_COMMAND_RETENTION_DAYS = 365
-"""Who looks into what happened often does so months later."""
-
-_INSIGHTS_RETENTION_DAYS = 90
-
 _INSIGHTS_LEVELS = {"standard": "enabled", "enhanced": "enhanced"}
 """ECS's words. It cannot be off: the alarms on missing tasks read its counts."""
 
@@ -44,8 +39,9 @@ def add_cluster(
             *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
         ),
     )
-    commands_log = add_log_group(stack, "exec-logs", commands_group, kms_key, keep_days=_COMMAND_RETENTION_DAYS)
-    insights_log = add_log_group(stack, "insights-logs", insights_group, kms_key, keep_days=_INSIGHTS_RETENTION_DAYS)
+    # Who looks into what happened often does so months later.
+    commands_log = add_log_group(stack, "exec-logs", commands_group, kms_key, keep_days=365)
+    insights_log = add_log_group(stack, "insights-logs", insights_group, kms_key, keep_days=90)
     namespace = aws.service_discovery_http_namespace.ServiceDiscoveryHttpNamespace(
         stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
     )

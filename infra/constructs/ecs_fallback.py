@@ -21,9 +21,6 @@ _MAX_WAITING, _WAITING_THRESHOLD = 500, 300
 Source: ECS developer guide, "Amazon ECS service quotas", 2026-11; the quota is not adjustable.
 """
 
-_TIMEOUT_S = 55
-"""Less than the minute in which it is called again."""
-
 
 def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its two rules."""
@@ -34,7 +31,7 @@ def add_fallback(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws
         source="ecs_fallback",
         description="Moves tasks that find no instance to the next choice of their pool, and fits rollouts",
         statements=iam.read_statements(stack, "ecs-fallback"),
-        timeout_s=_TIMEOUT_S,
+        timeout_s=55,  # less than the minute in which it is called again
     )
     _add_calls(stack, machine_groups, fallback_function)
     add_failure_alarm(stack, NAME)

@@ -21,12 +21,6 @@ from llm_serving.catalog import eks
 from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
 from llm_serving.fleet.model import Fleet, NewNetwork
 
-LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
-"""All that EKS's control plane writes."""
-
-_LOG_RETENTION_DAYS = 365
-"""The audit log is among them: who looks into what happened often does so months later."""
-
 _SERVICE_CIDRS = ("172.20.0.0/16", "10.100.0.0/16")
 _ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 
@@ -57,7 +51,8 @@ def add_cluster(
             *build_log_grants(stack.fleet, stack.account, functions),
         ),
     )
-    logs = add_log_group(stack, "cluster-logs", group_name, kms_key, keep_days=_LOG_RETENTION_DAYS)
+    # The audit log is among them: who looks into what happened often does so months later.
+    logs = add_log_group(stack, "cluster-logs", group_name, kms_key, keep_days=365)
     service_role = add_role(
         stack,
         "cluster",
@@ -95,7 +90,7 @@ def _add_eks_cluster(
         name=stack.cluster_name,
         version=stack.fleet.eks.version,
         role_arn=service_role.arn,
-        enabled_cluster_log_types=list(LOG_TYPES),
+        enabled_cluster_log_types=["api", "audit", "authenticator", "controllerManager", "scheduler"],
         # The add-ons bring the same in pinned versions.
         bootstrap_self_managed_addons=False,
         access_config=e.EksClusterAccessConfig(

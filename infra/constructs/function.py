@@ -26,8 +26,6 @@ RUNTIME = "python3.13"
 """Brings boto3 along, of a version that AWS chooses. Supported until 2029-06-30; Lambda developer guide, "Lambda
 runtimes", 2026-11."""
 
-_LOG_RETENTION_DAYS = 90
-
 
 def add_function(
     stack: FleetStack,
@@ -52,7 +50,7 @@ def add_function(
         models: services whose API model comes along, from the pinned boto3, where the runtime's may be too old.
     """
     group_name = build_log_group_name(stack.fleet, name)
-    log = add_log_group(stack, f"{name}-log", group_name, key, keep_days=_LOG_RETENTION_DAYS)
+    log = add_log_group(stack, f"{name}-log", group_name, key, keep_days=90)
     events = stack.account.build_arn("logs", f"log-group:{group_name}:*")
     function_role = add_role(
         stack,

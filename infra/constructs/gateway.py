@@ -35,10 +35,6 @@ _GROWTH, _MAX_GIB = 10, 65_536
 the largest that RDS has. Source: RDS user guide, "Managing capacity automatically with Amazon RDS storage autoscaling",
 2026-11."""
 
-_RESTORE_DAYS = key.DELETION_DAYS
-"""How long the secret can be restored after `destroy`: as long as the key that encrypts it and the database's backups,
-which have no keys without it. Secrets Manager's longest too."""
-
 
 @dataclass(frozen=True)
 class GatewayContext:
@@ -111,7 +107,8 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
         name_prefix=f"{context.gateway.name}-",
         description=f"What the keys of {context.name} come from",
         kms_key_id=context.key.arn,
-        recovery_window_in_days=_RESTORE_DAYS,
+        # As long as the key that encrypts it and the database's backups, which have no keys without it.
+        recovery_window_in_days=key.DELETION_DAYS,
     )
     owner_secret = str(database.master_user_secret.get(0).secret_arn)
     value = {
@@ -231,9 +228,6 @@ MIN_SPACE = 0.08
 """Free share of the storage that the database began with. At a tenth of what it has RDS makes it larger, unless it may
 grow no more."""
 
-PERIODS = 15
-"""Minutes in a row: an instance of the family t may work above its baseline for a while."""
-
 
 def add_alarms(context: GatewayContext, servers: Servers) -> None:
     """Add the alarms. CPU and memory are measured as long as a server runs: where they are not, it is gone."""
@@ -272,6 +266,6 @@ def _add_alarm(
         signal=name,
         threshold=threshold,
         comparison=comparison,
-        periods=PERIODS,
+        periods=15,  # minutes: an instance of the family t may work above its baseline for a while
         missing=missing,
     )

@@ -17,12 +17,6 @@ NAME = "gpu-repair"
 
 _TIMEOUT_S = 30
 
-_VISIBILITY_S = 45
-"""A call that failed comes again after so long; more than the function's timeout, so that no two run at once."""
-
-_RETENTION_S = 300
-"""A message that no call could read is dropped: each minute brings another."""
-
 
 def add_gpu_repair(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its queue, the rules that fill it, and the alarm on replacements that wait."""
@@ -86,8 +80,9 @@ def _add_queue(
         fifo_queue=True,
         # Events of one second are one call.
         content_based_deduplication=True,
-        message_retention_seconds=_RETENTION_S,
-        visibility_timeout_seconds=_VISIBILITY_S,
+        message_retention_seconds=300,  # each minute brings another
+        # A call that failed comes again after that; no two run at once.
+        visibility_timeout_seconds=_TIMEOUT_S + 15,
         sqs_managed_sse_enabled=True,
         policy=iam.build_document(from_rules, iam.require_tls("sqs:*", arn)),
     )

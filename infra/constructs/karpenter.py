@@ -11,9 +11,6 @@ from llm_serving.fleet import names
 NAMESPACE = "kube-system"
 SERVICE_ACCOUNT = "karpenter"
 
-_MESSAGE_RETENTION_S = 300
-"""A warning is two minutes long; an older message is of no use."""
-
 EVENTS = {
     "health": ("aws.health", "AWS Health Event"),
     "spot": ("aws.ec2", "EC2 Spot Instance Interruption Warning"),
@@ -56,7 +53,7 @@ def _add_interruption_queue(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> a
         stack,
         "interruptions",
         name=names.format_interruption_queue(stack.fleet),
-        message_retention_seconds=_MESSAGE_RETENTION_S,
+        message_retention_seconds=300,  # a warning is two minutes long; an older message is of no use
         kms_master_key_id=kms_key.arn,
     )
     rules = {

@@ -13,8 +13,6 @@ from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet, TierBucket
 
-_KEY_ALIAS_CONDITION = "kms:ResourceAliases"
-
 
 def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """Allow reading the model bucket and those that the fleet names; writers of results have a separate role."""
@@ -28,7 +26,7 @@ def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
             "Effect": "Allow",
             "Action": ["kms:Decrypt"],
             "Resource": account.build_arn("kms", "key/*"),
-            "Condition": {"ForAnyValue:StringEquals": {_KEY_ALIAS_CONDITION: f"alias/{fleet.name}-storage"}},
+            "Condition": {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{fleet.name}-storage"}},
         },
         *build_key_statements(fleet),
     ]

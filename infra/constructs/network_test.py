@@ -16,7 +16,6 @@ from llm_serving.fleet import network_test
 from llm_serving.fleet.groups import Group
 
 ROLE = "network-test"
-_RETENTION_DAYS = 30
 
 
 def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.kms_key.KmsKey) -> None:
@@ -27,7 +26,7 @@ def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.km
         key: encrypts the log; allows the log group of `fleet.network_test.format_log_group`.
     """
     group_name = network_test.format_log_group(stack.fleet)
-    log_group = add_log_group(stack, "network-test-logs", group_name, key, keep_days=_RETENTION_DAYS)
+    log_group = add_log_group(stack, "network-test-logs", group_name, key, keep_days=30)
     start_role = iam.add_role(
         stack,
         ROLE,

@@ -15,8 +15,6 @@ HTTPS = 443
 SecurityGroups = Mapping[str, aws.security_group.SecurityGroup]
 """By part of a deployment, or by service."""
 
-_EACH_RANGE = format_expression("each.value")
-
 
 @dataclass(frozen=True)
 class VpcRanges:
@@ -80,10 +78,7 @@ def add_rule(
     """
     if vpc:
         add_rule(stack, name, group, direction, description, port, cidr=vpc.primary)
-        add_rule(
-            stack, f"{name}-secondary", group, direction, description, port, cidr=_EACH_RANGE, for_each=vpc.secondary
-        )
-        return
+        name, cidr, for_each = f"{name}-secondary", format_expression("each.value"), vpc.secondary
     rule_class = (
         aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
         if direction == "in"

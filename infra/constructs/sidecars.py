@@ -37,9 +37,6 @@ INTERVAL_S = 15
 MAX_SAMPLES = 2000
 """Most series of those metrics on a page: beyond them the collector takes nothing of it, and keeps its memory."""
 
-RESTART_S = 60
-"""How long it must have run to be started again: the least that ECS takes."""
-
 _UNREACHABLE = "127.0.0.1:9"
 """Where nothing listens: to read it is a 0 of `up`."""
 
@@ -88,7 +85,8 @@ def build_collector(service: Service, stream: MetricStream, logs: dict[str, obje
         "name": "collector",
         "image": IMAGE,
         "essential": False,
-        "restartPolicy": {"enabled": True, "restartAttemptPeriod": RESTART_S},
+        # How long it must have run to be started again: the least that ECS takes.
+        "restartPolicy": {"enabled": True, "restartAttemptPeriod": 60},
         "cpu": CPU_UNITS,
         "memory": MEMORY_MIB,
         "linuxParameters": NO_CAPABILITIES,

@@ -28,9 +28,6 @@ from llm_serving.kinds.streaming.stack import (
 KAFKA_PORT, CACHE_PORT = 9098, 6379
 """Kafka's port for clients that log in with a role. Source: MSK developer guide, "Port information", 2026-11."""
 
-_BROKER_UPDATE_MINUTES = 30
-"""Twice what a broker usually takes."""
-
 # Each checkpoint of each task has a transaction of a new name, which brokers would remember for seven days.
 _BROKER_SETTINGS = """\
 auto.create.topics.enable=false
@@ -141,9 +138,10 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
         client_authentication=m.MskClusterClientAuthentication(
             sasl=m.MskClusterClientAuthenticationSasl(iam=True), unauthenticated=False
         ),
-        # Brokers are replaced one after the other. The provider's own two hours are over before the last of many, and
-        # the apply would fail while MSK goes on. Source: hashicorp/terraform-provider-aws 5.100, msk_cluster, Timeouts.
-        timeouts=m.MskClusterTimeouts(update=f"{max(120, _BROKER_UPDATE_MINUTES * stream.brokers)}m"),
+        # Brokers are replaced one after the other, here with twice the time that each usually takes. The provider's own two
+        # hours are over before the last of many, and the apply would fail while MSK goes on. Source:
+        # hashicorp/terraform-provider-aws 5.100, msk_cluster, Timeouts.
+        timeouts=m.MskClusterTimeouts(update=f"{max(120, 30 * stream.brokers)}m"),
         encryption_info=m.MskClusterEncryptionInfo(
             encryption_at_rest_kms_key_arn=context.key.arn,
             encryption_in_transit=m.MskClusterEncryptionInfoEncryptionInTransit(client_broker="TLS", in_cluster=True),

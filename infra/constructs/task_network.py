@@ -21,9 +21,6 @@ from llm_serving.services.service import Service
 EVENT_PORTS = ("events", "replay")
 """Names of an engine's ports where routers hear of its KV cache, and ask for what they missed."""
 
-_TTL_S = 10
-"""A replica that went is forgotten by whoever looks its name up after that."""
-
 
 def add_groups(stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id: str) -> SecurityGroups:
     """Add a security group for each part of a deployment, which lets out HTTPS only."""
@@ -141,6 +138,7 @@ def add_discovery_service(
         dns_config=d.ServiceDiscoveryServiceDnsConfig(
             namespace_id=namespace_id,
             routing_policy="MULTIVALUE",
-            dns_records=[d.ServiceDiscoveryServiceDnsConfigDnsRecords(type="A", ttl=_TTL_S)],
+            # A replica that went is forgotten by whoever looks its name up after 10 s.
+            dns_records=[d.ServiceDiscoveryServiceDnsConfigDnsRecords(type="A", ttl=10)],
         ),
     )

@@ -25,16 +25,8 @@ MESSAGE_RETENTION_S = 14 * 86400
 EVENT_SOURCE = "llm-serving.batch"
 """As the state machine writes it."""
 
-_UNDELIVERED_AFTER = 20
-"""How often the Batch API may try to create a job from a file's event."""
-
-_UNCACHED_PERIODS = 15
-"""Minutes for which a results cache may take no answers: its failover or scaling takes a few."""
-
 _QUEUE_ALARM_S = 900
 """A step that waits longer than this has no worker, and a file no Batch API."""
-
-_LOG_RETENTION_DAYS = 90
 
 
 @dataclass(frozen=True)
@@ -150,7 +142,7 @@ def _add_state_machine(
 ) -> aws.sfn_state_machine.SfnStateMachine:
     batch, purpose = context.batch, names.format_deployment_purpose(context.name, "flow")
     group_name = format_log_group(batch)
-    log_group = add_log_group(context.stack, "workflow-logs", group_name, context.key, keep_days=_LOG_RETENTION_DAYS)
+    log_group = add_log_group(context.stack, "workflow-logs", group_name, context.key, keep_days=90)
     role = add_role(
         context.stack,
         purpose,
@@ -218,7 +210,8 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
         for name in (undelivered_name, batch.inbox_queue)
     }
     undelivered = _add_queue(context, undelivered_name, grants[undelivered_name])
-    redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": _UNDELIVERED_AFTER})
+    # So often the Batch API may try to create a job from a file's event.
+    redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": 20})
     inbox = _add_queue(context, batch.inbox_queue, grants[batch.inbox_queue], redrive=redrive)
     t = aws.cloudwatch_event_target
     t.CloudwatchEventTarget(
@@ -354,7 +347,7 @@ def _add_alarms(context: WorkflowContext) -> None:
             description=f"Answers that the results cache lacks of {context.name}",
             signal="uncached-chunks",
             threshold=0,
-            periods=_UNCACHED_PERIODS,
+            periods=15,  # minutes: failover or scaling takes a few
         )
 
 
