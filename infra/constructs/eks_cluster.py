@@ -11,8 +11,7 @@ from types import MappingProxyType
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import iam, model_reader
-from infra.constructs.expression import format_expression, keep_until_unused
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack, format_expression, keep_until_unused
 from infra.constructs.function import build_log_grants
 from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant

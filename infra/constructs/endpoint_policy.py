@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from infra.bindings import aws
 from infra.constructs import iam
-from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack, format_expression
 
 OPEN = "open"
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from infra.bindings import aws
 from infra.bindings.cdktf import App
 from infra.constructs import alarm, iam
-from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack, format_expression
 from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.key import add_log_group, build_log_group_grant
 from llm_serving.fleet import names

@@ -107,7 +107,7 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
         name_prefix=f"{context.gateway.name}-",
         description=f"What the keys of {context.name} come from",
         kms_key_id=context.key.arn,
-        # As long as the key that encrypts it and the database's backups, which have no keys without it.
+        # As long as the key that encrypts it and the database's backups, which have no keys without it. The longest.
         recovery_window_in_days=key.DELETION_DAYS,
     )
     owner_secret = str(database.master_user_secret.get(0).secret_arn)

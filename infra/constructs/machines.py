@@ -19,8 +19,7 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs.expression import format_expression, keep_until_unused
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack, format_expression, keep_until_unused
 from infra.constructs.security_group import add_rule, add_security_group
 from llm_serving.fleet import names, node_config
 from llm_serving.fleet.groups import Group, Volume

@@ -13,8 +13,7 @@ from typing import Literal
 from infra.bindings import aws
 from infra.constructs import endpoint_policy
 from infra.constructs.bucket import add_bucket
-from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import Account, FleetStack, format_expression
 from infra.constructs.iam import Statement, allow_service
 from infra.constructs.key import add_key
 from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group

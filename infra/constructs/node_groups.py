@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import iam, machines, registry
-from infra.constructs.expression import format_reference
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import FleetStack, format_reference
 from infra.constructs.iam import add_role
 from llm_serving.fleet import machine_images, node_config
 from llm_serving.fleet.aws_limits import INSTANCE_START_S

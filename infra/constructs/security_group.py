@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import FleetStack, format_expression
 
 HTTPS = 443
 

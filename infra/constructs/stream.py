@@ -138,8 +138,8 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
         client_authentication=m.MskClusterClientAuthentication(
             sasl=m.MskClusterClientAuthenticationSasl(iam=True), unauthenticated=False
         ),
-        # Brokers are replaced one after the other, here with twice the time that each usually takes. The provider's own two
-        # hours are over before the last of many, and the apply would fail while MSK goes on. Source:
+        # Brokers are replaced one after the other, here with twice the time that each usually takes. The provider's own
+        # two hours are over before the last of many, and the apply would fail while MSK goes on. Source:
         # hashicorp/terraform-provider-aws 5.100, msk_cluster, Timeouts.
         timeouts=m.MskClusterTimeouts(update=f"{max(120, 30 * stream.brokers)}m"),
         encryption_info=m.MskClusterEncryptionInfo(

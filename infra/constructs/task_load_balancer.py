@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformOutput
 from infra.constructs import alarm
-from infra.constructs.expression import keep_until_unused
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import FleetStack, keep_until_unused
 from infra.constructs.security_group import HTTPS, add_client_rules, add_rule, add_security_group
 from infra.constructs.task_place import TaskPlace
 from llm_serving.services.load_balancer import StackLoadBalancer

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
-from infra.constructs.expression import format_expression
-from infra.constructs.fleet_stack import FleetStack
+from infra.constructs.fleet_stack import FleetStack, format_expression
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from infra.constructs.task_place import TaskPlace
 from llm_serving.fleet import names

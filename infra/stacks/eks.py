@@ -6,8 +6,8 @@ from infra.bindings import aws
 from infra.bindings.cdktf import App
 from infra.constructs import controllers, eks_cluster, iam, model_reader, network, node_group_settings, node_groups
 from infra.constructs.alarm import add_topic_rule
+from infra.constructs.controllers import add_karpenter
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.karpenter import add_karpenter
 from infra.constructs.machines import add_capacity, add_efa_group
 from infra.constructs.task_load_balancer import CERTIFICATE_DAYS
 from infra.stacks import base

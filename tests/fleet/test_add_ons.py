@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from infra.constructs import controllers, karpenter
+from infra.constructs import controllers
 from llm_serving.catalog.engines import load_engines
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons, karpenter_manifests, spare_manifests
@@ -265,9 +265,9 @@ def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
     assert balancers.values and autoscaler.values and karpenter_row.values
     assert balancers.values["serviceAccount"]["name"] == controllers.LOAD_BALANCER_CONTROLLER
     assert autoscaler.values["rbac"]["serviceAccount"]["name"] == controllers.AUTOSCALER
-    assert karpenter_row.values["serviceAccount"]["name"] == karpenter.SERVICE_ACCOUNT
+    assert karpenter_row.values["serviceAccount"]["name"] == controllers.KARPENTER
     assert {row.namespace for row in (balancers, autoscaler)} == {controllers.NAMESPACE}
-    assert karpenter_row.namespace == karpenter.NAMESPACE
+    assert karpenter_row.namespace == controllers.NAMESPACE
 
 
 def test_values_come_from_the_fleet() -> None:
