@@ -39,9 +39,6 @@ from llm_serving.settings.errors import BlueprintError, InputError
 PROVIDER_LOCK = Path(__file__).with_name(".terraform.lock.hcl")
 """Hashes of the AWS provider, which every stack's folder gets; Terraform refuses a provider that has none of them."""
 
-_INTERNAL_ERROR = 70
-"""Exit code, as the command line's."""
-
 _NODE_ERROR = re.compile(r"\b(E[A-Z]+): [^,\n]+, \w+(?: '([^'\n]+)')?")
 """How Node names what the system refuses to CDKTF's own process: `EROFS: read-only file system, open '/x'`."""
 
@@ -126,7 +123,7 @@ def main() -> None:
             print(known, file=sys.stderr)
             sys.exit(known.exit_code)
         traceback.print_exc()
-        sys.exit(_INTERNAL_ERROR)
+        sys.exit(70)  # as the command line
 
 
 def _convert(error: Exception) -> BlueprintError | None:

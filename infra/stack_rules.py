@@ -22,8 +22,6 @@ from llm_serving.settings import own_yaml
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed
 
-RULES_FILE = "infra/stack_rules.py"
-
 MAX_TASK_BYTES = 64 * 1024
 """Of a task definition. Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
 
@@ -40,8 +38,8 @@ def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> N
     if violations := list(find_violations(document.value, stacks)):
         violation_lines = "\n".join(f"  {line}" for line in violations)
         raise CheckFailed(
-            f"{document.path}: its stacks break rules of {RULES_FILE}. The bug is in a construct below infra/, not in "
-            f"this file; nothing was applied:\n{violation_lines}"
+            f"{document.path}: its stacks break rules of infra/stack_rules.py. The bug is in a construct below infra/, "
+            f"not in this file; nothing was applied:\n{violation_lines}"
         )
 
 

@@ -80,7 +80,9 @@ def write_override(
     if fleet.eks.cluster and "aws_eks_cluster" in lookups:
         seed_cluster(fleet, fleet.eks.cluster, endpoint)
     if "aws_ssm_parameter" in lookups:
-        override.setdefault("data", {}).update(build_image_override(lookups["aws_ssm_parameter"]))
+        # The embedded AWS lacks EKS's AMIs.
+        images = {name: {"name": _AMI} for name in lookups["aws_ssm_parameter"]}
+        override.setdefault("data", {})["aws_ssm_parameter"] = images
     (folder / _PROFILE).write_text(f"[default]\nendpoint_url = {endpoint}\n")
     (folder / FILE).write_text(json.dumps(override, indent=2))
 
@@ -126,17 +128,16 @@ def build_override(stack: SynthesizedStack) -> dict[str, dict[str, Any]]:
     The mocked provider's tests cover both: there every resource is planned whole.
     """
     overrides: dict[str, dict[str, Any]] = {
-        kind: {name: _build_absence(settings) for name, settings in stack["resource"][kind].items()}
+        kind: {
+            name: {"for_each": "${toset([])}"} if "for_each" in settings else {"count": 0}
+            for name, settings in stack["resource"][kind].items()
+        }
         for kind in count_gaps(stack)
     }
     for row in _DATA["ignored_changes"]:
         if ignored := dict(_build_lifecycles(stack, **row)):
             overrides[row["kind"]] = ignored
     return overrides
-
-
-def _build_absence(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"for_each": "${toset([])}"} if "for_each" in settings else {"count": 0}
 
 
 def _build_lifecycles(
@@ -180,8 +181,3 @@ def seed_cluster(fleet: Fleet, name: str, endpoint: str) -> None:
     if name not in eks.list_clusters()["clusters"]:
         role = f"arn:aws:iam::{emulator.ACCOUNT}:role/{_TAG_KEY}"
         eks.create_cluster(name=name, roleArn=role, resourcesVpcConfig={}, tags={_TAG_KEY: name})
-
-
-def build_image_override(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an override that replaces EKS's AMIs, which the embedded AWS lacks, by one that it has."""
-    return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

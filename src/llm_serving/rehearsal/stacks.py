@@ -26,7 +26,6 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.terraform import events, runner, stack_folder, state, synthesis
 from llm_serving.terraform.events import Event
 
-_PLAN = ("plan", "-detailed-exitcode", "-input=false")
 # The embedded AWS answers at once, and the provider waits 5 to 10 s for many a resource all the same: 40 at a time.
 _APPLY = ("apply", "-auto-approve", "-input=false", "-parallelism=40")
 _DESTROY = ("destroy", "-auto-approve", "-input=false", "-parallelism=40")
@@ -129,7 +128,7 @@ def check_unchanged(
     folders = _find_applied(data, stacks)
     program = stack_folder.find_terraform(folders, data)
     with console.step(f"Check for drift: {', '.join(folders)}") as step, _explain_failure(endpoint):
-        results = runner.run(program, folders, _PLAN, success_codes=(0, 2))
+        results = runner.run(program, folders, ("plan", "-detailed-exitcode", "-input=false"), success_codes=(0, 2))
         changes = {name: events.list_changes(result.events) for name, result in results.items() if result.code == 2}
         if changes:
             listing = "\n".join(f"  {name}: {line}" for name, lines in changes.items() for line in lines)

@@ -63,10 +63,12 @@ class EventLog:
             lines, self._rest = [*lines, self._rest], b""
         if lines:
             with self.text.open("a", encoding="utf-8") as text:
-                for line in lines:
-                    event = parse_line(line.decode("utf-8", "replace"))
+                for row in lines:
+                    event = parse_line(row.decode("utf-8", "replace"))
                     self.events.append(event)
-                    text.write(f"{format_event(event)}\n")
+                    diagnostic = event.get("diagnostic")  # with its detail
+                    line = format_diagnostic(diagnostic) if diagnostic else event.get("@message", "")
+                    text.write(f"{line}\n")
 
 
 def parse_line(line: str) -> Event:
@@ -76,12 +78,6 @@ def parse_line(line: str) -> Event:
     except ValueError:
         event = None
     return event if isinstance(event, dict) else {"type": "text", "@message": line}
-
-
-def format_event(event: Event) -> str:
-    """Return a message for people; a diagnostic with its detail."""
-    diagnostic = event.get("diagnostic")
-    return format_diagnostic(diagnostic) if diagnostic else str(event.get("@message", ""))
 
 
 def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
