@@ -412,15 +412,17 @@ def is_adapted(module: str, modules: Sequence[str]) -> bool:
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of its context."""
-    context = setup.context or model.max_context
-    device = instance.accelerators
-    if device is None and setup.tensor == 1:
-        return _compute_cpu_fit(model, instance, context, setup)
-    if device is None:
+    """Compute whether a replica of `model` on `instance` serves requests of its context.
+
+    Without accelerators it has all CPUs of a node; the engine takes memory of one socket only.
+    """
+    context, device = setup.context or model.max_context, instance.accelerators
+    if device is None and setup.tensor > 1:
         raise ValueError(f"{instance.name} has no accelerators")
     batch = setup.batch or select_batch(device)
-    division = _divide_memory(model, device, batch, context, setup)
+    division = _divide_memory(model, instance, batch, context, setup)
+    if device is None:
+        return _build_cpu_fit(model, instance, context, setup, division)
     reason = (
         _describe_misfit(model, device, context, setup)
         or _describe_broken_draft(model, setup)
@@ -434,30 +436,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     return build_fit(instance, setup, context, division, reason, calibrated=calibrated)
 
 
-def _compute_cpu_fit(model: Model, instance: Instance, context: int, setup: ReplicaSetup) -> Fit:
-    """Compute a replica that has all CPUs of a node; the engine takes memory of one socket only."""
-    platform = engines.load_engines()["vllm"].platforms["cpu"]
-    batch = setup.batch or select_batch(None)
-    budget = int(instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE * (setup.utilization or UTILIZATION))
-    draft = int(platform.weight_copies * compute_draft_bytes(setup))
-    weights = int(platform.weight_copies * compute_weight_bytes(model, ReplicaSetup())) + draft
-    step = _compute_step_bytes(model, batch, video_tokens=_count_video_tokens(model, setup))
-    adapters = compute_adapter_bytes(model, setup)
-    reserve = platform.base_bytes + step + adapters
-    cache = budget - weights - reserve
-    blocks = count_cache_blocks(
-        model,
-        cache,
-        context=context,
-        block=platform.kv_block,
-        batch_tokens=batch.tokens,
-        dtype=setup.dtype,
-        draft=setup.draft,
-        draft_tokens=setup.draft_tokens,
-        state_blocks=STATE_BLOCKS if setup.prefix_cache else RUNNING_STATE_BLOCKS,
-    )
-    video = step - _compute_step_bytes(model, batch)
-    division = Division(budget, weights, reserve, cache, blocks.tokens, draft, video, adapters)
+def _build_cpu_fit(model: Model, instance: Instance, context: int, setup: ReplicaSetup, division: Division) -> Fit:
     reason = (
         describe_long_context(model, context)
         or describe_missing_kernels(model, "CPUs")
@@ -482,25 +461,35 @@ def _count_video_tokens(model: Model, setup: ReplicaSetup) -> int:
     return model.vision.count_video_tokens(setup.context or model.max_context) if model.vision and setup.videos else 0
 
 
-def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
-    draft = compute_draft_bytes(setup)
-    weights = compute_weight_bytes(model, setup, device) + draft
-    largest_stage = select_stage(model, setup.pipeline)
-    budget = int(compute_rank_bytes(device) * VISIBLE_SHARE * (setup.utilization or UTILIZATION))
+def _divide_memory(model: Model, instance: Instance, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
+    device, stage = instance.accelerators, select_stage(model, setup.pipeline)
     video_tokens = _count_video_tokens(model, setup)
-    without_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.data)
-    with_video = compute_reserve_bytes(largest_stage, batch, setup.tensor, setup.data, video_tokens)
-    adapters = compute_adapter_bytes(largest_stage, setup)
-    reserve = with_video + adapters
+    step, with_video = (
+        _compute_step_bytes(stage, batch, setup.tensor, setup.data, tokens) for tokens in (0, video_tokens)
+    )
+    if device is None:
+        platform = engines.load_engines()["vllm"].platforms["cpu"]
+        visible_bytes = instance.memory_mib * 2**20 / instance.sockets * NODE_SHARE
+        weight_copies, block, dtype = platform.weight_copies, platform.kv_block, setup.dtype
+        reserve = platform.base_bytes + with_video
+    else:
+        visible_bytes = compute_rank_bytes(device) * VISIBLE_SHARE
+        weight_copies, block, dtype = 1.0, BLOCK_TOKENS, select_cache_type(model, device, setup.dtype)
+        reserve = compute_reserve_bytes(stage, batch, setup.tensor, setup.data, video_tokens)
+    budget = int(visible_bytes * (setup.utilization or UTILIZATION))
+    draft = int(weight_copies * compute_draft_bytes(setup))
+    weights = int(weight_copies * compute_weight_bytes(model, setup, device)) + draft
+    adapters = compute_adapter_bytes(stage, setup)
+    reserve += adapters
     cache = budget - weights - reserve
-    if device.kind == "neuron":
+    if device and device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
-    dtype = select_cache_type(model, device, setup.dtype)
     blocks = count_cache_blocks(
-        largest_stage,
+        stage,
         cache,
         context=context,
         tensor_parallel=setup.tensor,
+        block=block,
         batch_tokens=batch.tokens,
         dtype=dtype,
         draft=setup.draft,
@@ -508,8 +497,8 @@ def _divide_memory(model: Model, device: Accelerators, batch: Batch, context: in
         state_blocks=STATE_BLOCKS if setup.prefix_cache else RUNNING_STATE_BLOCKS,
     )
     # A request keeps its state in a block: vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
-    states = blocks.total if model.state else None
-    return Division(budget, weights, reserve, cache, blocks.tokens, draft, with_video - without_video, adapters, states)
+    states = blocks.total if model.state and device else None
+    return Division(budget, weights, reserve, cache, blocks.tokens, draft, with_video - step, adapters, states)
 
 
 def describe_indivisible(model: Architecture, split: Split, *, whole_blocks: bool = False) -> str:
