@@ -28,8 +28,6 @@ from llm_serving.engines.memory import (
     compute_kv_bytes_per_token,
     compute_kv_layer_bytes,
     compute_rank_bytes,
-    count_ranks,
-    describe_long_context,
     describe_shortage,
     divide_up,
     select_stage,
@@ -204,7 +202,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     stored = dataclasses.replace(setup, dtype=_select_cache_type(model, device, setup.dtype))
     stage = model if model.kind in _WHOLE_CACHE_KINDS else select_stage(model, setup.pipeline)
     tokens = _count_tokens(stage, cache, context, stored)
-    reason = _describe_misfit(model, device, setup, context)
+    reason = vllm.describe_misfit(model, device, context, setup) or describe_indivisible(model, setup)
     division = Division(budget, weights, reserve, cache, tokens)
     return build_fit(instance, setup, context, division, reason or describe_shortage(model, division, context))
 
@@ -264,13 +262,3 @@ def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: 
     request_bytes = (sequences + 3) * 128 * 8 * model.head_dim * (model.full_layers - model.indexed_layers)
     windows = _WINDOW_SHARE * (model.layers * VECTOR_BYTES + ring_bytes)
     return max(0, int((free_bytes - request_bytes) / (token_bytes + windows)))
-
-
-def _describe_misfit(model: Model, device: Accelerators, split: Split, context: int) -> str:
-    if split.tensor > count_ranks(device):
-        return f"one instance has {count_ranks(device)}, not {split.tensor}"
-    return (
-        describe_long_context(model, context)
-        or vllm.describe_missing_kernels(model, device.name)
-        or describe_indivisible(model, split)
-    )

@@ -424,7 +424,10 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     if device is None:
         return _build_cpu_fit(model, instance, context, setup, division)
     reason = (
-        _describe_misfit(model, device, context, setup)
+        describe_misfit(model, device, context, setup)
+        or _describe_missing_bf16(model, device)
+        or _describe_narrow_cache(model, device, setup.dtype)
+        or describe_indivisible(model, setup, whole_blocks=lacks_fp8(device))
         or _describe_broken_draft(model, setup)
         or describe_shortage(model, division, context)
         or _describe_cache_shortage(model, device, division.cache_bytes)
@@ -552,17 +555,11 @@ def _has_whole_shared_experts(model: Architecture, split: Split) -> bool:
     return is_spread and model.kind not in _SPLIT_SHARED_KINDS
 
 
-def _describe_misfit(model: Model, device: Accelerators, context: int, setup: ReplicaSetup) -> str:
-    ways = setup.tensor
-    if ways > count_ranks(device):
-        return f"one instance has {count_ranks(device)}, not {ways}"
-    return (
-        describe_long_context(model, context)
-        or describe_missing_kernels(model, device.name)
-        or _describe_missing_bf16(model, device)
-        or _describe_narrow_cache(model, device, setup.dtype)
-        or describe_indivisible(model, setup, whole_blocks=lacks_fp8(device))
-    )
+def describe_misfit(model: Model, device: Accelerators, context: int, split: Split) -> str:
+    """Return why these accelerators do not run the model, whatever its memory, as a sentence; empty where they do."""
+    if split.tensor > count_ranks(device):
+        return f"one instance has {count_ranks(device)}, not {split.tensor}"
+    return describe_long_context(model, context) or describe_missing_kernels(model, device.name)
 
 
 def _describe_missing_bf16(model: Architecture, device: Accelerators) -> str:
