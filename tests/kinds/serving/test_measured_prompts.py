@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.kinds.serving import blueprint, measured_prompts
+from llm_serving.kinds.serving import blueprint, measurements
 from llm_serving.services.runs import compute_prompts_digest
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -53,7 +53,7 @@ def write_report(root: Path, time: str, **shared: Any) -> None:
 
 
 def find_share(root: Path) -> float | None:
-    measurement = measured_prompts.find_measured(blueprint.read(root / "mine"), root)
+    measurement = measurements.find_prompts(blueprint.read(root / "mine"), root)
     return measurement.shared_prefix if measurement else None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.kinds.serving import adapter_loading, measured_capacity, predicted_load, price, summary
+from llm_serving.kinds.serving import adapter_loading, measurements, predicted_load, price, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import list_port_names
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -233,7 +233,7 @@ def test_tables_name_the_models_and_nothing_is_predicted_or_loaded_at_run_time(t
 def test_what_was_measured_with_other_turns_is_no_measurement_of_these(tmp_path: Path) -> None:
     def compute_key(switch: str = "") -> str:
         text = BLUEPRINT.replace("pool: gpus, ", f"pool: gpus, {switch}")
-        return measured_capacity.compute_key(resolve_text(tmp_path, text))
+        return measurements.compute_key(resolve_text(tmp_path, text))
 
     key = compute_key()
     assert compute_key("switch: {least_awake: 10s, finish: 10s, waiting: 256}, ") == key, "the defaults, written"

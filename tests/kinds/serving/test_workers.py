@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.kinds.serving import measured_capacity, predicted_load, price, summary
+from llm_serving.kinds.serving import measurements, predicted_load, price, summary
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.validation import validate
@@ -127,7 +127,7 @@ def test_the_price_is_of_all_roles_and_a_sweep_holds_for_its_weights_alone(tmp_p
     priced = price.price_deployment(deployment)
     assert priced and "worker: 1 x 1 of p5.48xlarge" in priced[1] and "small: 4 x 1 of g6e.2xlarge" in priced[1]
     other = resolve(tmp_path, WITHOUT_TRAINIUM, weight=5)
-    assert measured_capacity.compute_key(deployment) != measured_capacity.compute_key(other)
+    assert measurements.compute_key(deployment) != measurements.compute_key(other)
 
 
 @pytest.mark.parametrize(

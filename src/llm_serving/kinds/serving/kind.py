@@ -13,8 +13,7 @@ from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.serving import (
     adapters,
     context,
-    measured_capacity,
-    measured_prompts,
+    measurements,
     predicted_load,
     summary,
 )
@@ -54,8 +53,8 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     build_summary = staticmethod(summary.build_payload)
 
     def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
-        measured = measured_prompts.find_measured(blueprint, root)
-        capacities = measured_capacity.read_all(root / paths.RUNS / resolve_name(blueprint))
+        measured = measurements.find_prompts(blueprint, root)
+        capacities = measurements.read_all(root / paths.RUNS / resolve_name(blueprint))
         return environment.model_copy(update={"measured": measured, "capacities": capacities})
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:

@@ -18,7 +18,7 @@ from llm_serving.kinds.serving import (
     adapters,
     answer_parsers,
     kv_tiers,
-    measured_capacity,
+    measurements,
     notes,
     placement,
     router_policy,
@@ -113,7 +113,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         ),
     )
     update = {
-        "notes": (*deployment.notes, *measured_capacity.list_shortages(deployment)),
+        "notes": (*deployment.notes, *measurements.list_shortages(deployment)),
         "stack": _build_stack(context, deployment, engine_services),
     }
     return deployment.model_copy(update=update)

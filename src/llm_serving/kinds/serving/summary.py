@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llm_serving.catalog import frameworks
-from llm_serving.kinds.serving import measured_capacity, predicted_load, router_policy
+from llm_serving.kinds.serving import measurements, predicted_load, router_policy
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment, price_replica
@@ -45,7 +45,7 @@ def build_payload(deployment: ServingDeployment) -> dict[str, Any]:
             for role in deployment.engine_roles
         ],
         **({"workers": _build_workers(deployment)} if deployment.mixed_roles else {}),
-        "capacity": measured_capacity.build_payload(deployment),
+        "capacity": measurements.build_payload(deployment),
     }
 
 
@@ -63,7 +63,7 @@ def describe(blueprint: Document[Blueprint], deployment: ServingDeployment) -> l
         ("slo", _describe_slo(deployment)),
         *(("kv tiers", text) for text in deployment.cached_prompts),
         *(("weights", text) for text in _describe_weights(deployment)),
-        *(("capacity", text) for text in measured_capacity.describe(deployment)),
+        *(("capacity", text) for text in measurements.describe(deployment)),
         *(("cost", text) for text in _describe_cost(deployment)),
     ]
 

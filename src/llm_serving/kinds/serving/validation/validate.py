@@ -13,7 +13,7 @@ from typing import Any
 from llm_serving.aws import s3
 from llm_serving.catalog import engines, frameworks, instances
 from llm_serving.hub import source
-from llm_serving.kinds.serving import measured_capacity
+from llm_serving.kinds.serving import measurements
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.price import price_deployment
 from llm_serving.services import tasks
@@ -57,7 +57,7 @@ def build_target(deployment: ServingDeployment, logs: Path) -> LoadTarget:
         metrics_urls=deployment.metrics_urls,
         kv_block=max(role.kv_block for role in deployment.engine_roles),
         price=price_deployment(deployment),
-        capacity_key=measured_capacity.compute_key(deployment),
+        capacity_key=measurements.compute_key(deployment),
         images={role.name: role.image for role in deployment.roles if role.image},
         settings=_collect_settings(deployment),
         weights=_read_weight_loading(deployment, logs),

@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving import paths
 from llm_serving.cli import main
-from llm_serving.kinds.serving import measured_capacity
+from llm_serving.kinds.serving import measurements
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.targets import planning
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "traffic: {arrivals: 40/s}\nslo:\n  ttft_ms: {p95: 800}\n"
     )
     deployment = planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment
-    key = measured_capacity.compute_key(deployment)  # type: ignore[arg-type]
+    key = measurements.compute_key(deployment)  # type: ignore[arg-type]
     measured = {"key": key, "requests_per_s": 24, "replicas": {"worker": 2}, "measured_at": "2026-11-23T06:00:00"}
     file = tmp_path / "runs" / "mine" / "sweep-2026-11-23T06-00-00Z" / "sweep.json"
     file.parent.mkdir(parents=True)
@@ -94,8 +94,8 @@ def test_a_sweep_of_another_version_of_the_engine_says_nothing(before: str, afte
     deployment = planning.plan_offline(Path("mine"), Path("fleet.yaml"), "eks").deployment
     assert isinstance(deployment, ServingDeployment)
     roles = tuple(role.model_copy(update={"image": re.sub(before, after, role.image)}) for role in deployment.roles)
-    key = measured_capacity.compute_key(deployment.model_copy(update={"roles": roles}))
-    assert (key == measured_capacity.compute_key(deployment)) is holds
+    key = measurements.compute_key(deployment.model_copy(update={"roles": roles}))
+    assert (key == measurements.compute_key(deployment)) is holds
 
 
 def test_what_users_were_answered_says_nothing_of_arrivals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What `blueprint sweep` measured that a deployment carries within its SLO, and the replicas that its traffic needs.
+"""What earlier reports measured: what prompts share, the load within the SLO, and the replicas that traffic needs.
 
 A sweep holds as long as what it measured stays: the models and their turns, the engine, its version and settings, the
 machines of a replica, the prompts and the SLO. Replicas and arrivals may change: capacity is taken to grow in
@@ -16,13 +16,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from llm_serving import paths
+from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import ServingDeployment
-from llm_serving.services.environment import MeasuredCapacity
-from llm_serving.services.runs import SWEEP_FILE, SWEEP_FOLDER
+from llm_serving.services.blueprint import resolve_name
+from llm_serving.services.environment import MeasuredCapacity, MeasuredPrefix
+from llm_serving.services.runs import REPORT_FILE, SWEEP_FILE, SWEEP_FOLDER, compute_prompts_digest
 from llm_serving.settings import untrusted_json
+from llm_serving.settings.document import Document
 
-MAX_SWEEPS = 50
-"""Sweeps that are read, from the newest on."""
+MAX_READ = 50
+"""Reports, and sweeps, that are read, from the newest on."""
 
 _LOAD_FIELDS = {"users", "arrivals", "think_time", "trace_speed", "requests", "time_limit", "warm_up", "seed"}
 """Settings of the traffic that say how much is sent, and not what or in which bursts."""
@@ -34,7 +38,7 @@ def read_all(runs: Path) -> tuple[MeasuredCapacity, ...]:
     """Return what a deployment's sweeps in the folder of its runs measured, the newest first, without broken files."""
     files = sorted(runs.glob(f"{SWEEP_FOLDER}*/{SWEEP_FILE}"), reverse=True)
     root = runs.parent.parent
-    results = (_read(file, str(file.relative_to(root))) for file in files[:MAX_SWEEPS])
+    results = (_read(file, str(file.relative_to(root))) for file in files[:MAX_READ])
     return tuple(result for result in results if result)
 
 
@@ -44,6 +48,34 @@ def _read(file: Path, source: str) -> MeasuredCapacity | None:
         capacity = result["capacity"] and {"axis": result.get("axis", "rate"), **result["capacity"], "source": source}
         return MeasuredCapacity.model_validate(capacity) if capacity else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
+        return None
+
+
+def find_prompts(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix | None:
+    """Return the measurement of the newest report below `root` with the prompts of the blueprint as it is now.
+
+    None where there is none, or where it is not needed: the blueprint states a policy, or the share itself.
+    """
+    value = blueprint.value
+    if value.roles.router.policy or value.traffic.has_shared_prefix:
+        return None
+    digest = compute_prompts_digest(value.traffic, blueprint.path.parent)
+    reports = sorted((root / paths.RUNS / resolve_name(blueprint)).glob(f"[0-9]*/{REPORT_FILE}"), reverse=True)
+    results = (_read_measured(report, digest) for report in reports[:MAX_READ])
+    return next((result for result in results if result), None)
+
+
+def _read_measured(report: Path, digest: str) -> MeasuredPrefix | None:
+    """Return a report's measurement of those prompts; None if it is of others, too old, or broken."""
+    try:
+        payload = untrusted_json.read(report, infinite=True)
+        shared, started_at = payload["shared"], payload["started_at"]
+        return (
+            MeasuredPrefix(shared_prefix=shared["prompts"], measured_at=started_at)
+            if shared["of"] and shared["traffic"] == digest
+            else None
+        )
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
