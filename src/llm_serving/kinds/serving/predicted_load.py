@@ -23,7 +23,7 @@ from llm_serving.prediction.simulation import Limits, Simulation
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services import tasks
-from llm_serving.services.traffic import Percentiles, Slo, Traffic
+from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.load import load_plan
 
@@ -33,15 +33,11 @@ LENGTHS = 250
 _NEAR_FULL = 0.9
 """Of the highest rate: at all of it a queue may grow, and the requests under way with it."""
 
-_STATISTICS = ("p50", "p90", "p95", "p99", "mean")
-
 
 def list_limits(slo: Slo) -> list[Limit]:
     limits = []
     for metric in problem.METRICS:
-        percentiles: Percentiles = getattr(slo, metric)
-        written = ((name, getattr(percentiles, name)) for name in _STATISTICS)
-        limits += [Limit(metric, name, ms) for name, ms in written if ms is not None]
+        limits += [Limit(metric, name, ms) for name, ms in getattr(slo, metric) if ms is not None]
     return limits
 
 
