@@ -111,14 +111,6 @@ class EngineOptions(PlainData):
     architectures: frozenset[str] = frozenset()
     """Those that it runs; empty where it hands the ones that it does not know to transformers' own code."""
 
-    def suggest_option(self, name: str) -> str:
-        """Return the option that a misspelt name was meant for; empty where none is near."""
-        return find_nearest(name.lstrip("-").replace("-", "_"), self.options)
-
-    def suggest_variable(self, name: str) -> str:
-        """Return the variable that a misspelt name was meant for; empty where none is near."""
-        return find_nearest(name, self.variables)
-
 
 def find_nearest(name: str, names: Iterable[str]) -> str:
     """Return the name that a misspelt one was meant for; empty where none is near."""

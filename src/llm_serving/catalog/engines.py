@@ -442,14 +442,12 @@ class Engine(NamedChoice):
     def written_arguments(self) -> frozenset[str]:
         """Options that some deployment writes by itself, on whatever platform, with _ for -."""
         own = [self, *self.options.values(), *self.transfers.values(), self.other_s3]
-        parts = [*own, *([self.streaming] if self.streaming else []), *self._list_wide_parts()]
+        parts = [*own, *([self.streaming] if self.streaming else [])]
+        parts += [self.wide_experts, self.wide_experts.balancing] if self.wide_experts else []
         words = [word for part in parts for word in (*getattr(part, "arguments", ()), *getattr(part, "command", ()))]
         words += self.settings_arguments
         words += [word for row in self.platforms.values() for part in row.options.values() for word in part.arguments]
         return frozenset(list_option_names(words)) - self.reckoned_arguments.keys()
-
-    def _list_wide_parts(self) -> list[CommandPart]:
-        return [self.wide_experts, self.wide_experts.balancing] if self.wide_experts else []
 
     def list_adapter_modules(self, arguments: Mapping[str, object]) -> tuple[str, ...]:
         """Return the modules that LoRA adapters may change, by `engine_arguments`; none where they may change all."""

@@ -269,7 +269,8 @@ def _resolve_choice(
     min_sizes = _split_evenly(0 if choice else pool.size.min, len(zone_sets))
     reserve = purchase.reserve if isinstance(purchase, Reservation) else None
     max_sizes = _split_evenly(reserve or pool.size.max, len(zone_sets))
-    warm_counts = _split_evenly(pool.warm if _is_first_on_demand(pool, types, purchase) else 0, len(zone_sets))
+    is_warm = purchase == "on-demand" and types[0] == pool.types[0]
+    warm_counts = _split_evenly(pool.warm if is_warm else 0, len(zone_sets))
     is_spare = not choice and select_kind(fleet, pool) == "capacity-provider"
     spare_counts = _split_evenly(pool.spare if is_spare else 0, len(zone_sets))
     for index, zone_set in enumerate(zone_sets):
@@ -292,10 +293,6 @@ def _split_evenly(count: int, parts: int) -> list[int]:
     """Return `count` over `parts`, evenly, the first ones one more."""
     quotient, remainder = divmod(count, parts)
     return [quotient + (index < remainder) for index in range(parts)]
-
-
-def _is_first_on_demand(pool: Pool, types: tuple[str, ...], purchase: Purchase) -> bool:
-    return purchase == "on-demand" and types[0] == pool.types[0]
 
 
 class _Sizes(TypedDict):

@@ -37,10 +37,6 @@ def _build_format_error(reason: str, fix: str) -> PydanticCustomError:
     return build_error(reason, fix, error_type="form")
 
 
-def _is_from_file(info: ValidationInfo) -> bool:
-    return bool(info.context and info.context.get("written"))
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -145,7 +141,7 @@ class Quantity:
 
     def _parse(self, value: Any, info: ValidationInfo) -> float | int:
         if _is_number(value):
-            if _is_from_file(info):
+            if info.context and info.context.get("written"):
                 raise _build_format_error("it has no unit", self._fix)
             number = Decimal(str(value))
         else:

@@ -148,7 +148,9 @@ def _render_cpu_table(instances: Sequence[Instance], fits: Fits) -> Table:
 
 def explain(fits: Fits) -> list[str]:
     return [
-        f"{name}, {_format_split(fit)}: {_format_fit(fit)}" for name, type_fits in fits.items() for fit in type_fits
+        f"{name}, {'whole' if fit.tensor_parallel == 1 else f'split {fit.tensor_parallel} ways'}: {_format_fit(fit)}"
+        for name, type_fits in fits.items()
+        for fit in type_fits
     ]
 
 
@@ -297,10 +299,6 @@ def _format_names(names: Sequence[str]) -> str:
         text += (", " if text else "") + (f".{size}" if family == last_family else name)
         last_family = family
     return text
-
-
-def _format_split(fit: Fit) -> str:
-    return "whole" if fit.tensor_parallel == 1 else f"split {fit.tensor_parallel} ways"
 
 
 def _format_count(count: int) -> str:

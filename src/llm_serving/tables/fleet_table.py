@@ -70,7 +70,10 @@ def _build_pool_payload(fleet: Fleet, costs: cost.PoolCost) -> dict[str, Any]:
         "name": costs.pool,
         "types": [_build_type_payload(fleet, pool, kind, instances.load().get(kind)) for kind in pool.types],
         "zones": list(fleet.get_zones(pool)),
-        "buy": [_build_purchase_payload(option) for option in pool.buy],
+        "buy": [
+            option if isinstance(option, str) else option.model_dump(by_alias=True, exclude_none=True)
+            for option in pool.buy
+        ],
         "efa": pool.efa,
         "machines": {"least": pool.size.min, "most": pool.size.max},
         "accelerators": {"least": accelerators.min, "most": accelerators.max},
@@ -226,10 +229,6 @@ def _describe_reservation(reservation: Reservation) -> str:
     if reservation.reserve:
         return f"{reservation.reserve} reserved by the fleet"
     return "Capacity Block" if reservation.capacity_block else "reserved"
-
-
-def _build_purchase_payload(option: str | Reservation) -> Any:
-    return option if isinstance(option, str) else option.model_dump(by_alias=True, exclude_none=True)
 
 
 def _render_gauge(costs: cost.Cost, limit: float) -> Text:

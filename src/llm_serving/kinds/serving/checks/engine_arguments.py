@@ -63,7 +63,7 @@ def _find_refusal(
         reason = f"{recorded.source.partition(',')[0]} has no such option"
         if other_key := _find_key_elsewhere(option):
             return reason, f"set {other_key}, and remove {option} here"
-        nearest = recorded.suggest_option(option)
+        nearest = engine_options.find_nearest(option.lstrip("-").replace("-", "_"), recorded.options)
         nearest = engine.argument_keys.get(nearest, nearest)
         fix = (
             f"write {nearest}, or remove {option}"
@@ -109,7 +109,7 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
         elif name in refusals:
             yield Conflict((*key_path, name), refusals[name], f"remove {name}", variables[name])
         elif recorded and _has_prefix(recorded, name) and name not in recorded.variables:
-            nearest = recorded.suggest_variable(name)
+            nearest = engine_options.find_nearest(name, recorded.variables)
             reason = f"{recorded.source.partition(',')[0]} reads no such variable"
             yield Conflict(
                 (*key_path, name),
