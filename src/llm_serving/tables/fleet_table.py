@@ -131,7 +131,6 @@ def _render_title(fleet: Fleet) -> Text:
 def _render_table(fleet: Fleet, costs: cost.Cost, bar: str, *, short: bool) -> Table:
     machines = [pool.size for pool in fleet.pools.values()]
     accelerators = [count_accelerators(pool) for pool in fleet.pools.values()]
-    prefix = "≥ " if costs.unknown else ""
     # Only the first column wraps: names have up to 32 characters, and numbers must not break.
     padding = (0, 0 if short else 1, 0, 0)  # the box itself puts a space between columns
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False, padding=padding)
@@ -141,8 +140,8 @@ def _render_table(fleet: Fleet, costs: cost.Cost, bar: str, *, short: bool) -> T
     for title, word, footer in (
         ("instances", "size", _format_bounds(_sum_bounds(machines))),
         ("accelerators", "accel.", _format_bounds(_sum_bounds(accelerators))),
-        ("min USD/h", "min $/h", prefix + _format_usd(costs.min_usd_h)),
-        ("max USD/h", "max $/h", prefix + _format_usd(costs.max_usd_h)),
+        ("min USD/h", "min $/h", _format_usd(costs.min_usd_h, costs.unknown)),
+        ("max USD/h", "max $/h", _format_usd(costs.max_usd_h, costs.unknown)),
     ):
         table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
     for index, pool_cost in enumerate(costs.pools):
@@ -190,12 +189,10 @@ def _render_mark(instance: Instance | None, region: str, zone: str) -> Text:
 def _format_costs(costs: cost.PoolCost, pool: Pool) -> tuple[str, str]:
     if costs.prepaid:
         return "prepaid", "prepaid"
-    prefix = "≥ " if costs.unknown else ""
-    if costs.unknown and not costs.max_usd_h:
-        return ("unknown" if pool.size.min or pool.spare else _format_usd(0)), "unknown"
-    return (prefix if pool.size.min or pool.spare else "") + _format_usd(costs.min_usd_h), prefix + _format_usd(
-        costs.max_usd_h
-    )
+    most = "unknown" if costs.unknown and not costs.max_usd_h else _format_usd(costs.max_usd_h, costs.unknown)
+    if not (pool.size.min or pool.spare):
+        return _format_usd(costs.min_usd_h), most
+    return most if most == "unknown" else _format_usd(costs.min_usd_h, costs.unknown), most
 
 
 def _format_accelerators(instance: Instance | None) -> str:
@@ -338,5 +335,6 @@ def _format_bounds(bounds: Bounds) -> str:
     return f"{bounds.min:,}" if bounds.min == bounds.max else f"{bounds.min:,}..{bounds.max:,}"
 
 
-def _format_usd(usd: float) -> str:
-    return f"{usd:,.0f}" if usd >= 1000 else f"{usd:,.2f}"
+def _format_usd(usd: float, unknown: Sequence[str] = ()) -> str:
+    """Format an amount, of which the prices of some types are not known."""
+    return f"{'≥ ' if unknown else ''}{usd:,.{0 if usd >= 1000 else 2}f}"

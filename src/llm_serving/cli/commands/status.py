@@ -35,11 +35,7 @@ def status(
     """
     if starts:
         _show_starts(folder, fleet, target, as_json=as_json)
-    else:
-        _show_status(folder, fleet, target, as_json=as_json)
-
-
-def _show_status(folder: Path, fleet: Path, target: str, *, as_json: bool) -> None:
+        return
     deployment_status = registry.load_target(target).read_status(folder, fleet)
     if as_json:
         console.print_json(deployment_status.build_payload())
