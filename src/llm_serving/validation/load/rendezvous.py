@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import gevent
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from llm_serving import processes
+from llm_serving.settings.plain import PlainData
 from llm_serving.validation.load import driver_result
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load_plan import LoadPlan, Shard
@@ -21,10 +22,8 @@ from llm_serving.validation.load.prompts import TokenCosts
 POLL_S = 0.01
 
 
-class Setup(BaseModel):
+class Setup(PlainData):
     """What the leader found out about the server."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine_dialect: bool
     """Whether the server accepts the engines' own parameters."""
@@ -32,10 +31,10 @@ class Setup(BaseModel):
     answer_s: float = 0.0
     """Mean time of an answer of the warm-up."""
 
-    costs: dict[str, TokenCosts] = {}
+    costs: dict[str, TokenCosts] = Field(default={})
     """Tokens of words by model; empty with the user's own prompts."""
 
-    tokens_per_character: dict[str, float] = {}
+    tokens_per_character: dict[str, float] = Field(default={})
     """Of recorded answers by model; empty without such answers."""
 
 

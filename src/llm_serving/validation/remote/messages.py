@@ -8,8 +8,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from llm_serving.settings.plain import PlainData
 from llm_serving.validation.load.driver_result import Progress
 from llm_serving.validation.load.load_plan import LoadPlan
 
@@ -30,11 +31,7 @@ def unpack_urls(packed: str) -> list[str]:
     return list(json.loads(zlib.decompress(base64.b64decode(packed))))
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DriverInput(_Message):
+class DriverInput(PlainData):
     """What one container needs; rewritten with new URLs before the old ones expire."""
 
     plan: LoadPlan
@@ -57,7 +54,7 @@ class DriverInput(_Message):
     """To read the states of the processes that it waits for: all others for the first one, the first one for others."""
 
 
-class ProgramInput(_Message):
+class ProgramInput(PlainData):
     """What a container needs that runs another program than this package; rewritten as `DriverInput` is."""
 
     plan: dict[str, Any]
@@ -67,10 +64,10 @@ class ProgramInput(_Message):
     """To write each of its files, by name."""
 
 
-class DriverState(_Message):
+class DriverState(PlainData):
     """How far one container is."""
 
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default={})
     """Those of the meeting's files that its process wrote, by name."""
 
     progress: Progress | None = None

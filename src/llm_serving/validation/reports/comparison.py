@@ -125,8 +125,12 @@ def _find_doubts(baseline: ValidationRun, run: ValidationRun) -> Iterator[str]:
 
 def _build_change(name: str, before: Interval, after: Interval, margin: float) -> Change:
     """Build the change with its bounds; of shares in points of the whole, of all else relative to the baseline."""
+    verdict: Verdict = NONE
     if math.isinf(after.value) or math.isinf(before.value):
-        return _build_infinite_change(name, before, after)
+        change = math.nan
+        if math.isinf(before.value) != math.isinf(after.value):
+            verdict, change = ("worse", math.inf) if math.isinf(after.value) else ("better", -math.inf)
+        return Change(name, before.value, after.value, change, change, change, verdict)
     scale = 1.0 if name in (ERRORS, GOODPUT) or not before.value else before.value
     change = after.value - before.value
     low = change - math.hypot(after.value - after.low, before.high - before.value)
@@ -135,17 +139,8 @@ def _build_change(name: str, before: Interval, after: Interval, margin: float) -
     least = margin * ERRORS_MARGIN if name == ERRORS else margin
     rises, falls = bounds[0] > least, bounds[2] < -least
     is_better = rises if name in MORE_IS_BETTER else falls
-    verdict: Verdict = "better" if is_better else "worse" if rises or falls else NONE
+    verdict = "better" if is_better else "worse" if rises or falls else NONE
     return Change(name, before.value, after.value, bounds[0], bounds[1], bounds[2], verdict)
-
-
-def _build_infinite_change(name: str, before: Interval, after: Interval) -> Change:
-    """Build a change of infinite latencies: worse where only the run's is, better where only the baseline's."""
-    verdict = NONE
-    if math.isinf(before.value) != math.isinf(after.value):
-        verdict = "worse" if math.isinf(after.value) else "better"
-    change = {"worse": math.inf, "better": -math.inf}.get(verdict, math.nan)
-    return Change(name, before.value, after.value, change, change, change, verdict)
 
 
 def _list_notes(baseline: ValidationRun, run: ValidationRun) -> list[str]:

@@ -145,8 +145,8 @@ def compute_share_bounds(count: int, total: int, confidence: float = CONFIDENCE)
     """Return the lower and the upper bound of a share, each one-sided and exact (Clopper and Pearson, 1934)."""
     if total == 0:
         return 0.0, 1.0
-    lower = _bisect(lambda share: _compute_tail(count, total, share) < 1 - confidence) if count else 0.0
-    upper = 1 - _bisect(lambda share: _compute_tail(total - count, total, share) < 1 - confidence)
+    lower = _bisect(lambda share: _compute_tail(count, total, share) < 1 - confidence)[0] if count else 0.0
+    upper = 1 - _bisect(lambda share: _compute_tail(total - count, total, share) < 1 - confidence)[0]
     return lower, upper if count < total else 1.0
 
 
@@ -169,10 +169,7 @@ def compute_t_quantile(confidence: float, degrees: int) -> float:
     low, high = 0.0, 1.0
     while _compute_t_probability(high, degrees) < confidence:
         low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _compute_t_probability(middle, degrees) >= confidence else (middle, high)
-    return high
+    return _bisect(lambda value: _compute_t_probability(value, degrees) < confidence, low, high)[1]
 
 
 def _compute_t_probability(value: float, degrees: int) -> float:
@@ -231,10 +228,9 @@ def _compute_tail(successes: int, trials: int, share: float) -> float:
     return min(1.0, sum(_compute_binomial(count, trials, share) for count in range(successes, last + 1)))
 
 
-def _bisect(holds: Callable[[float], bool]) -> float:
-    """Return the largest share at which a condition still holds; it holds below and not above."""
-    low, high = 0.0, 1.0
+def _bisect(holds: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
+    """Return the largest value at which a condition still holds, and the next: it holds below and not above."""
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return low, high
