@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from llm_serving.validation.pages import charts, html_report
 from llm_serving.validation.search.knee import UNITS
@@ -16,6 +16,7 @@ def render(state: Tuning, best: Trial | None) -> str:
     highest = max((point.load for trial in trials for point in trial.points), default=1.0)
     return html_report.render_page(
         "tune.html.j2",
+        filters={"breakable": _break_key},
         state=state,
         trials=trials,
         best=best,
@@ -24,6 +25,10 @@ def render(state: Tuning, best: Trial | None) -> str:
         priced=any(trial.usd_h is not None for trial in trials),
         pictures={trial.number: _render_loads(trial, highest) for trial in trials},
     )
+
+
+def _break_key(key: str) -> Markup:
+    return escape(key).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
 
 
 def _render_loads(trial: Trial, highest: float) -> Markup:
