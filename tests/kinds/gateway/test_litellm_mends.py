@@ -25,7 +25,6 @@ NAMES = (
     "litellm.proxy.auth",
     "litellm.proxy.spend_tracking",
     "litellm.responses.streaming_iterator",
-    "litellm.router_utils",
     "openai._base_client",
     "prisma._base_client",
     "starlette.middleware.errors",

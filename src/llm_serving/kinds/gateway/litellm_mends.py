@@ -23,7 +23,6 @@ from litellm.proxy._types import ProxyException
 from litellm.proxy.auth import user_api_key_auth
 from litellm.proxy.spend_tracking import spend_tracking_utils
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
-from litellm.router_utils import cooldown_handlers
 from openai._base_client import BaseClient
 from prisma._base_client import BasePrisma
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -35,12 +34,6 @@ BasePrisma._Prisma__engine = BasePrisma._engine
 GIVEN_UP = ("abort", "error", "cancelled", "timeout")
 """Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
 (github.com/vllm-project/vllm/issues/57082, read 2026-11-29), the last two of TensorRT-LLM."""
-
-_OWN_ERRORS = (AttributeError, TypeError)
-"""Of LiteLLM's code, where it takes a request for what it is not."""
-
-_CLIENTS = ("openai", "httpx", "aiohttp")
-"""Modules of errors that a deployment caused."""
 
 _CLIENTS_NAMES = ("session_id", "agent_id", "billing_agent_id")
 """Columns of records that clients fill."""
@@ -70,19 +63,6 @@ def mend(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 def leave_out_id(get_key: Callable[..., str], cache: Cache, /, **request: Any) -> str:
     """Let the key of a kept answer leave out the headers: they have the id only, another for each request."""
     return get_key(cache, **{name: value for name, value in request.items() if name != "extra_headers"})
-
-
-@mend(cooldown_handlers, "_should_run_cooldown_logic")
-def spare_deployment(
-    should_cool_down: Callable[..., bool], /, *arguments: Any, original_exception: BaseException, **options: Any
-) -> bool:
-    """Let an error of LiteLLM's own close no deployment: one malformed request would close a route to all teams."""
-    error: BaseException | None = original_exception
-    while error is not None and find_package(error) not in _CLIENTS:
-        if isinstance(error, _OWN_ERRORS):
-            return False
-        error = error.__cause__ or error.__context__
-    return should_cool_down(*arguments, original_exception=original_exception, **options)
 
 
 @mend(BaseClient, "_process_response_data")

@@ -68,6 +68,7 @@ _PROMPT_FIELDS = (
 _FORMS: dict[str, type | tuple[type, ...]] = {
     "messages": list, "prompt": (str, list), "input": (str, list, dict), "tools": list, "functions": list,
     "tool_choice": (str, dict), "response_format": dict, "logit_bias": dict, "timeout": (int, float),
+    "web_search_options": dict,
 }  # fmt: skip
 """Of fields at whose other forms LiteLLM itself fails with 500, after it asked each deployment of the route."""
 
