@@ -8,6 +8,7 @@ downloads after a restart, and verifies hashes.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import http.client
 import io
 import logging
@@ -106,17 +107,13 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
             raise InputError(
                 f"{name}: it lists the file {file.name!r}, outside its own directory. Fix: choose another model."
             )
-    return Snapshot(name, _check_commit(name, info.sha or ""), files)
-
-
-def _check_commit(name: str, commit: str) -> str:
-    """Return the commit, which becomes the name of a folder."""
+    commit = info.sha or ""
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
         raise InputError(
             f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is not a hash of 40 or 64 "
             "hexadecimal digits. Fix: set HF_ENDPOINT to another hub."
         )
-    return commit
+    return Snapshot(name, commit, files)
 
 
 def select_files(
@@ -132,9 +129,8 @@ def select_files(
     """
     if all_files:
         return snapshot.files
-    names = select_names(
-        [file.name for file in snapshot.files], snapshot.id, read_json or _read_snapshot_json(snapshot)
-    )
+    read_from_hub = functools.partial(fetch_json, snapshot.id, revision=snapshot.commit)
+    names = select_names([file.name for file in snapshot.files], snapshot.id, read_json or read_from_hub)
     return tuple(file for file in snapshot.files if file.name in names)
 
 
@@ -169,10 +165,6 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
 def _list_quantizations(names: Iterable[str]) -> list[str]:
     pattern = re.compile(r"[-._]([A-Z]+\d*(?:_\w+)?)\.gguf$", re.IGNORECASE)
     return sorted({match[1] for name in names if (match := pattern.search(name))})
-
-
-def _read_snapshot_json(snapshot: Snapshot) -> ReadJson:
-    return lambda file: fetch_json(snapshot.id, file, snapshot.commit)
 
 
 def select_names(names: Sequence[str], source: str, read_json: ReadJson) -> set[str]:
@@ -404,8 +396,9 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
     except httpx2.RemoteProtocolError:
         raise Unavailable(f"{name}: {resolve_endpoint()} stopped half-way. Fix: run the same command again.") from None
     except httpx2.HTTPError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Unavailable(
-            f"{name}: no hub answers at {resolve_endpoint()} ({_format_reason(error)}). "
+            f"{name}: no hub answers at {resolve_endpoint()} ({reason}). "
             "Fix: check the network, or set HF_ENDPOINT to a mirror."
         ) from None
     except OSError as error:
@@ -444,7 +437,3 @@ def _raise_http_error(name: str, error: Any) -> NoReturn:
     if status == 429:
         fix = "try again in some minutes; set HF_TOKEN, for the hub allows more with a token"
     raise Unavailable(f"{name}: {resolve_endpoint()} returned HTTP {status}. Fix: {fix}.") from None
-
-
-def _format_reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -222,7 +222,10 @@ def _write_model(size: Size, folder: Path, on_progress: OnProgress) -> None:
     tokenizer.save(str(folder / ("tokenizer/tokenizer.json" if model.task == "draw" else "tokenizer.json")))
     silent = find_silent_tokens(tokenizer) if model.task == "generate" else None
     if model.task == "draw":
-        _write_pipeline(folder, tokenizer.get_vocab_size())
+        first_number = 0
+        for name, shard in make_pipeline.list_tensors(tokenizer.get_vocab_size()).items():
+            _write_shard(folder / name, shard, first_number, None)
+            first_number += len(shard)
     else:
         _write_weights(size, folder, silent, on_progress)
     stored = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -263,13 +266,6 @@ def _build_pipeline_configs(tokenizer: Tokenizer) -> dict[str, Any]:
     ids = {"pad_token_id": tokenizer.token_to_id(END_OF_TEXT), "eos_token_id": tokenizer.token_to_id(TURN_END)}
     configs = make_pipeline.build_configs(tokenizer.get_vocab_size(), ids)
     return {**configs, "tokenizer/tokenizer_config.json": settings}
-
-
-def _write_pipeline(folder: Path, vocabulary: int) -> None:
-    first_number = 0
-    for name, shard in make_pipeline.list_tensors(vocabulary).items():
-        _write_shard(folder / name, shard, first_number, None)
-        first_number += len(shard)
 
 
 def _build_embedding_configs(width: int) -> dict[str, Any]:

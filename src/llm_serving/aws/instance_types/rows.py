@@ -50,6 +50,7 @@ def build_row(description: Mapping[str, Any], region: str) -> dict[str, Any]:
     """Return one type of DescribeInstanceTypes, reduced to the fields that the product uses."""
     network = description["NetworkInfo"]
     accelerators = _build_accelerators(description)
+    store = description.get("InstanceStorageInfo", {})  # missing where a type has none
     return {
         "from": region,
         "vcpus": description["VCpuInfo"]["DefaultVCpus"],
@@ -60,7 +61,7 @@ def build_row(description: Mapping[str, Any], region: str) -> dict[str, Any]:
         "efa_interfaces": network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
         "network_gbps": _parse_bandwidth(network["NetworkPerformance"]),
         "cards": _build_cards(network),
-        "nvme_gb": _read_nvme_gb(description),
+        "nvme_gb": int(store["TotalSizeInGB"]) if store.get("NvmeSupport") in ("required", "supported") else 0,
         "ebs_mb_s": _simplify_number(description["EbsInfo"]["EbsOptimizedInfo"]["MaximumThroughputInMBps"]),
         "purchase": sorted(description["SupportedUsageClasses"]),
     }
@@ -107,12 +108,6 @@ def _parse_bandwidth(text: str) -> float:
     if not bandwidth_match:
         raise ValueError(f"network performance {text!r} is of no known form")
     return _simplify_number(float(bandwidth_match[2]) * int(bandwidth_match[1] or 1))
-
-
-def _read_nvme_gb(description: Mapping[str, Any]) -> int:
-    """Return the instance store, where it is NVMe; the field is missing where a type has none."""
-    store = description.get("InstanceStorageInfo", {})
-    return int(store["TotalSizeInGB"]) if store.get("NvmeSupport") in ("required", "supported") else 0
 
 
 def _simplify_number(value: float) -> float:
@@ -237,16 +232,14 @@ def list_changes(old: CatalogDocument, new: CatalogDocument) -> list[str]:
     old_types, new_types = old.get("types", {}), new["types"]
     lines = [f"{name}: gone" for name in old_types if name not in new_types]
     for name, fields in new_types.items():
-        parts = _list_differences(old_types[name], fields) if name in old_types else ["new"]
-        if parts:
+        before, after = _flatten_regions(old_types.get(name, {})), _flatten_regions(fields)
+        keys = [key for key in dict.fromkeys([*before, *after]) if key != "from" and before.get(key) != after.get(key)]
+        parts = [f"{key} {_format_plain(before.get(key))} -> {_format_plain(after.get(key))}" for key in keys]
+        if name not in old_types:
+            lines.append(f"{name}: new")
+        elif parts:
             lines.append(f"{name}: {'; '.join(parts)}")
     return lines
-
-
-def _list_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    old, new = _flatten_regions(before), _flatten_regions(after)
-    keys = [key for key in dict.fromkeys([*old, *new]) if key != "from" and old.get(key) != new.get(key)]
-    return [f"{key} {_format_plain(old.get(key))} -> {_format_plain(new.get(key))}" for key in keys]
 
 
 def _flatten_regions(fields: Mapping[str, Any]) -> dict[str, Any]:
