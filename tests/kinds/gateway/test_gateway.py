@@ -42,7 +42,6 @@ from llm_serving import paths, processes
 from llm_serving.cli import main
 from llm_serving.kinds.gateway import (
     audit,
-    audit_export,
     database,
     gateway_program,
     litellm_env,
@@ -1279,14 +1278,14 @@ def test_the_audit_is_exported_to_s3_by_the_hour_once(gateway: Running) -> None:
     [start] = database.query(gateway.login, "SELECT extract(epoch FROM min(at)) AS at FROM blueprint_audit")
     now = time.time()
     over = now - now % 3600 + 3600 + 301
-    keys = audit_export.export(gateway.login, s3, "s3://acme-audit/gateways", over)
+    keys = audit.export(gateway.login, s3, "s3://acme-audit/gateways", over)
     assert keys[0] == time.strftime("gateways/%Y/%m/%d/%H.jsonl.gz", time.gmtime(start["at"]))
     bodies = [s3.get_object(Bucket="acme-audit", Key=key)["Body"].read() for key in keys]
     exported = [json.loads(line) for body in bodies for line in gzip.decompress(body).splitlines()]
     assert {"team created", "key created", "request"} <= {entry["event"] for entry in exported}
     recorded = audit.read(gateway.login, usage.Period(start["at"] - 1, over - 301))
     assert all(entry in recorded for entry in exported)
-    assert audit_export.export(gateway.login, s3, "s3://acme-audit/gateways", over) == []
+    assert audit.export(gateway.login, s3, "s3://acme-audit/gateways", over) == []
 
 
 def test_a_budget_that_is_nearly_spent_is_in_the_audit_once(gateway: Running) -> None:

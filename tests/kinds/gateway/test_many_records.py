@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.kinds.gateway import access, audit, audit_export, commands, database, meter, usage
+from llm_serving.kinds.gateway import access, audit, commands, database, meter, usage
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.usage import Period
 from llm_serving.settings.errors import InputError, Unavailable
@@ -132,7 +132,7 @@ def test_an_hour_is_exported_a_minute_at_a_time(login: Login, monkeypatch: pytes
         login,
         ["--command", f"CREATE TABLE blueprint_export (until float8); INSERT INTO blueprint_export VALUES ({HOUR})"],
     )
-    assert audit_export.export(login, S3(), "s3://b/p", HOUR + 3600 + 300) == ["p/2025/10/09/09.jsonl.gz"]
+    assert audit.export(login, S3(), "s3://b/p", HOUR + 3600 + 300) == ["p/2025/10/09/09.jsonl.gz"]
     [body] = bodies.values()
     lines = gzip.decompress(body).splitlines()
     assert max(sizes) == 60

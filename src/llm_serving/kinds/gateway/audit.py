@@ -6,6 +6,10 @@ database write, whoever makes the change.
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +17,7 @@ from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.litellm_settings import parse_name
 from llm_serving.kinds.gateway.usage import CACHE, REFUSAL, Period
+from llm_serving.services.rendered import split_location
 
 WARNED_SHARE = 0.8
 """Share of a budget from which on the audit and the meter's log say so, once a day or month."""
@@ -28,6 +33,14 @@ jsonb_strip_nulls(jsonb_build_object('models', to_jsonb({row}.models), 'requests
     'tokens_per_minute', {row}.tpm_limit, 'month_usd', {row}.max_budget,
     'day_usd', jsonb_path_query_first({row}.budget_limits, '$[*].max_budget'), 'blocked', {row}.blocked))"""
 """What an administrator decides of a team: LiteLLM updates its row at each request."""
+
+EXPORT_TABLE = "blueprint_export"
+
+_CREATE_EXPORT = f"CREATE TABLE IF NOT EXISTS {EXPORT_TABLE} (until float8)"
+
+_HOUR_S, _MINUTE_S = 3600, 60
+_SETTLED_S = 300
+"""How long after its end an hour is exported: LiteLLM writes its last records by then."""
 
 
 def prepare(login: Login) -> None:
@@ -78,3 +91,35 @@ def delete_old(login: Login, keep_s: float) -> None:
     """Delete what is older, of the audit and of the usage."""
     statements = database.read_statement("delete_old", age=f"interval '{round(keep_s)} s'")
     database.execute(login, ["--single-transaction", "--command", statements])
+
+
+def export(login: Login, s3: Any, location: str, now: float | None = None) -> list[str]:
+    """Write the hours, UTC, that ended since the last export as objects of JSON lines; return their keys.
+
+    An object is written again, the same, where what has been exported could not be noted.
+    """
+    bucket, prefix = split_location(location)
+    database.execute(login, ["--command", _CREATE_EXPORT])
+    [row] = database.query(login, database.read_statement("export_next"))
+    end = (time.time() if now is None else now) - _SETTLED_S
+    keys = []
+    for start in range(round(row["start"] or end), round(end) - _HOUR_S + 1, _HOUR_S):
+        if body := _pack_hour(login, start):
+            key = f"{prefix}/{time.strftime('%Y/%m/%d/%H', time.gmtime(start))}.jsonl.gz"
+            s3.put_object(Bucket=bucket, Key=key, Body=body)
+            keys.append(key)
+        database.execute(
+            login, ["--command", f"DELETE FROM {EXPORT_TABLE}; INSERT INTO {EXPORT_TABLE} VALUES ({start + _HOUR_S})"]
+        )
+    return keys
+
+
+def _pack_hour(login: Login, start: int) -> bytes:
+    """Pack the entries of an hour, of which a minute's are in memory at a time; empty where there are none."""
+    packed, count = io.BytesIO(), 0
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file:
+        for minute in range(start, start + _HOUR_S, _MINUTE_S):
+            for entry in read(login, Period(minute, minute + _MINUTE_S)):
+                file.write(f"{json.dumps(entry)}\n".encode())
+                count += 1
+    return packed.getvalue() if count else b""

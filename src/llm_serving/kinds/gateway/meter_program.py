@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from llm_serving.kinds.gateway import audit, audit_export, database, litellm_settings, meter
+from llm_serving.kinds.gateway import audit, database, litellm_settings, meter
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import DATABASE, Backend
 from llm_serving.settings.errors import Unavailable
@@ -55,7 +55,7 @@ def export(login: Login, location: str) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        for key in audit_export.export(login, boto3.client("s3"), location):
+        for key in audit.export(login, boto3.client("s3"), location):
             print(f"audit: {key} is in {location}", flush=True)
     except (BotoCoreError, ClientError) as error:
         print(f"audit: {location}: S3 refuses: {error}", flush=True)
