@@ -121,9 +121,7 @@ class Pool(Settings):
     distinct = ("types", "zones", "buy", "taints")
 
     def _check_capacity_block(self) -> Iterator[Conflict]:
-        if len(self.buy) > 1 and any(
-            isinstance(purchase, Reservation) and purchase.capacity_block for purchase in self.buy
-        ):
+        if len(self.buy) > 1 and any(purchase.capacity_block for purchase in self._reservations):
             yield Conflict(
                 ("buy",),
                 "a Capacity Block's instances cannot share a pool with other purchase options",
@@ -166,7 +164,7 @@ class Pool(Settings):
             yield Conflict(("buy", reserve_indices[0]), reason, fix)
 
     def _check_placement_group(self) -> Iterator[Conflict]:
-        existing = [purchase for purchase in self.buy if isinstance(purchase, Reservation) and purchase.reserve is None]
+        existing = [purchase for purchase in self._reservations if purchase.reserve is None]
         if self.placement_group == "cluster" and existing:
             reason = (
                 "EC2 returns InsufficientInstanceCapacity for a placement group with a reservation "
@@ -213,9 +211,13 @@ class Pool(Settings):
     @property
     def reserved(self) -> bool:
         """Whether the pool draws on capacity that is paid for whether it is used or not."""
-        return any(isinstance(purchase, Reservation) for purchase in self.buy)
+        return bool(self._reservations)
 
     @property
     def reserve_count(self) -> int:
         """Instances of the reservations that the fleet makes for this pool."""
-        return sum(purchase.reserve or 0 for purchase in self.buy if isinstance(purchase, Reservation))
+        return sum(purchase.reserve or 0 for purchase in self._reservations)
+
+    @property
+    def _reservations(self) -> list[Reservation]:
+        return [purchase for purchase in self.buy if isinstance(purchase, Reservation)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import difflib
 import functools
+import itertools
 import os
 import re
 import stat
@@ -112,24 +113,24 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         if re.search(rb"[\0-\x08\x0e-\x1f]", raw):
             raise build_file_error(path, "it is binary, not text in UTF-8", "name a YAML file") from None
-        lines_before = re.split(r"\r\n|\r|\n", raw[: error.start].decode())
-        line, column = len(lines_before), len(lines_before[-1]) + 1
+        line, column = _locate_end(raw[: error.start].decode())
         reason = f"the byte {raw[error.start]:02X} is not UTF-8: the text is in another encoding"
         raise InputError([Mistake(path, line, column, "", "", reason, "save the file as UTF-8")]) from None
     if "\0" in text:
         raise build_file_error(path, "it is binary, not text", "name a YAML file")
     mistakes = []
-    for match in _UNPRINTABLE.finditer(text):
-        lines_before = re.split(r"\r\n|\r|\n", text[: match.start()])
+    for match in itertools.islice(_UNPRINTABLE.finditer(text), 10):
         reason = f"the character U+{ord(match[0]):04X} is invisible, and YAML does not allow it"
-        mistakes.append(
-            Mistake(path, len(lines_before), len(lines_before[-1]) + 1, "", "", reason, "write the line without it")
-        )
-        if len(mistakes) == 10:
-            break
+        line, column = _locate_end(text[: match.start()])
+        mistakes.append(Mistake(path, line, column, "", "", reason, "write the line without it"))
     if mistakes:
         raise InputError(mistakes)
     return text
+
+
+def _locate_end(text: str) -> tuple[int, int]:
+    *_, last = lines = re.split(r"\r\n|\r|\n", text)
+    return len(lines), len(last) + 1
 
 
 # Beyond YAML's own list: line breaks that editors do not count, and marks that turn the direction of a text around.
@@ -187,11 +188,7 @@ def _suggest_path(path: Path) -> str:
     if path == DEFAULT_FLEET and not matches:
         return "go to the folder that holds it, or use --fleet FILE; `blueprint new` creates one"
     matches = matches or sorted(yamls)[:1]
-    return (
-        f"name the path of a file that exists, such as {path.with_name(matches[0])}"
-        if matches
-        else "name the path of a file that exists"
-    )
+    return "name the path of a file that exists" + (f", such as {path.with_name(matches[0])}" if matches else "")
 
 
 class _Loader(yaml.SafeLoader):

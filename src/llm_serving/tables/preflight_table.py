@@ -96,19 +96,15 @@ def _format_command(command: Sequence[str], width: int, indent: int) -> Iterator
 
 
 def _group_options(words: Sequence[str]) -> Iterator[str]:
-    option = ""
+    """Yield options with their values, and other words."""
+    groups: list[list[str]] = []
     for word in words:
-        if option and not word.startswith("--"):
-            yield f"{option} {word}"
-            option = ""
-        elif word.startswith("--"):
-            if option:
-                yield option
-            option = word
+        is_value = groups and len(groups[-1]) == 1 and groups[-1][0].startswith("--") and not word.startswith("--")
+        if is_value:
+            groups[-1].append(word)
         else:
-            yield word
-    if option:
-        yield option
+            groups.append([word])
+    return map(" ".join, groups)
 
 
 def _render_totals(groups: Sequence[CheckGroup]) -> Text:
