@@ -14,6 +14,13 @@ from llm_serving.fleet.model import Fleet
 
 PERIOD_S = 60
 
+MAX_METRICS = 10
+"""Of an alarm. Source: CloudWatch user guide, "Create a CloudWatch alarm based on a metric math expression",
+2026-11."""
+
+MAX_PERCENT = 80.0
+"""Of CPU, memory and storage."""
+
 
 class Metric(NamedTuple):
     """A metric that an alarm reads."""

@@ -221,9 +221,6 @@ def _list_model_arns(account: Account, model: str) -> Iterator[str]:
         yield account.build_arn("bedrock", f"inference-profile/{model}")
 
 
-MAX_PERCENT = 80.0
-"""Of CPU and of memory."""
-
 MIN_SPACE = 0.08
 """Free share of the storage that the database began with. At a tenth of what it has RDS makes it larger, unless it may
 grow no more."""
@@ -235,9 +232,9 @@ def add_alarms(context: GatewayContext, servers: Servers) -> None:
     database = [("DBInstanceIdentifier", gateway.name)]
     nodes = valkey.list_node_dimensions(gateway.name, CACHE_NODES)
     space_bytes = MIN_SPACE * gateway.database_gib * 2**30
-    cpu = _add_alarm(context, "database-cpu", database, "Maximum", MAX_PERCENT, missing="breaching")
+    cpu = _add_alarm(context, "database-cpu", database, "Maximum", alarm.MAX_PERCENT, missing="breaching")
     _add_alarm(context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")
-    memory = _add_alarm(context, "cache-memory", nodes, "Maximum", MAX_PERCENT, missing="breaching")
+    memory = _add_alarm(context, "cache-memory", nodes, "Maximum", alarm.MAX_PERCENT, missing="breaching")
     # Or they ring while the servers are made.
     for resource, server in ((cpu, servers.database), (memory, servers.cache)):
         resource.add_override("depends_on", [f"{server.terraform_resource_type}.{server.friendly_unique_id}"])

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import iam, network, task_network, task_roles
+from infra.constructs import alarm, iam, network, task_network, task_roles, valkey
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.network import Network
-from infra.constructs.security_group import HTTPS, add_rule, add_security_group
+from infra.constructs.security_group import HTTPS, SecurityGroups, add_rule, add_security_group
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
 from llm_serving.kinds.streaming.stack import (
+    CACHE_NODES,
     DRIVER_ROLE,
     FLINK_RUNTIME,
     KAFKA_VERSION,
@@ -60,32 +62,26 @@ class StreamContext:
         return [self.network.private_subnets[zone] for zone in self.stream.zones]
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Security groups: who reaches whom."""
+def add_groups(context: StreamContext) -> SecurityGroups:
+    """Add the groups: whoever is in `clients` reaches Kafka and the cache, and nobody else does.
 
-    clients: aws.security_group.SecurityGroup
-    """Of producers of events and readers of answers, and of the job."""
-
-    kafka: aws.security_group.SecurityGroup
-    cache: aws.security_group.SecurityGroup
-
-
-def add_groups(context: StreamContext) -> Groups:
-    """Add the groups: whoever is in `clients` reaches Kafka and the cache, and nobody else does."""
+    In it are producers of events and readers of answers, and the job.
+    """
     stream, vpc_id = context.stream, context.network.vpc_id
-    clients, kafka, cache = (
-        add_security_group(context.stack, f"{part}-group", name=name, description=description, vpc_id=vpc_id)
-        for part, name, description in (
-            ("clients", format_clients_group(stream), f"Producers and readers of {context.name}, and its job"),
-            ("kafka", f"{stream.name}-kafka", f"Kafka of {context.name}"),
-            ("cache", f"{stream.name}-cache", f"Cache of {context.name}"),
-        )
-    )
-    for part, group, port in (("kafka", kafka, KAFKA_PORT), ("cache", cache, CACHE_PORT)):
-        add_rule(context.stack, f"{part}-from-clients", group, "in", "Clients", port, peer=clients)
-        add_rule(context.stack, f"clients-to-{part}", clients, "out", part, port, peer=group)
-    return Groups(clients, kafka, cache)
+    parts = {
+        "clients": (format_clients_group(stream), f"Producers and readers of {context.name}, and its job"),
+        "kafka": (f"{stream.name}-kafka", f"Kafka of {context.name}"),
+        "cache": (f"{stream.name}-cache", f"Cache of {context.name}"),
+    }
+    groups = {
+        part: add_security_group(context.stack, f"{part}-group", name=name, description=description, vpc_id=vpc_id)
+        for part, (name, description) in parts.items()
+    }
+    clients = groups["clients"]
+    for part, port in (("kafka", KAFKA_PORT), ("cache", CACHE_PORT)):
+        add_rule(context.stack, f"{part}-from-clients", groups[part], "in", "Clients", port, peer=clients)
+        add_rule(context.stack, f"clients-to-{part}", clients, "out", part, port, peer=groups[part])
+    return groups
 
 
 def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
@@ -110,7 +106,7 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
     return group
 
 
-def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskCluster:
+def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster.MskCluster:
     """Add the cluster: clients log in with their role, over TLS only."""
     stream, m = context.stream, aws.msk_cluster
     configuration = aws.msk_configuration.MskConfiguration(
@@ -129,7 +125,7 @@ def add_kafka(context: StreamContext, groups: Groups) -> aws.msk_cluster.MskClus
         broker_node_group_info=m.MskClusterBrokerNodeGroupInfo(
             instance_type=stream.broker_type,
             client_subnets=context.subnets,
-            security_groups=[groups.kafka.id],
+            security_groups=[groups["kafka"].id],
             storage_info=m.MskClusterBrokerNodeGroupInfoStorageInfo(
                 ebs_storage_info=m.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(volume_size=stream.broker_gib)
             ),
@@ -166,7 +162,7 @@ def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplica
 
 def add_job(
     context: StreamContext,
-    groups: Groups,
+    groups: SecurityGroups,
     kafka: aws.msk_cluster.MskCluster,
     cache: aws.elasticache_replication_group.ElasticacheReplicationGroup,
 ) -> aws.kinesisanalyticsv2_application.Kinesisanalyticsv2Application:
@@ -212,7 +208,7 @@ def add_job(
             context,
             archive_key=archive.key,
             place={"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)},
-            security_groups=[groups.clients.id, add_job_group(context).id],
+            security_groups=[groups["clients"].id, add_job_group(context).id],
         ),
         depends_on=list_policies(stack, purpose),
     )
@@ -383,4 +379,76 @@ def _build_client_statements(
         "Offsets",
         ["kafka-cluster:AlterGroup", "kafka-cluster:DescribeGroup"],
         account.build_arn("kafka", f"group/{name}/{group}"),
+    )
+
+
+_FAILED_CHECKPOINTS, _CHECKPOINT_TIMEOUT_S = 3, 600
+"""How many fail one after the other, and how long one takes that does not end. Source: Flink 1.20,
+execution.checkpointing.timeout, which Managed Service for Apache Flink leaves as it is."""
+
+
+def add_alarms(context: StreamContext) -> None:
+    """Add alarms on what users of the stream feel: events that wait, answers that are missing, a job that stands still.
+
+    Kafka knows as read what a checkpoint has committed, so the lag contains the age of the last checkpoint.
+    """
+    stream = context.stream
+    lag = {"Cluster Name": stream.name, "Consumer Group": context.name, "Topic": stream.events_topic}
+    job = {"Application": stream.name}
+    _add_alarm(context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
+    failed = {"m": ("failed-checkpoints", job)}
+    longest_s = stream.checkpoint_ms / 1000 + _CHECKPOINT_TIMEOUT_S
+    periods = math.ceil(_FAILED_CHECKPOINTS * longest_s / alarm.PERIOD_S)
+    description = "Checkpoints fail"
+    _add_alarm(
+        context, "checkpoints", failed, "RATE(m)", 0, description, periods=periods, breaching=_FAILED_CHECKPOINTS
+    )
+    outage = {"m": ("job-outage", job)}
+    # A job that is stopped reports nothing. Source: AWS's agent-toolkit-for-aws, monitoring-and-metrics.md, 2026-11.
+    _add_alarm(context, "down", outage, "m", 0, "The job does not run", missing="breaching")
+    for name, signal, description in (
+        ("dead-letters", "dead-letters", "Events have no answer"),
+        ("deadlines", "missed-deadlines", "Answers are late"),
+    ):
+        metrics = {"m": (signal, job), "n": ("stream-events", job)}
+        _add_alarm(context, name, metrics, "RATE(m) / RATE(n)", stream.dead_alarm, description)
+
+    nodes = valkey.list_node_dimensions(stream.name, CACHE_NODES)
+    memory = {f"m{number}": ("cache-memory", dict([node])) for number, node in enumerate(nodes)}
+    _add_alarm(context, "cache", memory, "MAX(METRICS())", alarm.MAX_PERCENT, "The cache is nearly full")
+    for first in range(1, stream.brokers + 1, alarm.MAX_METRICS):
+        brokers = range(first, min(first + alarm.MAX_METRICS, stream.brokers + 1))
+        disks = {
+            f"m{number}": ("broker-disk", {"Cluster Name": stream.name, "Broker ID": str(number)}) for number in brokers
+        }
+        name = "disk" if first == 1 else f"disk-{first}"
+        _add_alarm(context, name, disks, "MAX(METRICS())", alarm.MAX_PERCENT, "Kafka's storage is nearly full")
+
+
+def _add_alarm(
+    context: StreamContext,
+    name: str,
+    metrics: Mapping[str, tuple[str, Mapping[str, str]]],
+    expression: str,
+    threshold: float,
+    description: str,
+    missing: str = "notBreaching",
+    periods: int = 5,
+    breaching: int | None = None,
+) -> None:
+    """Add an alarm; `metrics` has signal and dimensions by the metric's name in the expression."""
+    # The sum of a minute's samples grows with their number, too, which a ratio of two sums takes off.
+    stat = "Sum" if "n" in metrics else "Maximum"
+    alarm.add_alarm(
+        context.stack,
+        context.stream.name,
+        name,
+        *(alarm.find_metric(key, signal, dimensions, stat) for key, (signal, dimensions) in metrics.items()),
+        expression=alarm.Expression("e", expression, description),
+        description=f"{description}: {context.name}",
+        signal=next(iter(metrics.values()))[0],
+        threshold=threshold,
+        missing=missing,
+        periods=periods,
+        breaching=breaching,
     )

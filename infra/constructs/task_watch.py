@@ -18,9 +18,6 @@ from llm_serving.services.rendered import Rendered
 from llm_serving.services.service import Service
 from llm_serving.services.slo import MIN_ERROR_SHARE
 
-_MAX_METRICS = 10
-"""Of an alarm of CloudWatch. Models scale together, so those roles for which there is room stand for all."""
-
 _TRANSFERS_PERIOD_S = 600
 """A failure rings for so long: those of one cause need not come each minute."""
 
@@ -36,7 +33,8 @@ def add_errors_alarm(
     errors, error_count = build_errors(stream, router)
     # What finds no engine at all is an error, and no request of any.
     share = f"({error_count}) / (FILL(requests, 0) + {error_count} + 0.001)"
-    room = _MAX_METRICS - len(errors) - 1
+    # Models scale together, so those roles for which there is room stand for all.
+    room = alarm.MAX_METRICS - len(errors) - 1
     scale_to_zero_services = {
         f"up{number}": service for number, service in enumerate(serving.scale_to_zero_services[:room])
     }

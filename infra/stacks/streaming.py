@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from infra.constructs import network, results_table, stream, stream_watch, valkey
+from infra.constructs import network, results_table, stream, valkey
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant, find_key
 from infra.constructs.stream import StreamContext
@@ -50,17 +50,19 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
         nodes=CACHE_NODES,
         port=stream.CACHE_PORT,
         subnets=context.subnets,
-        security_group=groups.cache.id,
+        security_group=groups["cache"].id,
         key=key,
     )
     job = stream.add_job(context, groups, kafka, cache)
     stream.add_driver(context)
-    stream_watch.add_alarms(context)
+    stream.add_alarms(context)
     if deployment.stack.answer_files:
         results_table.add_answers_table(stack, name, deployment.stack.answer_files)
     base.add_output(stack, "brokers", kafka.bootstrap_brokers_sasl_iam, "Kafka, for clients that log in with a role")
     base.add_output(stack, "cache_url", stream.format_cache_url(cache), "The cache")
-    base.add_output(stack, "clients_group", groups.clients.id, "Security group of whoever reaches Kafka and the cache")
+    base.add_output(
+        stack, "clients_group", groups["clients"].id, "Security group of whoever reaches Kafka and the cache"
+    )
     base.add_output(stack, "job_name", job.name, "The job on Managed Service for Apache Flink")
 
 
