@@ -59,10 +59,7 @@ class OpenAIUser(User):  # type: ignore[misc]
         return api_key.build_headers(self.plan.url)
 
     def path(self) -> str:
-        pooled = self.plan.pooled
-        if pooled:
-            return pooled.path
-        return "/v1/chat/completions" if self.plan.traffic.api == "chat" else "/v1/completions"
+        return self.plan.path
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
         model = prompt.model or self.plan.models[0]

@@ -28,7 +28,8 @@ NAMES = ["aiperf", "guidellm", "inference-perf", "vllm-bench"]
 def _build_job(folder: Path, due: list[float] | None = None, **traffic: Any) -> Job:
     prompts = [Prompt(({"role": "user", "content": f"Read {index}"},), 8 + index) for index in range(40)]
     settings = Traffic.model_validate({"arrivals": "20/s", "requests": 40, **traffic})
-    return Job("http://127.0.0.1:1", "tiny", settings, prompts, due, True, folder)
+    plan = LoadPlan(url="http://127.0.0.1:1", models=("tiny",), traffic=settings, folder=str(folder))
+    return Job(plan, prompts, due, True, folder)
 
 
 def _read(name: str, folder: Path) -> list[Sample]:
@@ -91,7 +92,7 @@ def test_users_begin_one_after_the_other_or_the_report_says_that_they_do_not(nam
     driver = registry.load_driver(name)
     job = dataclasses.replace(_build_job(tmp_path, arrivals=None, users=4), ramp_s=1.5)
     assert ("1.5" in " ".join(driver.build_command(job, Path("bin")))) == driver.ramps
-    said = [note for note in driver.list_notes(job.traffic) if "begins all 4 users at once" in note]
+    said = [note for note in driver.list_notes(job.plan.traffic) if "begins all 4 users at once" in note]
     assert len(said) == (0 if driver.ramps else 1)
     assert tuple(driver.list_notes(Traffic.model_validate({"arrivals": "20/s"}))) == driver.notes
 

@@ -15,13 +15,13 @@ from llm_serving.validation.load.answer import Sample
 
 
 def _build_command(job: Job, executables: Path) -> list[str]:
-    traffic = job.traffic
+    traffic = job.plan.traffic
     times = [{}] * len(job.prompts) if job.due is None else [{"timestamp": time * 1000} for time in job.due]
     rows = [
         {
             **time,
             "session_id": str(number),
-            "payload": prompt.build_body(job.model, traffic.api, engine_dialect=job.engine_dialect),
+            "payload": prompt.build_body(job.plan.models[0], traffic.api, engine_dialect=job.engine_dialect),
         }
         for number, (prompt, time) in enumerate(zip(job.prompts, times, strict=True))
     ]
@@ -33,7 +33,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     )
     ramp = ["--concurrency-ramp-duration", f"{job.ramp_s:.3f}"] if job.ramp_s else []
     return [
-        str(executables / "aiperf"), "profile", "--model", job.model, "--url", job.url,
+        str(executables / "aiperf"), "profile", "--model", job.plan.models[0], "--url", job.plan.url,
         "--endpoint-type", "chat" if traffic.api == "chat" else "completions", "--streaming",
         "--input-file", str(file), "--custom-dataset-type", "mooncake_trace", *loop, *ramp,
         "--tokenizer", str(job.tokenizer), "--use-server-token-count", "--random-seed", str(traffic.seed),

@@ -13,6 +13,7 @@ from llm_serving import paths
 from llm_serving.services.traffic import Traffic
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.answer import Answer, Sample
+from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prompt import Prompt
 
 LOCKS = paths.ROOT / "requirements" / "drivers"
@@ -22,10 +23,7 @@ LOCKS = paths.ROOT / "requirements" / "drivers"
 class Job:
     """A load for a driver to send."""
 
-    url: str
-    """Base URL of the deployment, without /v1."""
-    model: str
-    traffic: Traffic
+    plan: LoadPlan
     prompts: Sequence[Prompt]
     """Of the counted requests, in order."""
     due: Sequence[float] | None
@@ -47,13 +45,9 @@ class Job:
         """File with the driver's results."""
         return self.folder / "result.json"
 
-    @property
-    def path(self) -> str:
-        return "/v1/chat/completions" if self.traffic.api == "chat" else "/v1/completions"
-
     def add_delay(self, sample: Sample, seconds: float) -> Sample:
         """Set the time between due and sent of a sample: with a cap on requests at once it waited for one to end."""
-        setattr(sample, "waited_ms" if self.traffic.max_concurrency else "late_ms", seconds * 1000)
+        setattr(sample, "waited_ms" if self.plan.traffic.max_concurrency else "late_ms", seconds * 1000)
         return sample
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:

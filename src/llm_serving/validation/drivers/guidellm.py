@@ -16,7 +16,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     rows = job.write_rows(
         "prompts.jsonl", [{"prompt": prompt.text, "output_tokens_count": prompt.max_tokens} for prompt in job.prompts]
     )
-    traffic = job.traffic
+    traffic = job.plan.traffic
     if traffic.users:
         profile = {"kind": "concurrent", "streams": traffic.users, "rampup_duration": job.ramp_s}
     else:
@@ -24,7 +24,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
         if traffic.max_concurrency:
             profile["max_concurrency"] = traffic.max_concurrency
     backend = {
-        "kind": "openai_http", "target": job.url, "model": job.model, "request_format": job.path,
+        "kind": "openai_http", "target": job.plan.url, "model": job.plan.models[0], "request_format": job.plan.path,
         "timeout": traffic.deadline,
     }  # fmt: skip
     return [

@@ -37,7 +37,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
 
 
 def _build_config(job: Job, data: Path) -> dict[str, Any]:
-    traffic = job.traffic
+    traffic = job.plan.traffic
     if traffic.users:
         kind = "concurrent"
         stage: dict[str, float] = {"concurrency_level": traffic.users, "num_requests": len(job.prompts)}
@@ -60,7 +60,7 @@ def _build_config(job: Job, data: Path) -> dict[str, Any]:
             "request_timeout": traffic.deadline,
         },
         "server": {
-            "type": "vllm", "model_name": job.model, "base_url": job.url,
+            "type": "vllm", "model_name": job.plan.models[0], "base_url": job.plan.url,
             "ignore_eos": job.engine_dialect and all(prompt.exact for prompt in job.prompts),
         },
         "tokenizer": {"pretrained_model_name_or_path": str(job.tokenizer)},

@@ -149,7 +149,7 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
                 f"{f'{count} messages' if count > 1 else 'other parts, or fields of its own'}. "
                 "Fix: use rows with a prompt, or remove --driver."
             )
-    job = Job(plan.url, plan.models[0], traffic, created, due, dialect, folder)
+    job = Job(plan, created, due, dialect, folder)
     return job, list(itertools.islice(warm_up, traffic.warm_up))
 
 
@@ -181,8 +181,7 @@ class Server:
         self._plan = plan
         self.answer_s = 0.0
         """Mean time of an answer of the warm-up."""
-        path = "chat/completions" if plan.traffic.api == "chat" else "completions"
-        self._url = f"{plan.url}/v1/{path}"
+        self._url = f"{plan.url}{plan.path}"
 
     def detect_dialect(self) -> bool:
         """Return whether the server accepts the engines' own parameters; raises `Unavailable` without an answer."""

@@ -14,12 +14,12 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     rows = job.write_rows(
         "prompts.jsonl", [{"prompt": prompt.text, "output_tokens": prompt.max_tokens} for prompt in job.prompts]
     )
-    traffic = job.traffic
+    traffic = job.plan.traffic
     backend = "openai-chat" if traffic.api == "chat" else "openai"
     concurrency = traffic.users or traffic.max_concurrency
     return [
-        str(executables / "vllm"), "bench", "serve", "--backend", backend, "--base-url", job.url,
-        "--endpoint", job.path, "--model", job.model, "--tokenizer", str(job.tokenizer),
+        str(executables / "vllm"), "bench", "serve", "--backend", backend, "--base-url", job.plan.url,
+        "--endpoint", job.plan.path, "--model", job.plan.models[0], "--tokenizer", str(job.tokenizer),
         "--dataset-name", "custom", "--dataset-path", str(rows), "--custom-output-len", "-1", "--skip-chat-template",
         "--disable-shuffle", "--num-prompts", str(len(job.prompts)), "--seed", str(traffic.seed),
         "--request-rate", f"{traffic.arrivals:g}" if traffic.arrivals else "inf",

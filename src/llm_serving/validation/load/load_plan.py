@@ -51,6 +51,13 @@ class PlannedLoad(PlainData):
         """The task's requests and answers; None where answers are text, and not numbers for whole texts."""
         return tasks.POOLED.get(self.task)
 
+    @property
+    def path(self) -> str:
+        """Where requests go on the server."""
+        if self.pooled:
+            return self.pooled.path
+        return "/v1/chat/completions" if self.traffic.api == "chat" else "/v1/completions"
+
 
 class LoadPlan(PlannedLoad):
     """The driver's input; the validation writes it as plan.json for Locust."""
