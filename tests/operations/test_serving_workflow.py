@@ -200,13 +200,15 @@ def test_without_a_builder_the_images_are_asked_for_before_anything_costs(
 def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(
     aws: str, context: FleetContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workflow = build_workflow(context)
+    text = FLEET.replace("zones: us-west-2a", "zones: [us-west-2a, us-west-2b]")
+    context.document.path.write_text(text)
+    workflow = build_workflow(replace(context, document=load(context.document.path, Fleet)))
     workflow._run_preflight()
     assert "identity" in capsys.readouterr().out
     workflow._run_preflight()
     output = capsys.readouterr()
     assert output.out == "" and "Preflight: skipped, passed on 20" in output.err
     assert workflow.result.skipped == ["preflight"]
-    context.document.path.write_text(FLEET.replace("0..4", "0..5"))
+    context.document.path.write_text(text.replace("0..4", "0..5"))
     workflow._run_preflight()
     assert "identity" in capsys.readouterr().out
