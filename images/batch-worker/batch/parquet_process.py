@@ -1,7 +1,6 @@
 """Reads a Parquet file in a process of its own, with little memory: a file of some KB can hold what fills a machine.
 
-That process has no credentials: it asks for ranges of the file on its output, and gets them on its input. Both ways a
-frame is a letter, the number of bytes that follow, and these.
+That process has no credentials: it asks for ranges of the file, and gets them. What it says begins with a letter.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import multiprocessing
 import resource
-import select
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, NoReturn
 
 from batch.reader import FREE_BYTES, MAX_RATIO, BadTemplate, CorruptFile, ReadRange
 
@@ -32,7 +30,6 @@ _ANSWER_LIMIT_S = 120.0
 
 _BLOCK_BYTES = 256 * 2**10
 
-_FRAME = struct.Struct("!cI")
 _READ, _COUNTS, _LINES, _END, _CORRUPT, _BAD_TEMPLATE = b"r", b"n", b"l", b"e", b"c", b"t"
 _FAILURES = {_CORRUPT: CorruptFile, _BAD_TEMPLATE: BadTemplate}
 
@@ -42,10 +39,11 @@ _COMMAND = (sys.executable, "-c", "from batch import parquet_process; parquet_pr
 class ParquetRows:
     """The rows of a Parquet file, by a template."""
 
-    def __init__(self, child: subprocess.Popen[bytes], read: ReadRange, size: int, template: str) -> None:
+    def __init__(self, child: Connection, read: ReadRange, size: int, template: str) -> None:
         self._child, self._read, self._size, self._template_bytes = child, read, size, len(template.encode())
         self._grown = 0
-        self._send(json.dumps({"size": size, "template": template}).encode())
+        with _report_end():
+            child.send_bytes(json.dumps({"size": size, "template": template}).encode())
         [(_, counts)] = self._receive(_COUNTS)
         self.group_count, self.row_count = json.loads(counts)
 
@@ -63,7 +61,8 @@ class ParquetRows:
             BadTemplate: the file lacks a column.
             CorruptFile: it is damaged, takes too much memory, or unpacks to a thousand times its size.
         """
-        self._send(json.dumps([groups, most_rows, most_bytes]).encode())
+        with _report_end():
+            self._child.send_bytes(json.dumps([groups, most_rows, most_bytes]).encode())
         for _, block in self._receive(_END):
             # What is the template's in each row did not come out of the file.
             self._grown += len(block) - block.count(b"\n") * self._template_bytes
@@ -72,14 +71,17 @@ class ParquetRows:
             yield block
 
     def _receive(self, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Receive frames up to one of the kind `last`; answers what the process asks for."""
-        assert self._child.stdout
+        """Receive messages up to one of the kind `last`; answers what the process asks for."""
         while True:
-            if not select.select([self._child.stdout], [], [], _ANSWER_LIMIT_S)[0]:
-                raise CorruptFile(f"the file cannot be read as Parquet: no row within {_ANSWER_LIMIT_S:g} s")
-            kind, content = _receive(self._child.stdout)
+            with _report_end():
+                if not self._child.poll(_ANSWER_LIMIT_S):
+                    raise CorruptFile(f"the file cannot be read as Parquet: no row within {_ANSWER_LIMIT_S:g} s")
+                message = self._child.recv_bytes()
+            kind, content = message[:1], message[1:]
             if kind == _READ:
-                self._send(b"".join(self._read(*json.loads(content))))
+                block = b"".join(self._read(*json.loads(content)))
+                with _report_end():
+                    self._child.send_bytes(block)
             elif kind in _FAILURES:
                 raise _FAILURES[kind](content.decode())
             elif kind == last == _END:
@@ -88,13 +90,6 @@ class ParquetRows:
                 yield kind, content
                 if kind == last:
                     return
-
-    def _send(self, content: bytes) -> None:
-        assert self._child.stdin
-        try:
-            _send(self._child.stdin, _READ, content)
-        except BrokenPipeError:
-            _raise_memory()
 
 
 @contextlib.contextmanager
@@ -105,81 +100,64 @@ def open_rows(read: ReadRange, size: int, template: str) -> Iterator[ParquetRows
         BadTemplate: the template cannot be used.
         CorruptFile: it is not a Parquet file, or damaged.
     """
-    folder = Path(__file__).parents[1]
-    with (
-        _AT_ONCE,
-        subprocess.Popen(
-            _COMMAND, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder,
-            env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # which fails where no memory is left
-        ) as child,
-    ):  # fmt: skip
+    own, its = multiprocessing.Pipe()
+    with own, its, _AT_ONCE, subprocess.Popen(
+        (*_COMMAND, str(its.fileno())), pass_fds=[its.fileno()], cwd=Path(__file__).parents[1],
+        env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # which fails where no memory is left
+    ) as child:  # fmt: skip
+        its.close()  # of two ends of it that are open here too, none would tell that the process has ended
         try:
-            yield ParquetRows(child, read, size, template)
+            yield ParquetRows(own, read, size, template)
         finally:
             child.kill()
 
 
-def _raise_memory() -> NoReturn:
-    raise CorruptFile(f"the file takes more than {_DATA_BYTES // 2**20} MiB of memory to read, or is damaged") from None
-
-
-def _send(stream: IO[bytes], kind: bytes, content: bytes | bytearray) -> None:
-    frame = memoryview(_FRAME.pack(kind, len(content)) + content)
-    while frame:
-        frame = frame[stream.write(frame) :]
-
-
-def _receive(stream: IO[bytes]) -> tuple[bytes, bytes]:
-    kind, length = _FRAME.unpack(_receive_bytes(stream, _FRAME.size))
-    return kind, _receive_bytes(stream, length)
-
-
-def _receive_bytes(stream: IO[bytes], length: int) -> bytes:
-    content = bytearray()
-    while len(content) < length:
-        block = stream.read(length - len(content))
-        if not block:
-            _raise_memory()
-        content += block
-    return bytes(content)
+@contextlib.contextmanager
+def _report_end() -> Iterator[None]:
+    """Report the end of the process as damage of the file."""
+    try:
+        yield
+    except (EOFError, OSError):
+        text = f"the file takes more than {_DATA_BYTES // 2**20} MiB of memory to read, or is damaged"
+        raise CorruptFile(text) from None
 
 
 def main() -> None:
-    """Serve one file, until the input ends."""
+    """Serve one file over the connection whose number is the first argument, until it ends."""
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with open(0, "rb", 0) as requests, open(1, "wb", 0) as answers:
+    with Connection(int(sys.argv[1])) as parent:
         try:
-            _serve(requests, answers)
+            _serve(parent)
         except (CorruptFile, BadTemplate) as error:
             kind = _CORRUPT if isinstance(error, CorruptFile) else _BAD_TEMPLATE
-            _send(answers, kind, str(error).encode(errors="replace"))
-        except MemoryError:
+            parent.send_bytes(kind + str(error).encode(errors="replace"))
+        except (MemoryError, EOFError):
             sys.exit(1)  # as where the system ends it
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(parent: Connection) -> None:
     from batch import parquet
 
     def read(start: int, end: int) -> Iterable[bytes]:
-        _send(answers, _READ, json.dumps([start, end]).encode())
-        return [_receive(requests)[1]]
+        parent.send_bytes(_READ + json.dumps([start, end]).encode())
+        return [parent.recv_bytes()]
 
-    opening = json.loads(_receive(requests)[1])
+    opening = json.loads(parent.recv_bytes())
     template = parquet.Template(opening["template"])
     file = parquet.open_file(read, opening["size"])
     counts = [file.file.num_row_groups, file.file.metadata.num_rows]
-    _send(answers, _COUNTS, json.dumps(counts).encode())
+    parent.send_bytes(_COUNTS + json.dumps(counts).encode())
     while True:
-        groups, most_rows, most_bytes = json.loads(_receive(requests)[1])
-        block, length = bytearray(), 0
+        groups, most_rows, most_bytes = json.loads(parent.recv_bytes())
+        block, length = bytearray(_LINES), 0
         for line in itertools.islice(parquet.read_rows(file, template, groups), most_rows):
             block += line
             length += len(line)
             if len(block) >= _BLOCK_BYTES:
-                _send(answers, _LINES, block)
-                block.clear()
+                parent.send_bytes(block)
+                block = bytearray(_LINES)
             if most_bytes is not None and length >= most_bytes:
                 break
-        _send(answers, _LINES, block)
-        _send(answers, _END, b"")
+        parent.send_bytes(block)
+        parent.send_bytes(_END)
