@@ -8,19 +8,27 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from llm_serving.catalog import images
+from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.streaming import load_program, managed, price, programs
+from llm_serving.kinds.streaming import managed, operators, price, programs
 from llm_serving.kinds.streaming import resolve as resolving
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
-from llm_serving.kinds.streaming.stack import CACHE_NODES, StreamStack
+from llm_serving.kinds.streaming.stack import CACHE_NODES, DRIVER_ROLE, StreamStack, format_clients_group
 from llm_serving.services import rendered
 from llm_serving.services.kinds import Kind
+from llm_serving.services.load_program import ARCHIVE_FILE, LoadProgram, MountedSecret
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
+
+_JOB_FILE = "/opt/flink/usrlib/stream-job.jar"
+"""Where the image of the job has it, as charts/streaming says."""
+
+_DRIVER_MB = 1024
 
 
 class StreamingKind(Kind[Blueprint, StreamingDeployment]):
@@ -34,13 +42,37 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
 
     resolve = staticmethod(resolving.resolve)
     list_port_names = staticmethod(resolving.list_port_names)
-    build_load_program = staticmethod(load_program.build)
 
     def list_local_servers(self, blueprint: Blueprint) -> tuple[LocalServer, ...]:
         return (Kafka(), Cache())
 
     def can_fork(self, blueprint: Blueprint) -> bool:
         return False
+
+    def build_load_program(self, deployment: StreamingDeployment) -> LoadProgram | None:
+        """Build what sends a validation's events: images/stream-job's own driver, in the fleet's network.
+
+        On EKS it runs in the image of the job; on ECS in one of Java, with the jar that the stack uploaded.
+        """
+        name, stack, environment = deployment.name, deployment.stack, deployment.environment
+        if operator_stream := deployment.operators:
+            return LoadProgram(
+                image=operator_stream.image,
+                command=_build_driver(_JOB_FILE),
+                secrets={
+                    operators.CERTIFICATE_FILE: MountedSecret(f"{name}-cluster-ca-cert", "ca.crt"),
+                    operators.LOGIN_FILE: MountedSecret(f"{name}-{operators.DRIVER}", operators.LOGIN_KEY),
+                },
+            )
+        if stack is None:
+            return None
+        return LoadProgram(
+            image=image_cache.rewrite(images.pin(images.JAVA, environment.image_digests), environment.image_prefixes),
+            command=_build_driver(ARCHIVE_FILE),
+            archive=f"s3://{stack.bucket}/{stack.archive_key}",
+            role=DRIVER_ROLE,
+            security_groups=(format_clients_group(stack),),
+        )
 
     def prepare(self, deployment: StreamingDeployment) -> None:
         if deployment.stack:
@@ -86,6 +118,10 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
             "topics": deployment.topics.model_dump(),
             "cache": deployment.cache_url,
         }
+
+
+def _build_driver(archive: str) -> tuple[str, ...]:
+    return ("java", f"-Xmx{_DRIVER_MB}m", "-cp", archive, "stream.load.RemoteDriver")
 
 
 KIND = StreamingKind()

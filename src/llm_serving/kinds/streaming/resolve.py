@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llm_serving import paths
 from llm_serving.fleet import rented_cost
@@ -37,7 +38,7 @@ SETTINGS_VARIABLE = "STREAM_SETTINGS"
 """The job's settings, as `Settings` of images/stream-job reads them."""
 
 _FLINK, _SLOTS = Path(__file__).with_name("flink.yaml"), 2
-_JOB_MANAGER_MB, _TASK_MANAGER_MB, _SMALL_MB = 256, 384, 64
+_HEAP_MB = {JOB_MANAGER: 256, TASK_MANAGER: 384, ENDPOINT: 64, GENERATOR: 64}
 _JVM_BYTES = 200_000_000
 """Memory of a Java process beside its heap."""
 
@@ -134,78 +135,44 @@ def _list_notes(settings: Blueprint) -> Iterator[str]:
 def _build_services(
     settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]
 ) -> Iterator[Service]:
+    environment, topics = deployment.environment, deployment.topics
     if settings.endpoint.mock:
-        yield _build_mock(settings, deployment)
-    yield _build_task_manager(deployment)
-    if settings.generator.rate:
-        yield _build_generator(settings, deployment)
-    yield _build_job_manager(deployment, job)
-
-
-def _build_mock(settings: Blueprint, deployment: StreamingDeployment) -> Service:
-    assert settings.endpoint.mock
-    host, port = deployment.environment.hidden_host, deployment.environment.ports[ENDPOINT]
-    latency_ms = to_ms(settings.endpoint.mock.latency)
-    body = {"model": MOCK_MODEL, "messages": [{"role": "user", "content": "ready?"}]}
-    service = _build_java(
-        deployment.environment,
-        ENDPOINT,
-        programs.build_command("stream.load.MockEndpoint", host, str(port), str(latency_ms), heap_mb=_SMALL_MB),
-        heap_mb=_SMALL_MB,
-    )
-    probe = Probe(path="/v1/chat/completions", body=body, deadline_s=_START_S)
-    return service.model_copy(update={"host": host, "port": port, "probe": probe})
-
-
-def _build_generator(settings: Blueprint, deployment: StreamingDeployment) -> Service:
-    generator = settings.generator
-    arguments = (deployment.brokers, deployment.topics.events, f"{generator.rate:g}", str(generator.shoppers))
-    command = programs.build_command("stream.load.Generator", *arguments, heap_mb=_SMALL_MB)
-    return _build_java(deployment.environment, GENERATOR, command, heap_mb=_SMALL_MB)
-
-
-def _build_task_manager(deployment: StreamingDeployment) -> Service:
-    arguments = _build_flink_arguments(deployment, TASK_MANAGER)
+        host, port = environment.hidden_host, environment.ports[ENDPOINT]
+        command = ("stream.load.MockEndpoint", host, str(port), str(to_ms(settings.endpoint.mock.latency)))
+        body = {"model": MOCK_MODEL, "messages": [{"role": "user", "content": "ready?"}]}
+        probe = Probe(path="/v1/chat/completions", body=body, deadline_s=_START_S)
+        yield _build_java(ENDPOINT, command, environment.env, host=host, port=port, probe=probe)
+    env = environment.env
+    if deployment.answer_files:  # Flink's file system of S3
+        env = {**env, "FLINK_PLUGINS_DIR": str(programs.locate_plugins())}
     main = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
-    command = programs.build_command(main, *arguments, heap_mb=_TASK_MANAGER_MB)
-    return _build_flink(deployment, TASK_MANAGER, command, heap_mb=_TASK_MANAGER_MB)
-
-
-def _build_job_manager(deployment: StreamingDeployment, job: Mapping[str, object]) -> Service:
-    main = (_locate_checkpoints(deployment), "--job-classname", "stream.StreamJob")
-    arguments = (*main, *_build_flink_arguments(deployment, JOB_MANAGER))
-    service = _build_flink(
-        deployment,
+    yield _build_java(TASK_MANAGER, (main, *_build_flink_arguments(deployment, TASK_MANAGER)), env)
+    if settings.generator.rate:
+        generator = settings.generator
+        arguments = (deployment.brokers, topics.events, f"{generator.rate:g}", str(generator.shoppers))
+        yield _build_java(GENERATOR, ("stream.load.Generator", *arguments), environment.env)
+    own = ("stream.LocalCluster", _locate_checkpoints(deployment), "--job-classname", "stream.StreamJob")
+    yield _build_java(
         JOB_MANAGER,
-        programs.build_command("stream.LocalCluster", *arguments, heap_mb=_JOB_MANAGER_MB),
-        heap_mb=_JOB_MANAGER_MB,
-    )
-    job_settings = json.dumps(job, separators=(",", ":"))
-    return service.model_copy(
-        update={
-            "is_entry": True,
-            "port": deployment.environment.ports[JOB_MANAGER],
-            "env": {**service.env, SETTINGS_VARIABLE: job_settings},
-            "probe": Probe(path="/jobs/overview", body={}, deadline_s=_START_S),
-        }
+        (*own, *_build_flink_arguments(deployment, JOB_MANAGER)),
+        {**env, SETTINGS_VARIABLE: json.dumps(job, separators=(",", ":"))},
+        is_entry=True,
+        port=environment.ports[JOB_MANAGER],
+        probe=Probe(path="/jobs/overview", body={}, deadline_s=_START_S),
     )
 
 
-def _build_flink(deployment: StreamingDeployment, role: str, command: tuple[str, ...], *, heap_mb: int) -> Service:
-    """Build a process of Flink, which has the file system of S3 where answers go there."""
-    service = _build_java(deployment.environment, role, command, heap_mb=heap_mb)
-    plugins = {"FLINK_PLUGINS_DIR": str(programs.locate_plugins())} if deployment.answer_files else {}
-    return service.model_copy(update={"env": {**service.env, **plugins}})
-
-
-def _build_java(environment: Environment, role: str, command: tuple[str, ...], *, heap_mb: int) -> Service:
+def _build_java(role: str, command: Sequence[str], env: Mapping[str, str], **more: Any) -> Service:
+    """Build a process of Java from its class and arguments; `more` are further fields of the service."""
+    heap_mb = _HEAP_MB[role]
     return Service(
         name=role,
         role=role,
-        command=command,
-        env=environment.env,
+        command=programs.build_command(*command, heap_mb=heap_mb),
+        env=dict(env),
         start_s=1,
         resources=Resources(memory_bytes=heap_mb * 2**20 + _JVM_BYTES),
+        **more,
     )
 
 

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from rich.console import Group, RenderableType
 
 from llm_serving import console
@@ -23,12 +24,12 @@ from llm_serving.kinds.streaming.blueprint import StreamSlo
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.resolve import list_kafka_properties, to_ms
 from llm_serving.kinds.streaming.validation import outcomes as stream_outcomes
-from llm_serving.kinds.streaming.validation import page
 from llm_serving.kinds.streaming.validation.outcomes import Outcomes, Times
 from llm_serving.kinds.streaming.validation.report import EventCounts, StreamMetrics, StreamReport
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
+from llm_serving.validation.pages import charts, html_report
 from llm_serving.validation.remote.play import ProgramLoad
 from llm_serving.validation.reports import run_folder
 from llm_serving.validation.reports.kind_report import render_end
@@ -66,7 +67,10 @@ def validate(deployment: StreamingDeployment, options: ValidationOptions) -> tup
         measured = stream_outcomes.read(work)
         sent_from = source.described if source else "The load came from this machine."
         report = build_report(deployment, measured, started, sent_from)
-        return report, run_folder.publish(report, page.render(report, measured), work, runs)
+        page = html_report.render_page(
+            "stream.html.j2", Path(__file__).parent, report=report, pictures=_render_pictures(report, measured)
+        )
+        return report, run_folder.publish(report, page, work, runs)
 
 
 def wait_running(url: str) -> None:
@@ -221,3 +225,16 @@ def render(report: StreamReport, folder: Path) -> RenderableType:
             f"without the endpoint {pipeline.p99:.0f} ms (p99)"
         )
     return Group(*lines, *render_end(report, folder))
+
+
+def _render_pictures(report: StreamReport, measured: Outcomes) -> dict[str, Markup]:
+    times = stream_outcomes.measure_times(measured)
+    limit = {"p99": 1000 * report.settings["slo"]["answer_p99"]}
+    pictures = {
+        "Event to answer in the cache": (times.answer, report.metrics.answer_ms, limit),
+        "Pipeline alone": (times.pipeline, report.metrics.pipeline_ms, {}),
+    }
+    return {
+        title: Markup(charts.render_distribution(title, list(filter(math.isfinite, values)), latency, limits))
+        for title, (values, latency, limits) in pictures.items()
+    }
