@@ -10,7 +10,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from llm_serving.kinds.batch import cloud, executions
+from llm_serving.kinds.batch import cloud
+from llm_serving.kinds.batch.kind import KIND
 
 MACHINE = "arn:aws:states:us-west-2:123456789012:stateMachine:cotton-catalog"
 RUNNING = {"stateMachineArn": MACHINE, "statusFilter": "RUNNING"}
@@ -48,7 +49,7 @@ def test_all_executions_are_stopped_once_nothing_starts_them_again(stub: Stubber
     stub.add_response("list_executions", list_page("two"), {**RUNNING, "nextToken": "more"})
     stub.add_response("stop_execution", {"stopDate": 0}, {"executionArn": format_arn("two")})
     with stub:
-        executions.stop(DEPLOYMENT, lambda _: stub.client, lambda: removed.append(True))
+        KIND.stop_work(DEPLOYMENT, lambda _: stub.client, lambda: removed.append(True))
     stub.assert_no_pending_responses()
     assert removed == [True]
 
@@ -60,4 +61,4 @@ def test_without_executions_the_services_go_with_the_stack(stub: Stubber, exists
     else:
         stub.add_client_error("list_executions", "StateMachineDoesNotExist", expected_params=RUNNING)
     with stub:
-        executions.stop(DEPLOYMENT, lambda _: stub.client, lambda: pytest.fail("removed"))
+        KIND.stop_work(DEPLOYMENT, lambda _: stub.client, lambda: pytest.fail("removed"))
