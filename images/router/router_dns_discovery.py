@@ -113,13 +113,11 @@ class DnsName:
         self.answering = {url: models for url, models in self.answering.items() if url in live_urls}
         # A removed replica is missing from answers, but so are others: drop it once it stops responding.
         self.addresses = {
-            known_address
-            for known_address in self.addresses
-            if self.misses.get(known_address, 0) < MAX_MISSES or (resolved and known_address in resolved)
+            address
+            for address in self.addresses
+            if self.misses.get(address, 0) < MAX_MISSES or (resolved and address in resolved)
         }
-        self.misses = {
-            known_address: count for known_address, count in self.misses.items() if known_address in self.addresses
-        }
+        self.misses = {address: count for address, count in self.misses.items() if address in self.addresses}
         # HTTP clients drop "/." from a path: RFC 3986, 5.2.4.
         return {url + "/." * copy: models for url, models in self.answering.items() for copy in range(self.weight)}
 
@@ -366,11 +364,8 @@ def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list
     parser.add_argument("--worker", metavar="NAME:PORT[=WEIGHT]", action="append", default=[])
     for kind in ROLE_CODES:
         parser.add_argument(f"--{kind}", metavar="NAME:PORT", action="append", default=[])
-    own_arguments, has_separator, command = list(arguments), "--" in arguments, []
-    if has_separator:
-        separator_index = own_arguments.index("--")
-        own_arguments, command = own_arguments[:separator_index], own_arguments[separator_index + 1 :]
-    options = parser.parse_args(own_arguments)
+    separator = [*arguments, "--"].index("--")
+    options, command = parser.parse_args(arguments[:separator]), list(arguments[separator + 1 :])
     if not command:
         parser.error("the router's command is missing: -- vllm-router ...")
     if options.worker and not options.router:

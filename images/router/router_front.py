@@ -171,52 +171,31 @@ def parse_limit(text: str) -> tuple[str, int]:
     return team, int(number)
 
 
-def render(
-    listen: str,
-    router: str,
-    max_requests: int,
-    folder: Path,
-    usage: str = "",
-    log: str = LOG_FORMATS[0],
-    *,
-    max_body: int = 0,
-    health_only: bool = False,
-    repeat_500: bool = False,
-) -> str:
-    """Return nginx's configuration.
-
-    Args:
-        listen: HOST:PORT for clients; on a loopback address only clients of this machine are answered.
-        router: HOST:PORT of the router.
-        max_requests: most requests in flight of a class; 0 for any number.
-        folder: for nginx's own files.
-        usage: HOST:PORT of what teams used; empty where no key is asked for.
-        log: one of LOG_FORMATS.
-        max_body: MiB of a request's body; 0 for any number.
-        health_only: whether the router has /health only.
-        repeat_500: whether a request that it answers with 500 is sent again.
-    """
+def render(options: argparse.Namespace, folder: Path) -> str:
+    """Return nginx's configuration, whose own files are in `folder`."""
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    router, listen_host = options.router, options.listen.rpartition(":")[0]
     values = {
-        "KEYS": KEYS.read_text(encoding="utf-8") if usage else "",
-        "KEY_CHECK": KEYS_LOCATION.read_text(encoding="utf-8") if usage else "",
+        "KEYS": KEYS.read_text(encoding="utf-8") if options.usage else "",
+        "KEY_CHECK": KEYS_LOCATION.read_text(encoding="utf-8") if options.usage else "",
         "IMAGE": str(KEYS.parent),
-        "USAGE": usage,
+        "USAGE": options.usage,
         # Workers of root would become nobody, and could not use the folder.
         "USER": "user root root;" if os.geteuid() == 0 else "",
         "CONNECTIONS": str(max(128, min(MAX_CONNECTIONS, open_files - SPARE_FILES))),
-        "LOG": "access_log /dev/stdout json if=$is_logged;" if log == "json" else "",
+        "LOG": "access_log /dev/stdout json if=$is_logged;" if options.log == "json" else "",
         "FOLDER": str(folder),
-        "LISTEN": listen,
+        "LISTEN": options.listen,
         # nginx repeats a request at another server only: here the same, of which it remembers no failure.
-        "SERVERS": f"server {router} max_fails=0; server {router} max_fails=0;" if repeat_500 else f"server {router};",
-        "REPEATED": "http_500 non_idempotent" if repeat_500 else "off",
-        "REQUEST_BUFFERING": "on" if repeat_500 else "off",
-        "READINESS": '"~^GET /readiness$" /health;' if health_only else "",
-        "LIVENESS": "location = /liveness { access_log off; return 200; }" if health_only else "",
-        "MAX_BODY": f"{max_body}m",
-        "LIMIT": f"limit_conn requests {max_requests};" if max_requests else "",
-        "SCOPE": "loopback" if ipaddress.ip_address(listen.rpartition(":")[0]).is_loopback else "network",
+        "SERVERS": 2 * f"server {router} max_fails=0;" if options.repeat_500 else f"server {router};",
+        "REPEATED": "http_500 non_idempotent" if options.repeat_500 else "off",
+        "REQUEST_BUFFERING": "on" if options.repeat_500 else "off",
+        "READINESS": '"~^GET /readiness$" /health;' if options.health_only else "",
+        "LIVENESS": "location = /liveness { access_log off; return 200; }" if options.health_only else "",
+        "MAX_BODY": f"{options.max_body}m",
+        "LIMIT": f"limit_conn requests {options.max_requests};" if options.max_requests else "",
+        # On a loopback address only clients of this machine are answered.
+        "SCOPE": "loopback" if ipaddress.ip_address(listen_host).is_loopback else "network",
     }
     text = CONFIGURATION.read_text(encoding="utf-8")
     for name, value in values.items():
@@ -270,18 +249,7 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal_number, lambda number, _: signals.append(number))
     with tempfile.TemporaryDirectory(prefix="router-front-") as name:
         file = Path(name) / "front.conf"
-        text = render(
-            options.listen,
-            options.router,
-            options.max_requests,
-            Path(name),
-            options.usage,
-            options.log,
-            max_body=options.max_body,
-            health_only=options.health_only,
-            repeat_500=options.repeat_500,
-        )
-        file.write_text(text, encoding="utf-8")
+        file.write_text(render(options, Path(name)), encoding="utf-8")
         keys = open_keys(options.keys, dict(options.limit), Path(name)) if options.keys else None
         if keys:
             keys.start()
