@@ -30,21 +30,19 @@ class _Moment:
     load: EngineLoad | None = None
 
 
+@dataclass
 class Adapter:
     """Follows the endpoint until it is cancelled."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        chunks: OpenChunks,
-        limit: ConcurrencyLimit,
-        endpoint: Endpoint,
-        runner: RowRunner,
-        dispatcher: Dispatcher,
-    ) -> None:
-        self._settings, self._chunks, self._limit = settings, chunks, limit
-        self._endpoint, self._runner, self._dispatcher = endpoint, runner, dispatcher
-        self._meter = BurnMeter(settings.objectives)
+    _settings: Settings
+    _chunks: OpenChunks
+    _limit: ConcurrencyLimit
+    _endpoint: Endpoint
+    _runner: RowRunner
+    _dispatcher: Dispatcher
+
+    def __post_init__(self) -> None:
+        self._meter = BurnMeter(self._settings.objectives)
         self._last = _Moment(time.monotonic())
         self.burn = Burn()
 

@@ -11,6 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from batch import layout, reader, rows
@@ -117,23 +118,15 @@ class ChunkState:
         """
         head_key = keys.build(layout.HEAD, job["id"], chunk["index"])
         stored = store.read_json(head_key)
-        if stored is None:
-            head = Head(epoch=1, worker=worker, parts=[], done=False, fruitless=0)
-            etag = store.write_json(head_key, head, new=True)
-        elif stored.value["done"]:
+        if stored and stored.value["done"]:
             return cls(store, keys, job, chunk, stored.value, stored.etag)
-        else:
+        head = Head(epoch=1, worker=worker, parts=[], done=False, fruitless=0)
+        if stored:
             before: Head = stored.value
             if in_flight:
                 _check_hopeless(before, chunk)
-            head = Head(
-                epoch=before["epoch"] + 1,
-                worker=worker,
-                parts=before["parts"],
-                done=False,
-                fruitless=before["fruitless"] + 1,
-            )
-            etag = store.write_json(head_key, head, etag=stored.etag)
+            head |= {"epoch": before["epoch"] + 1, "parts": before["parts"], "fruitless": before["fruitless"] + 1}
+        etag = store.write_json(head_key, head, etag=stored.etag if stored else None, new=stored is None)
         state = cls(store, keys, job, chunk, head, etag)
         state._read_rows(chunk)
         if in_flight:
@@ -305,11 +298,7 @@ class ChunkState:
 
 
 def _check_hopeless(before: Head, chunk: Chunk) -> None:
-    """Refuse a chunk that ends its workers while they read it, or one of whose rows too many did.
-
-    Raises:
-        Permanent: it ended too many workers.
-    """
+    """Refuse a chunk that ends its workers while they read it, or one of whose rows too many did."""
     has_lost = layout.count_rows([before])["failures"][layout.LOST_CODE] >= MAX_LOST
     if before["fruitless"] + has_lost >= MAX_FRUITLESS:
         text = f"chunk {chunk['index']} ended {before['fruitless'] + 1} workers in a row"
@@ -350,12 +339,8 @@ def take_chunk(
 def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line]:
     source = job["input"]
     if chunk["key"] != source["key"]:
-        read: reader.ReadRange = lambda start, end: store.read_range(chunk["key"], start, end)  # noqa: E731
-        return reader.read_range_lines(read, chunk["start"], chunk["end"], chunk["end"])
-    other, etag = Store(source["bucket"], store.client), str(source.get("etag", ""))
-    return reader.read_range_lines(
-        lambda start, end: other.read_range(source["key"], start, end, etag),
-        chunk["start"],
-        chunk["end"],
-        int(source["bytes"]),
-    )
+        read, size = partial(store.read_range, chunk["key"]), chunk["end"]
+    else:
+        other, size = Store(source["bucket"], store.client), int(source["bytes"])
+        read = partial(other.read_range, source["key"], etag=str(source.get("etag", "")))
+    return reader.read_range_lines(read, chunk["start"], chunk["end"], size)

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from batch import layout, parquet_process, reader
@@ -90,31 +91,31 @@ def read_sample(store: Store, key: str, options: Mapping[str, Any]) -> Sample:
     """
     endpoint = str(options.get("endpoint") or "")
     size = (store.read_head(key) or {"bytes": 0})["bytes"]
-    first_bytes = b"".join(store.read_range(key, 0, min(4, size)))
+    read = partial(store.read_range, key)
+    first_bytes = b"".join(read(0, min(4, size)))
     compression = reader.detect_compression(first_bytes)
     if first_bytes == reader.PARQUET:
-        return _read_parquet(store, key, size, str(options.get("template") or ""), endpoint)
+        return _read_parquet(read, size, str(options.get("template") or ""), endpoint)
     if compression:
-        return _read_beginning(store, key, size, compression, endpoint)
+        return _read_beginning(read, size, compression, endpoint)
     if size <= WHOLE_BYTES:
-        lines = reader.read_range_lines(lambda start, end: store.read_range(key, start, end), 0, size, size)
+        lines = reader.read_range_lines(read, 0, size, size)
         return Sample(list(_read_blocks(lines, endpoint)), size, is_whole=True)
     blocks = []
     for number in range(BLOCKS):
         start = (size - BLOCK_BYTES) * number // (BLOCKS - 1)
-        end = start + BLOCK_BYTES
-        lines = reader.read_range_lines(lambda start, end: store.read_range(key, start, end), start, end, size)
+        lines = reader.read_range_lines(read, start, start + BLOCK_BYTES, size)
         blocks.append(_read_block(BLOCK_BYTES, lines, endpoint))
     return Sample(blocks, size, is_whole=False)
 
 
-def _read_beginning(store: Store, key: str, size: int, compression: str, endpoint: str) -> Sample:
+def _read_beginning(read: reader.ReadRange, size: int, compression: str, endpoint: str) -> Sample:
     """Unpack the beginning of a file; its bytes are those of the unpacked file."""
     packed = unpacked = 0
 
-    def read() -> Iterator[bytes]:
+    def read_pieces() -> Iterator[bytes]:
         nonlocal packed
-        for block in store.read_range(key, 0, size):
+        for block in read(0, size):
             for start in range(0, len(block), _PACKED_BYTES):  # small, so that few unpacked bytes are held
                 piece = block[start : start + _PACKED_BYTES]
                 packed += len(piece)
@@ -122,7 +123,7 @@ def _read_beginning(store: Store, key: str, size: int, compression: str, endpoin
 
     def unpack() -> Iterator[bytes]:
         nonlocal unpacked
-        for block in reader.unpack(read(), compression):
+        for block in reader.unpack(read_pieces(), compression):
             unpacked += len(block)
             yield block
             if unpacked > WHOLE_BYTES:
@@ -134,10 +135,10 @@ def _read_beginning(store: Store, key: str, size: int, compression: str, endpoin
     return Sample(blocks, round(unpacked * size / packed), is_whole=False)
 
 
-def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: str) -> Sample:
+def _read_parquet(read: reader.ReadRange, size: int, template: str, endpoint: str) -> Sample:
     """Read the first rows of evenly spaced row groups; counts rows, not bytes, since the file has their number."""
     blocks = []
-    with parquet_process.open_rows(lambda start, end: store.read_range(key, start, end), size, template) as file_rows:
+    with parquet_process.open_rows(read, size, template) as file_rows:
         for group in _spread(range(file_rows.group_count), BLOCKS):
             lines = batch_rows.read_lines(file_rows.read([group], most_rows=PARQUET_ROWS, most_bytes=PARQUET_BYTES))
             block = _read_block(0, lines, endpoint)

@@ -42,22 +42,19 @@ class Counters:
         self.output_tokens += outcome.output_tokens
 
 
+@dataclass
 class Dispatcher:
     """Sends rows until it is cancelled."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        chunks: OpenChunks,
-        limit: ConcurrencyLimit,
-        usage: Usage,
-        endpoint: Endpoint,
-        runner: RowRunner,
-    ) -> None:
-        self._settings, self._chunks, self._limit, self._usage = settings, chunks, limit, usage
-        self._endpoint, self._runner = endpoint, runner
-        self._share = FairShare({name: team.weight for name, team in settings.teams.items()})
-        self._ranks = {priority: rank for rank, priority in enumerate(settings.priorities)}
+    _settings: Settings
+    _chunks: OpenChunks
+    _limit: ConcurrencyLimit
+    _usage: Usage
+    _endpoint: Endpoint
+    _runner: RowRunner
+
+    def __post_init__(self) -> None:
+        self._share = FairShare({name: team.weight for name, team in self._settings.teams.items()})
         self._row_tokens = FIRST_TOKENS
         self.requests: set[asyncio.Task[None]] = set()
         self.counters = Counters()
@@ -85,8 +82,9 @@ class Dispatcher:
         chunks = [chunk for chunk in self._chunks if chunk.has_next and not self._usage.is_spent(chunk.job["team"])]
         if suspect := next((chunk for chunk in chunks if chunk in alone), None):
             return None if self.requests else suspect
+        rank = self._settings.priorities.index
         candidates = [
-            Candidate(position, chunk.job["team"], self._ranks[chunk.job["priority"]], chunk.job["deadline_at"])
+            Candidate(position, chunk.job["team"], rank(chunk.job["priority"]), chunk.job["deadline_at"])
             for position, chunk in enumerate(chunks)
         ]
         chosen = self._share.choose(candidates)

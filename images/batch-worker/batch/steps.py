@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from batch import layout, parquet_process, reader, rows
@@ -80,11 +81,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _count_attempt(self, job_id: str, task: str, message: dict[str, Any]) -> Iterator[None]:
-        """Count an attempt before its work, which may end the worker; one that comes to its end does not count.
-
-        Raises:
-            Permanent: the step ended too many workers.
-        """
+        """Count an attempt before its work, which may end the worker; one that comes to its end does not count."""
         key = self._keys.build(layout.ATTEMPTS, job_id, f"{task}-{message.get('chunk', 0)}")
         stored = self._store.read_json(key)
         attempts = (stored.value if stored else 0) + 1
@@ -115,23 +112,22 @@ class Steps:
         if size == 0:
             raise Permanent("empty_file", "the input is empty")
         first_bytes = b"".join(store.read_range(source["key"], 0, min(4, size)))
-        chunk_bytes = layout.compute_chunk_bytes(size, self._settings.workers, self._settings.chunk_bytes)
         blocks = self._open_packed(job, store, first_bytes, size)
         if blocks is not None:
             chunks = self._unpack(job_id, blocks, size)
         else:
-            ranges = layout.split_ranges(size, chunk_bytes)
+            chunk_bytes = layout.compute_chunk_bytes(size, self._settings.workers, self._settings.chunk_bytes)
             chunks = [
-                Chunk(index=index, key=source["key"], start=start, end=end) for index, (start, end) in enumerate(ranges)
+                Chunk(index=index, key=source["key"], start=start, end=end)
+                for index, (start, end) in enumerate(layout.split_ranges(size, chunk_bytes))
             ]
         self._store.write_json(self._keys.build(layout.CHUNKS, job_id), chunks)
         return {"chunks": len(chunks)}
 
     def _open_packed(self, job: Job, store: Store, first_bytes: bytes, size: int) -> Iterator[bytes] | None:
         """Read the lines of a compressed or Parquet input in blocks; None for a plain input."""
-        key, etag = job["input"]["key"], str(job["input"].get("etag", ""))
         # A file that is overwritten meanwhile must not give the rows of both.
-        read: reader.ReadRange = lambda start, end: store.read_range(key, start, end, etag)  # noqa: E731
+        read = partial(store.read_range, job["input"]["key"], etag=str(job["input"].get("etag", "")))
         if compression := reader.detect_compression(first_bytes):
             return reader.unpack(read(0, size), compression)
         if first_bytes == reader.PARQUET:

@@ -266,22 +266,15 @@ class Writer:
 
     def append_object(self, key: str, size: int) -> None:
         """Append another object of the bucket; S3 copies it if it is large enough for a part."""
-        if size < MIN_PART_BYTES:
-            self.write(self._store.read(key))
-            return
-        if self._buffer:
-            # The buffer must reach the minimum size of a part: fill it from the object's beginning.
-            lacking = max(0, MIN_PART_BYTES - len(self._buffer))
-            if size - lacking < MIN_PART_BYTES:
-                for block in self._store.read_range(key, 0, size):
-                    self.write(block)
-                return
-            for block in self._store.read_range(key, 0, lacking):
-                self._buffer += block
-            self._flush()
+        # What is buffered must reach the minimum size of a part: it is filled from the object's beginning.
+        lacking = max(0, MIN_PART_BYTES - len(self._buffer)) if self._buffer else 0
+        is_copied = size - lacking >= MIN_PART_BYTES
+        for block in self._store.read_range(key, 0, lacking if is_copied else size):
+            self.write(block)
+        if is_copied:
+            if self._buffer:
+                self._flush()
             self._copy(key, lacking, size)
-            return
-        self._copy(key, 0, size)
 
     def close(self) -> None:
         """Write the rest and make the object visible. After an error nothing is left.

@@ -41,26 +41,21 @@ class Usage:
                 self._store.write_json(self._get_own_key(team), {"tokens": tokens})
                 self._saved[team] = tokens
         for team in self._quotas:
-            self._others[team] = self._sum_others(team)
+            counts = read_day(self._store, self._keys, team, self._date)
+            self._others[team] = sum(count for key, count in counts if key != self._get_own_key(team))
 
     def _start_day(self, date: str) -> None:
         is_first = not self._date
         self._date, self._saved = date, {}
-        counted = dict(self._own) if is_first else {}
-        self._own.clear()
-        for team, tokens in counted.items():
-            self._own[team] = tokens
-        if is_first:  # a restarted worker continues its earlier counts
-            for team in self._quotas:
-                stored = self._store.read_json(self._get_own_key(team))
-                self._own[team] += stored.value["tokens"] if stored else 0
+        if not is_first:
+            self._own.clear()
+            return
+        for team in self._quotas:  # a restarted worker continues its earlier counts
+            stored = self._store.read_json(self._get_own_key(team))
+            self._own[team] += stored.value["tokens"] if stored else 0
 
     def _get_own_key(self, team: str) -> str:
         return f"{self._keys.build(layout.USAGE, team, self._date)}{self._worker}.json"
-
-    def _sum_others(self, team: str) -> int:
-        own = self._get_own_key(team)
-        return sum(count for key, count in read_day(self._store, self._keys, team, self._date) if key != own)
 
 
 def format_date(now: float) -> str:
