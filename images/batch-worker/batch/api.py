@@ -30,8 +30,8 @@ from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
 from batch.jobs import MAX_TEMPLATE_BYTES, BadSubmission, Jobs
 from batch.layout import Job, Layout
+from batch.queue import find_queues
 from batch.repeat import repeat
-from batch.resources import find_queues
 from batch.secrets import ApiKey, Secret
 from batch.settings import Settings
 from batch.store import Store, create_client
@@ -157,11 +157,10 @@ class BatchApi:
             name, purpose = await _read_form(request, upload)
             if purpose != PURPOSE:
                 raise BadSubmission("purpose", f"{purpose or 'nothing'} is not `{PURPOSE}`")
-        except (BadHttpMessage, ValueError) as error:
+        except BaseException as error:  # the client went away, or S3 did
             await asyncio.to_thread(upload.abort)
-            raise BadSubmission("file", f"the request is not multipart/form-data: {error}") from None
-        except BaseException:  # the client went away, or S3 did
-            await asyncio.to_thread(upload.abort)
+            if isinstance(error, (BadHttpMessage, ValueError)):
+                raise BadSubmission("file", f"the request is not multipart/form-data: {error}") from None
             raise
         team = "" if request[TEAM] == EVERY_TEAM else request[TEAM]
         entry = await asyncio.to_thread(upload.finish, name, self._jobs.now(), team)

@@ -19,7 +19,7 @@ from batch.chunk import read_chunk_lines
 from batch.errors import classify
 from batch.files import Upload
 from batch.layout import Chunk, Job, Layout
-from batch.resources import Queues, build_execution_input
+from batch.queue import Queues
 from batch.settings import Settings
 from batch.store import READERS, Conflict, Store, get_code
 
@@ -466,3 +466,14 @@ class Jobs:
             if get_code(error) == "ExecutionDoesNotExist":
                 return False
             raise
+
+
+def build_execution_input(job: Job, keys: Layout, settings: Settings, queues: Queues) -> dict[str, Any]:
+    return {
+        "job": job["id"],
+        "team": job["team"],
+        "bucket": settings.bucket,
+        "chunks": keys.build(layout.CHUNKS, job["id"]),
+        "queue": queues.runs[job["team"], job["priority"]],
+        "failed_chunks_percent": 100 * settings.failed_chunks,
+    }

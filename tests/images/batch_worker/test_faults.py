@@ -17,8 +17,7 @@ from batch.chunk import Outcome, take_chunk
 from batch.committer import Committer
 from batch.jobs import BadSubmission, Jobs
 from batch.open_chunks import OpenChunk, OpenChunks
-from batch.queue import Message
-from batch.resources import Queues
+from batch.queue import Message, Queues
 from batch.step_runner import StepRunner
 from batch.steps import Steps
 from batch.store import Store, create_client

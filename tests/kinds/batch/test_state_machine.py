@@ -210,7 +210,8 @@ def build_input(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The input of an execution, as the Batch API builds it."""
     monkeypatch.syspath_prepend(IMAGE)
     from batch import layout
-    from batch.resources import Queues, build_execution_input
+    from batch.jobs import build_execution_input
+    from batch.queue import Queues
 
     source = {"bucket": "rows", "key": "in.jsonl", "file": None, "bytes": 1, "etag": "e"}
     job = layout.build_job(
