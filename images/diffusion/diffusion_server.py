@@ -100,13 +100,8 @@ class Refusal(Exception):
 
     def build_response(self) -> JSONResponse:
         """Return it in the form of OpenAI's errors."""
-        kind = (
-            "server_error"
-            if self.status >= 500
-            else "rate_limit_exceeded"
-            if self.status == 429
-            else "invalid_request_error"
-        )
+        client_kind = "rate_limit_exceeded" if self.status == 429 else "invalid_request_error"
+        kind = "server_error" if self.status >= 500 else client_kind
         error = {"message": str(self), "type": kind, "param": self.param, "code": None}
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
         return JSONResponse({"error": error}, self.status, headers)

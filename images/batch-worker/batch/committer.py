@@ -15,7 +15,7 @@ from batch.errors import classify
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Mailbox
 from batch.repeat import wait_at_most
-from batch.step_runner import StepRunner
+from batch.steps import StepRunner
 from batch.store import Conflict
 
 if TYPE_CHECKING:

@@ -108,8 +108,7 @@ class ConcurrencyLimit:
             self._change(DOUBLE if is_roomy else GROW)
 
     def _change(self, factor: float) -> None:
-        changed = self._value * factor + (1 if factor > 1 else 0)
-        self._value = min(float(self._most), max(float(self._least), changed))
+        self._value = self._climb.clamp(self._value * factor + (1 if factor > 1 else 0))
 
 
 class _Climb:
@@ -144,12 +143,12 @@ class _Climb:
             return value
         rate = (self._tokens or self._answers) / self._seconds
         self._tokens = self._answers = self._seconds = 0.0
-        chosen = self._clamp(self._choose(value, rate))
-        self._best = self._clamp(self._best)
+        chosen = self.clamp(self._choose(value, rate))
+        self._best = self.clamp(self._best)
         self._unsettled = max(value, chosen) if chosen != value else 0.0
         return chosen
 
-    def _clamp(self, value: float) -> float:
+    def clamp(self, value: float) -> float:
         return min(float(self._most), max(float(self._least), value))
 
     def _choose(self, value: float, rate: float) -> float:

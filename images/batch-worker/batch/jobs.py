@@ -18,7 +18,7 @@ from batch import layout, usage
 from batch.chunk import read_chunk_lines
 from batch.errors import classify
 from batch.files import Upload
-from batch.layout import Chunk, Job, Layout
+from batch.layout import Job, Layout
 from batch.queue import Queues
 from batch.settings import Settings
 from batch.store import READERS, Conflict, Store, get_code
@@ -353,25 +353,16 @@ class Jobs:
         for chunk in chunks.value if chunks else ():
             head = self._store.read_json(self._keys.build(layout.HEAD, job["id"], chunk["index"]))
             plan = self._store.read_json(self._keys.build(layout.ROWS, job["id"], chunk["index"]))
-            parts = head.value["parts"] if head else ()
-            if plan and any(part["errors"] for part in parts):
-                yield from self._read_failed_lines(job, chunk, parts, plan.value)
-
-    def _read_failed_lines(
-        self, job: Job, chunk: Chunk, parts: Iterable[Mapping[str, Any]], plan: Mapping[str, Any]
-    ) -> Iterator[bytes]:
-        failed = {
-            json.loads(line)["error"]["line"]
-            for part in parts
-            if part["errors"]
-            for line in self._store.read_lines(part["errors"])
-        }
-        first_line = plan["first_line"]
-        failed -= {fault["line"] for fault in plan["faults"]}
-        failed -= {first_line + int(line) for line in plan["repeats"]}
-        for line in read_chunk_lines(self._store, job, chunk) if failed else ():
-            if first_line + line.number in failed and line.content:
-                yield line.content
+            if head is None or plan is None:
+                continue
+            keys = [part["errors"] for part in head.value["parts"] if part["errors"]]
+            failed = {json.loads(line)["error"]["line"] for key in keys for line in self._store.read_lines(key)}
+            first_line = plan.value["first_line"]
+            failed -= {fault["line"] for fault in plan.value["faults"]}
+            failed -= {first_line + int(line) for line in plan.value["repeats"]}
+            for row in read_chunk_lines(self._store, job, chunk) if failed else ():
+                if first_line + row.number in failed and row.content:
+                    yield row.content
 
     def list_workers(self) -> Iterator[dict[str, Any]]:
         """List the latest report of each worker."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -191,23 +192,14 @@ def write_results(job_id: str, lines: Iterable[bytes], open_sink: Callable[[int]
     Args:
         open_sink: opens the file with a number; has `write(bytes)` and `close()`.
     """
-    writer: pq.ParquetWriter | None = None
-    sink: Any = None
-    files = row_count = 0
-    for group in rows.group(lines, GROUP_ROWS):
-        if writer is None:
-            sink, row_count = open_sink(files), 0
-            writer = pq.ParquetWriter(_Sink(sink), SCHEMA, compression="zstd")
-            files += 1
-        writer.write_table(pa.Table.from_pylist([_flatten(job_id, line) for line in group], SCHEMA))
-        row_count += len(group)
-        if row_count >= FILE_ROWS:
-            writer.close()
-            sink.close()
-            writer = None
-    if writer:
-        writer.close()
+    groups, files = rows.group(lines, GROUP_ROWS), 0
+    while first := next(groups, None):
+        sink = open_sink(files)
+        with pq.ParquetWriter(_Sink(sink), SCHEMA, compression="zstd") as writer:
+            for group in itertools.chain([first], itertools.islice(groups, FILE_ROWS // GROUP_ROWS - 1)):
+                writer.write_table(pa.Table.from_pylist([_flatten(job_id, line) for line in group], SCHEMA))
         sink.close()
+        files += 1
     return files
 
 

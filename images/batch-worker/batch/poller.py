@@ -15,7 +15,7 @@ from batch.layout import Layout
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Mailbox, Message
 from batch.settings import Settings
-from batch.step_runner import StepRunner
+from batch.steps import StepRunner
 from batch.store import Conflict, Store
 from batch.usage import Usage
 

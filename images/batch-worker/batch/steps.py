@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import itertools
 import json
+import logging
 import math
 import struct
 import time
@@ -17,14 +18,19 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from batch import layout, parquet_process, reader, rows
 from batch.chunk import ChunkState, append_parts, read_chunk_lines
-from batch.errors import CHANGED_FILE, Permanent
+from batch.errors import CHANGED_FILE, Permanent, classify
 from batch.layout import Chunk, Head, Job, Layout, RowFault
+from batch.queue import Mailbox, Message
 from batch.reader import CorruptFile
 from batch.rows import RowError
 from batch.settings import Settings
-from batch.store import READERS, Store
+from batch.store import READERS, Conflict, Store
+
+log = logging.getLogger("batch-worker")
 
 MAX_ERRORS = 1000
 """Maximum number of errors in job.json; the errors file has all."""
@@ -382,14 +388,11 @@ class Steps:
     ) -> dict[int, dict[str, int]]:
         """Find lines with the id of an earlier line: by chunk and line in it, with the first line in the file."""
         step = _ID_RECORD.size * max(256, _MERGE_BYTES // (2 * _ID_RECORD.size * len(chunks)))
-        keys = [self._keys.build(layout.IDS, job_id, chunk["index"]) for chunk in chunks]
-        blocks = [
-            self._read_ahead(key, _ID_RECORD.size * ids, step, pool) for key, ids in zip(keys, id_counts, strict=True)
-        ]
-        streams = [
-            _unpack_records(own, chunk["index"], first)
-            for own, chunk, first in zip(blocks, chunks, first_lines, strict=True)
-        ]
+        streams = []
+        for chunk, first, ids in zip(chunks, first_lines, id_counts, strict=True):
+            key = self._keys.build(layout.IDS, job_id, chunk["index"])
+            blocks = self._read_ahead(key, _ID_RECORD.size * ids, step, pool)
+            streams.append(_unpack_records(blocks, chunk["index"], first))
         doubled: dict[int, dict[str, int]] = {}
         digest, first_line, count = b"", 0, 0
         for record in heapq.merge(*streams):
@@ -432,6 +435,38 @@ class Steps:
 
     def _change_job(self, job_id: str, change: Callable[[Job], Any]) -> Job:
         return cast(Job, self._store.change_json(self._keys.build(layout.JOB, job_id), change))
+
+
+class StepRunner:
+    """Runs steps. Every call blocks: call it in a thread."""
+
+    def __init__(self, steps: Steps, mailbox: Mailbox) -> None:
+        self._steps, self._mailbox = steps, mailbox
+
+    def run(self, message: Message) -> None:
+        """Run a step, and answer the state machine."""
+        start = time.monotonic()
+        try:
+            output = self._steps.run(message.task, message.body)
+            self._mailbox.succeed(message, output)
+            log.info("%s of %s: %s in %.1f s", message.task, message.body["job"], output, time.monotonic() - start)
+        except Exception as error:  # noqa: BLE001 - every failure of a step goes to the state machine
+            self.fail(message, error)
+
+    def fail(self, message: Message, error: Exception) -> None:
+        """Tell the state machine that a step failed, and whether to repeat it."""
+        code, text, is_final = classify(error)
+        log.warning("%s of %s: %s: %s", message.task, message.body.get("job"), code, text)
+        cause = {"code": code, "message": text}
+        try:
+            self._steps.note_cause(message.body, cause, is_final=is_final)
+        except (BotoCoreError, ClientError, Conflict, KeyError) as failure:  # maybe the bucket is denied
+            log.warning("cause: %s", failure)
+        try:
+            self._mailbox.fail(message, code if is_final else "Transient", cause)
+        except (BotoCoreError, ClientError) as failure:
+            log.warning("answer: %s", failure)  # the message becomes visible again
+            self._mailbox.release(message)
 
 
 def _unpack_records(blocks: Iterable[bytes], index: int, first: int) -> Iterator[tuple[bytes, int, int, int]]:

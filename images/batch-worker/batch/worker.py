@@ -35,8 +35,7 @@ from batch.repeat import repeat
 from batch.row_runner import RowRunner
 from batch.secrets import ApiKey
 from batch.settings import Settings
-from batch.step_runner import StepRunner
-from batch.steps import Steps
+from batch.steps import StepRunner, Steps
 from batch.store import Conflict, Store, create_client
 from batch.usage import Usage
 

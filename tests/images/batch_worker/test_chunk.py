@@ -17,8 +17,7 @@ from batch import store as store_module
 from batch.chunk import ChunkState, Outcome
 from batch.errors import Permanent
 from batch.queue import Message
-from batch.step_runner import StepRunner
-from batch.steps import Steps
+from batch.steps import StepRunner, Steps
 from batch.store import MIN_PART_BYTES, Conflict, Incomplete, Store
 from botocore.exceptions import ClientError, ResponseStreamingError
 

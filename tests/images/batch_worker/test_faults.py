@@ -18,8 +18,7 @@ from batch.committer import Committer
 from batch.jobs import BadSubmission, Jobs
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Message, Queues
-from batch.step_runner import StepRunner
-from batch.steps import Steps
+from batch.steps import StepRunner, Steps
 from batch.store import Store, create_client
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config

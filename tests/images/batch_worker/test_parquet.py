@@ -143,13 +143,13 @@ def test_a_file_that_is_overwritten_while_it_is_read_gives_no_rows_of_both(
     job = submit(write_input, content)
     read = Store.read_range
 
-    def overwrite(own: Store, key: str, start: int, *options: Any) -> Any:
+    def overwrite(own: Store, key: str, start: int, *options: Any, **named: Any) -> Any:
         if key == job["input"]["key"] and start:  # the footer is read, and no row
             monkeypatch.setattr(Store, "read_range", read)
-            blocks = list(read(own, key, start, *options))
+            blocks = list(read(own, key, start, *options, **named))
             store.write(key, other)
             return iter(blocks)
-        return read(own, key, start, *options)
+        return read(own, key, start, *options, **named)
 
     monkeypatch.setattr(Store, "read_range", overwrite)
     with pytest.raises(ClientError) as failure:

@@ -18,8 +18,7 @@ from batch.errors import Permanent
 from batch.jobs import BadSubmission, Jobs
 from batch.open_chunks import OpenChunk
 from batch.queue import Message
-from batch.step_runner import StepRunner
-from batch.steps import Steps
+from batch.steps import StepRunner, Steps
 from batch.store import Store
 from batch.worker import Worker
 

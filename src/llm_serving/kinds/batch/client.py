@@ -171,12 +171,6 @@ class BatchClient:
             raise Unavailable(f"{self._url} is not a Batch API: it answered {start!r}. Fix: check its URL.") from None
 
     def _open(self, request: urllib.request.Request) -> Any:
-        """Send a request.
-
-        Raises:
-            InputError: the API refuses it; has its reason.
-            Unavailable: the API does not answer.
-        """
         try:
             return self._opener.open(request, timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:

@@ -193,12 +193,7 @@ def resume(
 
 @contextlib.contextmanager
 def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[BatchDeployment, BatchClient]]:
-    """Open a batch deployment's API: on AWS by a tunnel to one of its tasks, which closes after the block.
-
-    Raises:
-        InputError: the deployment is of another kind.
-        Unavailable: it is not deployed, or cannot be reached.
-    """
+    """Open a batch deployment's API: on AWS by a tunnel to one of its tasks, which closes after the block."""
     with registry.load_target(target).open_validation(folder, fleet, None) as inputs:
         deployment: Any = inputs.deployment
         if not isinstance(deployment, BatchDeployment):
@@ -239,11 +234,6 @@ def _print_estimate(
 
 
 def _read_template(file: Path) -> str:
-    """Read the template of a Parquet file's rows.
-
-    Raises:
-        InputError: it cannot be read.
-    """
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -268,11 +258,6 @@ def _print_submitted(job: dict[str, Any], folder: Path, target: str, as_json: bo
 
 
 def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) -> None:
-    """Download both files of a job.
-
-    Raises:
-        CheckFailed: it has none, or not yet.
-    """
     if job["status"] not in FINAL_STATES:
         counts = job["request_counts"]
         done = counts["completed"] + counts["failed"]

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from pydantic import JsonValue
 
@@ -26,9 +26,7 @@ VERSION = 1
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """Priorities of jobs: rows of one run before those of every one after it."""
 
-LOAD_METRICS: tuple[Literal["queue", "running", "kv-usage", "preemptions"], ...] = (
-    "queue", "running", "kv-usage", "preemptions",
-)  # fmt: skip
+LOAD_METRICS: tuple[EngineMetric, ...] = ("queue", "running", "kv-usage", "preemptions")
 """Metrics of an engine that workers follow."""
 
 _MAX_DEADLINE_S = 365 * 86_400.0

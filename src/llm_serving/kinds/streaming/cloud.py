@@ -43,8 +43,8 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if len(fleet.zones) < ZONES:
         reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "brokers"), reason, "add zones to the fleet", settings.aws.brokers)
-    if len(names.format_deployment_name(fleet, name)) > MAX_NAME:
-        reason = f"{names.format_deployment_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
+    if len(full_name := names.format_deployment_name(fleet, name)) > MAX_NAME:
+        reason = f"{full_name} is too long: ElastiCache takes {MAX_NAME} characters"
         yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
 
 
@@ -72,8 +72,10 @@ def resolve(
     environment = deployment.environment
     archive = programs.locate_archive()
     text = json.dumps(job, separators=(",", ":"))
+    name = names.format_deployment_name(fleet, deployment.name)
+    bucket, prefix = split_location(deployment.answer_files)
     return StreamStack(
-        name=names.format_deployment_name(fleet, deployment.name),
+        name=name,
         zones=tuple(fleet.zones[:ZONES]),
         brokers=settings.aws.brokers,
         broker_type=settings.aws.broker_type,
@@ -91,7 +93,7 @@ def resolve(
         archive_key=f"streaming/{deployment.name}/{archive.name}",
         settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
         secrets=team_keys.list_read(settings.endpoint.api_key),
-        answer_files=_locate_answer_files(deployment, names.format_deployment_name(fleet, deployment.name)),
+        answer_files=AnswerFiles(bucket=bucket, prefix=prefix, database=name.replace("-", "_")) if bucket else None,
         # What is answered counts as lag until a checkpoint commits it.
         lag_alarm_s=math.ceil(settings.aws.lag_alarm + settings.checkpoint),
         log_level="INFO" if settings.logs == "json" else "WARN",
@@ -102,11 +104,6 @@ def resolve(
 def get_dead_alarm(settings: Blueprint) -> float:
     """Return the share of events without an answer at which an alarm rings."""
     return settings.slo.dead_events or 0.01
-
-
-def _locate_answer_files(deployment: StreamingDeployment, name: str) -> AnswerFiles | None:
-    bucket, prefix = split_location(deployment.answer_files)
-    return AnswerFiles(bucket=bucket, prefix=prefix, database=name.replace("-", "_")) if bucket else None
 
 
 def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:

@@ -86,8 +86,3 @@ def resolve(
         stall_alarm_s=math.ceil(max(_LEAST_STALL_S, _STALLED_CHECKPOINTS * settings.checkpoint)),
         settings=json.dumps(job, separators=(",", ":")),
     )
-
-
-def format_brokers(name: str) -> str:
-    """Return the address of Kafka for clients in its namespace: Strimzi's Service."""
-    return f"{name}-kafka-bootstrap:9093"

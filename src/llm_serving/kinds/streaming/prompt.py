@@ -50,11 +50,7 @@ def _read_file(blueprint: Document[Blueprint], key: str, file: Path) -> str:
 
 
 def _read_properties(file: Path, text: str) -> tuple[str, ...]:
-    """Return the properties that the schema names.
-
-    Raises:
-        InputError: it is not JSON, or does not require what the job reads.
-    """
+    """Return the properties that the schema names, which requires what the job reads."""
     try:
         schema: Any = json.loads(text)
     except ValueError as error:

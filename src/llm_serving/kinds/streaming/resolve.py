@@ -104,7 +104,7 @@ def _locate_servers(settings: Blueprint, environment: Environment, name: str) ->
     if environment.conventions.is_local:
         return f"{LOOPBACK}:{environment.ports[KAFKA]}", f"redis://{LOOPBACK}:{environment.ports[CACHE]}"
     if environment.conventions.is_kubernetes:
-        return operators.format_brokers(name), str(settings.eks.cache)
+        return f"{name}-kafka-bootstrap:9093", str(settings.eks.cache)  # of Strimzi's Service, in its namespace
     return "", ""
 
 
