@@ -78,13 +78,7 @@ class BatchApi:
     """Handlers of the Batch API's routes."""
 
     def __init__(
-        self,
-        settings: Settings,
-        api_key: ApiKey,
-        store: Store,
-        jobs: Jobs,
-        inbox: Inbox,
-        keys: TeamKeys | None = None,
+        self, settings: Settings, api_key: ApiKey, store: Store, jobs: Jobs, inbox: Inbox, keys: TeamKeys | None
     ) -> None:
         self._settings, self._store, self._jobs, self._inbox = settings, store, jobs, inbox
         self._api_key, self._keys = api_key, keys
@@ -103,20 +97,20 @@ class BatchApi:
         app.add_routes(
             [
                 web.get(HEALTH, self.show_health),
-                web.get("/workers", self.list_workers),
-                web.get("/teams", self.list_teams),
+                web.get("/workers", _block(self.list_workers)),
+                web.get("/teams", _block(self.list_teams)),
                 web.post("/v1/files", self.upload_file),
-                web.get("/v1/files", self.list_files),
-                web.get("/v1/files/{id}", self.show_file),
+                web.get("/v1/files", _block(self.list_files)),
+                web.get("/v1/files/{id}", _block(self.show_file)),
                 web.get("/v1/files/{id}/content", self.download_file),
-                web.delete("/v1/files/{id}", self.delete_file),
+                web.delete("/v1/files/{id}", _block(self.delete_file)),
                 web.post("/v1/batches", self.create_batch),
-                web.get("/v1/batches", self.list_batches),
+                web.get("/v1/batches", _block(self.list_batches)),
                 web.post("/v1/batches/count", self.count_input),
-                web.get("/v1/batches/{id}", self.show_batch),
-                web.post("/v1/batches/{id}/cancel", self.cancel_batch),
+                web.get("/v1/batches/{id}", _block(self.show_batch)),
+                web.post("/v1/batches/{id}/cancel", _block(self.cancel_batch)),
                 web.post("/v1/batches/{id}/retry", self.retry_batch),
-                web.post("/v1/batches/{id}/resume", self.resume_batch),
+                web.post("/v1/batches/{id}/resume", _block(self.resume_batch)),
             ]
         )
         app.cleanup_ctx.append(self._run_background)
@@ -139,12 +133,12 @@ class BatchApi:
     async def show_health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def list_workers(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": await asyncio.to_thread(lambda: list(self._jobs.list_workers()))})
+    def list_workers(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": list(self._jobs.list_workers())})
 
-    async def list_teams(self, request: web.Request) -> web.Response:
-        teams = await asyncio.to_thread(self._jobs.list_teams)
-        return web.json_response({"data": [self._price(team) for team in teams if _owns(request, team["team"])]})
+    def list_teams(self, request: web.Request) -> web.Response:
+        teams = [self._price(team) for team in self._jobs.list_teams() if _owns(request, team["team"])]
+        return web.json_response({"data": teams})
 
     # Files
 
@@ -166,19 +160,17 @@ class BatchApi:
         entry = await asyncio.to_thread(upload.finish, name, self._jobs.now(), team)
         return web.json_response(_format_file(entry))
 
-    async def list_files(self, request: web.Request) -> web.Response:
+    def list_files(self, request: web.Request) -> web.Response:
         """List uploaded files, the newest first; with `order=asc` the oldest, with `purpose` only those."""
-        entries = await asyncio.to_thread(self._files.list_files)
-        purpose = request.query.get("purpose") or PURPOSE
+        purpose, entries = request.query.get("purpose") or PURPOSE, self._files.list_files()
         entries = [entry for entry in entries if entry["purpose"] == purpose and _owns(request, entry.get("team"))]
         if request.query.get("order") == "asc":
             entries.reverse()
         page, has_more = _choose_page([entry["id"] for entry in entries], request)
         return _format_page([_format_file(entry) for entry in entries if entry["id"] in page], has_more)
 
-    async def show_file(self, request: web.Request) -> web.Response:
-        entry = await asyncio.to_thread(self._find_file, request, request.match_info["id"])
-        return web.json_response(_format_file(entry))
+    def show_file(self, request: web.Request) -> web.Response:
+        return web.json_response(_format_file(self._find_file(request, request.match_info["id"])))
 
     async def download_file(self, request: web.Request) -> web.StreamResponse:
         """Send the content of a file, block by block."""
@@ -199,15 +191,14 @@ class BatchApi:
         await response.write_eof()
         return response
 
-    async def delete_file(self, request: web.Request) -> web.Response:
+    def delete_file(self, request: web.Request) -> web.Response:
         """Delete an uploaded file, unless a batch reads it; results belong to their batch."""
         file_id = request.match_info["id"]
-        entry = await asyncio.to_thread(self._find_file, request, file_id)
-        if entry["purpose"] != PURPOSE:
+        if self._find_file(request, file_id)["purpose"] != PURPOSE:
             raise BadSubmission("id", "the results of a batch are not deleted by themselves")
-        if reader_id := await asyncio.to_thread(self._jobs.find_reader, file_id):
+        if reader_id := self._jobs.find_reader(file_id):
             raise BadSubmission("id", f"{reader_id} reads {file_id}, and has not ended")
-        await asyncio.to_thread(self._files.delete, file_id)
+        self._files.delete(file_id)
         return web.json_response({"id": file_id, "object": "file", "deleted": True})
 
     def _find_file(self, request: web.Request, file_id: str) -> dict[str, Any]:
@@ -235,7 +226,9 @@ class BatchApi:
 
     async def create_batch(self, request: web.Request) -> web.Response:
         """Create a batch from a file, or from `input_uri`, an object in S3."""
-        body = await _read_json(request)
+        return await asyncio.to_thread(self._create, request, await _read_json(request))
+
+    def _create(self, request: web.Request, body: dict[str, Any]) -> web.Response:
         metadata = _read_metadata(body)
         options: dict[str, Any] = {
             "team": self._choose_team(request, metadata.get("team", "")),
@@ -250,9 +243,8 @@ class BatchApi:
             "template": _read_text(body, "template", MAX_TEMPLATE_BYTES),
             "metadata": metadata,
         }
-        source = await asyncio.to_thread(self._find_input, request, body)
-        job = await asyncio.to_thread(partial(self._jobs.submit, **source, **options))
-        return await self._show(job)
+        source = self._find_input(request, body)
+        return self._show(self._jobs.submit(**source, **options))
 
     def _choose_team(self, request: web.Request, named: str) -> str:
         """Return the team of a batch: that of the key; an operator names one."""
@@ -263,7 +255,6 @@ class BatchApi:
         return request[TEAM]
 
     def _find_input(self, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
-        """Return bucket, key and id of the input file of a batch."""
         if uri := body.get("input_uri"):
             location = _S3_URI.fullmatch(str(uri))
             if location is None:
@@ -306,38 +297,37 @@ class BatchApi:
         finally:
             await endpoint.close()
 
-    async def list_batches(self, request: web.Request) -> web.Response:
+    def list_batches(self, request: web.Request) -> web.Response:
         team = "" if request[TEAM] == EVERY_TEAM else request[TEAM]
-        page, has_more = _choose_page(await asyncio.to_thread(self._jobs.list_ids, team), request)
-        jobs = await asyncio.to_thread(lambda: self._jobs.count_all(self._jobs.read_all(page)))
-        return _format_page([self._format_batch(job) for job in jobs], has_more)
+        page, has_more = _choose_page(self._jobs.list_ids(team), request)
+        jobs = self._jobs.count_all(self._jobs.read_all(page))
+        return _format_page([self._price(_format_batch(job)) for job in jobs], has_more)
 
-    async def show_batch(self, request: web.Request) -> web.Response:
+    def show_batch(self, request: web.Request) -> web.Response:
         """Show a batch, with the rows counted so far."""
-        return await self._show(await asyncio.to_thread(self._read_job, request))
+        return self._show(self._read_job(request))
 
-    async def _show(self, job: Job) -> web.Response:
-        return web.json_response(self._format_batch(await asyncio.to_thread(self._jobs.count, job)))
+    def _show(self, job: Job) -> web.Response:
+        return web.json_response(self._price(_format_batch(self._jobs.count(job))))
 
-    async def cancel_batch(self, request: web.Request) -> web.Response:
+    def cancel_batch(self, request: web.Request) -> web.Response:
         """Cancel a batch; rows in flight finish."""
-        return await self._change(request, self._jobs.cancel)
+        return self._change(request, self._jobs.cancel)
 
     async def retry_batch(self, request: web.Request) -> web.Response:
         """Create a batch from the failed rows of a batch; not part of OpenAI's API."""
         job = await asyncio.to_thread(self._read_job, request)
         again = _read_text(await _read_json(request), "again", MAX_TEXT)
         retry = await asyncio.to_thread(self._jobs.retry_errors, job, self._files.start_upload(), again)
-        return await self._show(retry)
+        return await asyncio.to_thread(self._show, retry)
 
-    async def resume_batch(self, request: web.Request) -> web.Response:
+    def resume_batch(self, request: web.Request) -> web.Response:
         """Continue a batch that failed; not part of OpenAI's API."""
-        return await self._change(request, self._jobs.resume)
+        return self._change(request, self._jobs.resume)
 
-    async def _change(self, request: web.Request, change: Callable[[str], Job | None]) -> web.Response:
-        job = await asyncio.to_thread(self._read_job, request)
-        changed = await asyncio.to_thread(change, job["id"])
-        return await self._show(changed or job)
+    def _change(self, request: web.Request, change: Callable[[str], Job | None]) -> web.Response:
+        job = self._read_job(request)
+        return self._show(change(job["id"]) or job)
 
     def _read_job(self, request: web.Request) -> Job:
         job_id = request.match_info["id"]
@@ -345,9 +335,6 @@ class BatchApi:
         if job is None or not _owns(request, job["team"]):
             raise _build_not_found("batch", job_id)
         return job
-
-    def _format_batch(self, job: Job) -> dict[str, Any]:
-        return self._price(_format_batch(job))
 
     def _price(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Add the cost of `endpoint_s` to an entry; null if no price is known."""
@@ -369,6 +356,15 @@ class BatchApi:
 
     async def _take_files(self) -> list[str]:
         return await asyncio.to_thread(self._inbox.take)
+
+
+def _block(handle: Callable[[web.Request], web.Response]) -> Handler:
+    """Run a handler that blocks in a thread."""
+
+    async def run(request: web.Request) -> web.StreamResponse:
+        return await asyncio.to_thread(handle, request)
+
+    return run
 
 
 @web.middleware
@@ -399,7 +395,6 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer programs of this machine only."""
     if guard.is_foreign(request):
         text = "the Batch API answers programs of this machine only, by a name of it and without another Origin"
         raise web.HTTPForbidden(text=text)

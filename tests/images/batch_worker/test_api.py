@@ -353,7 +353,7 @@ def ask_api(
     jobs = SimpleNamespace(reconcile=list, **parts.pop("jobs", {}))
     inbox = SimpleNamespace(take=parts.pop("take", list))
     store = SimpleNamespace(**parts)
-    api = BatchApi(settings, ApiKey(settings), store, jobs, inbox)  # type: ignore[arg-type]
+    api = BatchApi(settings, ApiKey(settings), store, jobs, inbox, None)  # type: ignore[arg-type]
 
     async def run() -> None:
         async with TestClient(TestServer(api.build_app(is_local=is_local))) as client:
