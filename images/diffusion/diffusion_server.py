@@ -380,7 +380,6 @@ def build_app(painter: Painter, served_model: str, log: Log) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def _watch(request: Request, stop: threading.Event) -> AsyncIterator[None]:
-    """Set `stop` once the client has disconnected."""
 
     async def look() -> None:
         while not await request.is_disconnected():

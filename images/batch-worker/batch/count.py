@@ -266,7 +266,6 @@ def _summarize(
 
 
 def _widen(estimate: Estimate, base: Estimate) -> Estimate:
-    """Add the relative error of the scale to an estimate."""
     share = base.error / base.value if base.value else 0.0
     return Estimate(estimate.value, math.hypot(estimate.error, estimate.value * share))
 

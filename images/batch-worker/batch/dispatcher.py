@@ -104,7 +104,6 @@ class Dispatcher:
         self._chunks.changed.set()
 
     async def _wait_for_endpoint(self) -> None:
-        """Send nothing until the endpoint answers again."""
         if not await self._endpoint.is_up():
             log.warning("rows wait: %s is away, or refuses the key", self._settings.endpoint)
             while not await self._endpoint.is_up():

@@ -34,7 +34,6 @@ def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, 
 
 
 def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
-    """Send S3's events of new files to the inbox queue."""
     queue = sqs.get_queue_url(QueueName=settings.inbox_queue)["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     prefix = layout.Layout(settings.prefix).build(layout.INBOXES)

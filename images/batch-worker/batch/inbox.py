@@ -43,7 +43,6 @@ class Inbox:
         return job_ids
 
     def _submit_all(self, text: str) -> Iterator[str]:
-        """Create the jobs of a message; yields their ids."""
         if schedule := parse_schedule(text):
             yield self._submit_scheduled(schedule)
         for bucket, key in parse_event(text):

@@ -433,7 +433,6 @@ class Jobs:
             self._start(f"{job['id']}-end-{len(job['executions'])}", payload)
 
     def _start(self, name: str, payload: dict[str, Any]) -> None:
-        """Start an execution, unless there is one of this name."""
         try:
             self._stepfunctions.start_execution(
                 stateMachineArn=self._state_machine, name=name, input=json.dumps(payload)

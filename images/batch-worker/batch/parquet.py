@@ -223,7 +223,6 @@ class _Sink(io.RawIOBase):
 
 
 def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
-    """Convert a result line to a record of SCHEMA."""
     result = json.loads(line)
     response, error = result["response"] or {}, result["error"] or {}
     body = response.get("body") or {}

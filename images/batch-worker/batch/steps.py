@@ -311,7 +311,6 @@ class Steps:
                     yield stored.value if stored and stored.value["done"] else self._give_up(job, chunk)
 
     def _write_parquet(self, job: Job, keys: list[str]) -> None:
-        """Write the results as Parquet files too, a few thousand rows at a time."""
         from batch import parquet  # pyarrow takes seconds to import, and memory
 
         lines = (line for key in keys for line in self._store.read_lines(key))
@@ -477,7 +476,6 @@ def _unpack_records(blocks: Iterable[bytes], index: int, first: int) -> Iterator
 
 
 def _read_parquet(read: reader.ReadRange, size: int, template: str) -> Iterator[bytes]:
-    """Read the rows of a Parquet file, in blocks of lines."""
     with parquet_process.open_rows(read, size, template) as file_rows:
         yield from file_rows.read()
 
@@ -489,7 +487,6 @@ def _grow_chunk(usual: int, index: int) -> int:
 
 
 def _describe_cause(cause: Any) -> dict[str, Any]:
-    """Read code and message of the error that the state machine caught."""
     data = cause if isinstance(cause, dict) else {}
     text = str(data.get("Cause") or data.get("Error") or "unknown")
     try:

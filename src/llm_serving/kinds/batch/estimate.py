@@ -61,7 +61,6 @@ def _read_rate(job: Mapping[str, Any]) -> Rate | None:
 
 
 def _compute_distance(rate: Rate, lengths: tuple[float, float]) -> float:
-    """Compute the difference of the shares of output tokens."""
     return abs(rate.output_tokens / (rate.input_tokens + rate.output_tokens) - lengths[1] / max(1.0, sum(lengths)))
 
 

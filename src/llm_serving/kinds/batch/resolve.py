@@ -283,7 +283,6 @@ class _ReplicasDocument(Document[serving_blueprints.Blueprint]):
 
 
 def _build_serving_settings(batch: Blueprint, name: str) -> serving_blueprints.Blueprint | None:
-    """Build the blueprint of the batch's own replicas; None if it has none."""
     endpoint = batch.endpoint
     if not endpoint.model:
         return None

@@ -114,7 +114,6 @@ def _format_answer_files(settings: Blueprint, environment: Environment, name: st
 
 
 def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> tuple[str, str]:
-    """Return the endpoint's URL and the model that requests name."""
     endpoint = blueprint.value.endpoint
     if endpoint.mock:
         return f"http://{environment.hidden_host}:{environment.ports[ENDPOINT]}", endpoint.model or MOCK_MODEL

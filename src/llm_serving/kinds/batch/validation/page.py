@@ -26,7 +26,6 @@ def render(report: BatchReport) -> str:
 
 
 def _render_pictures(report: BatchReport) -> dict[str, Markup]:
-    """Render the job over time, by title."""
     moments = report.moments[:: len(report.moments) // _POINTS + 1]
     values = {
         "Rows with a result": ("rows", [(moment.seconds, moment.completed + moment.failed) for moment in moments]),

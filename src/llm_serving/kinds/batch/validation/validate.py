@@ -202,7 +202,6 @@ def _measure_shares(
 
 
 def _measure_references(deployment: BatchDeployment, rows: Sequence[tuple[str | None, bytes]]) -> tuple[Reference, ...]:
-    """Send the sample's rows to the endpoint at fixed concurrencies."""
     bodies = [json.dumps(json.loads(line)["body"]).encode() for custom_id, line in rows if custom_id]
     with console.step("Measure the endpoint at fixed concurrencies") as step:
         references = []
