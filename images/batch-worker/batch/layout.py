@@ -228,7 +228,7 @@ class Head(TypedDict):
     done: bool
     fruitless: int
     """How many workers it ended in a row: those rows that may have done it run in ever smaller groups, until one does
-    alone. A part sets it to 0 once it has the last of these rows."""
+    alone. A part lowers it: to 0 once it has the last of these rows."""
 
 
 class Layout:
