@@ -1,16 +1,22 @@
-"""Sends the rows of open chunks to the endpoint, as many at a time as the concurrency limit allows."""
+"""Sends the rows of open chunks to the endpoint, as many at a time as the concurrency limit allows.
+
+It adapts this limit to the endpoint: to its engines' metrics, or to its answers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
+import time
 from dataclasses import dataclass
 
+from batch.burn import Burn, BurnMeter
 from batch.chunk import Outcome, PendingRow
-from batch.concurrency import ConcurrencyLimit
+from batch.concurrency import ConcurrencyLimit, Window
 from batch.endpoint import Endpoint
 from batch.fair_share import Candidate, FairShare
+from batch.metrics import EngineLoad, parse_histograms, parse_load
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.repeat import wait_at_most
 from batch.row_runner import RowRunner
@@ -21,6 +27,9 @@ log = logging.getLogger("batch-worker")
 
 WAIT_S, RETRY_S = 0.3, 1.0
 """Maximum time until rows and the endpoint are looked at again, and until an endpoint that is away is."""
+
+INTERVAL_S, GROWTH_INTERVAL_S = 1.0, 0.5
+"""Between two steps of the concurrency limit; the second while it doubles: an endpoint with room is idle until then."""
 
 FIRST_TOKENS = 256.0
 """Assumed tokens of a row until the first answers."""
@@ -42,6 +51,17 @@ class Counters:
         self.output_tokens += outcome.output_tokens
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """Counters at the last step."""
+
+    at: float
+    answers: int = 0
+    tokens: int = 0
+    refusals: int = 0
+    load: EngineLoad | None = None
+
+
 @dataclass
 class Dispatcher:
     """Sends rows until it is cancelled."""
@@ -58,6 +78,9 @@ class Dispatcher:
         self._row_tokens = FIRST_TOKENS
         self.requests: set[asyncio.Task[None]] = set()
         self.counters = Counters()
+        self._meter = BurnMeter(self._settings.objectives)
+        self._last = _Moment(time.monotonic())
+        self.burn = Burn()
 
     async def send_rows(self) -> None:
         """Send rows while there are any and the endpoint accepts more."""
@@ -130,3 +153,39 @@ class Dispatcher:
             self._share.charge(chunk.job["team"], used - charged)
         if used:
             self._row_tokens += 0.05 * (used - self._row_tokens)
+
+    async def follow_endpoint(self) -> None:
+        """Adapt the concurrency limit, in quick steps while the endpoint has plenty of room."""
+        while True:
+            before = self._limit.value
+            await self.adapt()
+            is_doubled = self._limit.value >= 2 * before
+            await asyncio.sleep(GROWTH_INTERVAL_S if is_doubled else INTERVAL_S)
+
+    async def adapt(self) -> None:
+        """Take one step of the concurrency limit."""
+        pages = await self._endpoint.read_metrics()
+        histograms = self._meter.metrics
+        scrape = {url: parse_histograms(page, histograms) for url, page in pages.items()} if histograms else {}
+        counters, last = self.counters, self._last
+        self._last = now = _Moment(
+            at=time.monotonic(),
+            answers=counters.completed + counters.failed,
+            tokens=counters.input_tokens + counters.output_tokens,
+            refusals=self._runner.refusals,
+            load=parse_load(pages.values(), self._settings.metrics),
+        )
+        self.burn = self._meter.observe(scrape, now.at)
+        preemptions = now.load.preemptions - last.load.preemptions if now.load and last.load else 0.0
+        window = Window(
+            seconds=max(1e-3, now.at - last.at),
+            answers=now.answers - last.answers,
+            tokens=now.tokens - last.tokens,
+            is_full=len(self.requests) >= 0.9 * self._limit.value,
+            refusals=now.refusals - last.refusals,
+            load=now.load,
+            preemptions=max(0.0, preemptions),
+            burn=self.burn,
+        )
+        self._limit.observe(window)
+        self._chunks.changed.set()

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from batch import layout
-from batch.adapter import Adapter
 from batch.committer import Committer
 from batch.concurrency import ConcurrencyLimit
 from batch.dispatcher import Dispatcher
@@ -102,7 +101,6 @@ class Worker:
         self.poller = Poller(settings, self._store, self.mailbox, step_runner, chunks, limit, self.usage, self._clock)
         self.committer = Committer(chunks, self.mailbox, step_runner, self._cache)
         self.dispatcher = Dispatcher(settings, chunks, limit, self.usage, self._endpoint, runner)
-        self.adapter = Adapter(settings, chunks, limit, self._endpoint, runner, self.dispatcher)
 
     def _start_tasks(self, queues: Queues) -> list[asyncio.Task[None]]:
         poller = self.poller
@@ -112,7 +110,7 @@ class Worker:
             repeat(self._keep_messages, self._settings.takeover_s / 4),
             repeat(self._repair_cache, REPAIR_INTERVAL_S),
             repeat(self.dispatcher.send_rows, RESTART_INTERVAL_S),
-            repeat(self.adapter.follow_endpoint, RESTART_INTERVAL_S),
+            repeat(self.dispatcher.follow_endpoint, RESTART_INTERVAL_S),
             repeat(self.committer.commit_in_time, RESTART_INTERVAL_S),
             repeat(poller.poll_control, RESTART_INTERVAL_S, queues.control),
         ]
@@ -190,7 +188,7 @@ class Worker:
             "at": self._clock(),
             "pid": os.getpid(),
             "concurrency": self._limit.value,
-            "burn": round(self.adapter.burn.budget, 2),
+            "burn": round(self.dispatcher.burn.budget, 2),
             "in_flight": len(requests),
             "chunks": len(self.chunks),
             "cache": self._cache.failure if self._cache else "",
