@@ -28,7 +28,7 @@ MAX_FRUITLESS = 6
 MAX_LOST = 5
 """Rows of a chunk that may be lost so: with another it is given up."""
 
-ALONE, NEIGHBORS = 2, 16
+ALONE, NEIGHBORS = 2, 4
 """Workers that a row ends alone in flight until it is lost, where a row before it was; rows after such a one that run
 alone: what ends a worker is often in rows side by side, and each would be narrowed down anew."""
 

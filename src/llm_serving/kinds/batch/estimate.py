@@ -49,7 +49,11 @@ def find_rate(
     measured = [rate for rate in (_read_rate(job) for job in list(jobs)[:MAX_JOBS]) if rate]
     if measured:
         return min(measured, key=lambda rate: _compute_distance(rate, lengths))
-    return _plan_rate(serving, lengths) if serving else None
+    requests_per_s = predicted_load.predict_most_per_s(serving, *lengths) if serving else None
+    if not requests_per_s:
+        return None
+    basis = "the fastest that is predicted of the accelerators; what runs is slower"
+    return Rate("planned", basis, *lengths, 1 / requests_per_s)
 
 
 def _read_rate(job: Mapping[str, Any]) -> Rate | None:
@@ -62,14 +66,6 @@ def _read_rate(job: Mapping[str, Any]) -> Rate | None:
 
 def _compute_distance(rate: Rate, lengths: tuple[float, float]) -> float:
     return abs(rate.output_tokens / (rate.input_tokens + rate.output_tokens) - lengths[1] / max(1.0, sum(lengths)))
-
-
-def _plan_rate(serving: ServingDeployment, lengths: tuple[float, float]) -> Rate | None:
-    requests_per_s = predicted_load.predict_most_per_s(serving, *lengths)
-    if not requests_per_s:
-        return None
-    basis = "the fastest that is predicted of the accelerators; what runs is slower"
-    return Rate("planned", basis, *lengths, 1 / requests_per_s)
 
 
 def estimate_seconds(rate: Rate, input_tokens: float, output_tokens: float) -> tuple[float, float | None]:

@@ -64,9 +64,10 @@ def _shorten(count: int) -> str:
 def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> RenderableType:
     counts, tokens = job["request_counts"], job["tokens"]
     done = counts["completed"] + counts["failed"]
+    share = f" ({100 * done // counts['total']}%)" if counts["total"] else ""
     lines = [
         Text(f"{job['id']}  {job['state']}  team {job['team']}, priority {job['priority']}"),
-        Text(f"rows     {done:,} of {counts['total']:,}{_format_share(done, counts['total'])}{_describe_failed(job)}"),
+        Text(f"rows     {done:,} of {counts['total']:,}{share}{_describe_failed(job)}"),
         Text(f"tokens   {tokens['input']:,} in, {tokens['output']:,} out"),
     ]
     if rate := _describe_rate(job, done):
@@ -87,10 +88,6 @@ def _describe_worker(worker: Mapping[str, Any]) -> str:
     cache = f"; the cache takes no answers: {worker['cache']}" if worker.get("cache") else ""
     in_flight = f"{worker['in_flight']} in flight of at most {worker['concurrency']}"
     return f"worker   {worker['worker']}: {in_flight}{burn}{cache}"
-
-
-def _format_share(done: int, total: int) -> str:
-    return f" ({100 * done // total}%)" if total else ""
 
 
 def _describe_failed(job: Mapping[str, Any]) -> str:
