@@ -2,18 +2,25 @@ package llmserving.client;
 
 import java.time.Duration;
 import java.util.Optional;
+import java.util.Set;
 
 /** Why a call has no answer. */
 public abstract sealed class LlmException extends RuntimeException {
-    private final Duration retryAfter;
-
-    private LlmException(String message, Throwable cause) {
-        this(message, cause, null);
+    /** What an exception says of its cause. */
+    private enum Trait {
+        /** Another attempt may succeed. */
+        RETRYABLE,
+        /** The endpoint, not the request, is at fault. */
+        ENDPOINT_AT_FAULT
     }
 
-    private LlmException(String message, Throwable cause, Duration retryAfter) {
+    private final Duration retryAfter;
+    private final Set<Trait> traits;
+
+    private LlmException(String message, Throwable cause, Duration retryAfter, Trait... traits) {
         super(message, cause);
         this.retryAfter = retryAfter;
+        this.traits = Set.of(traits);
     }
 
     /** Return how long the server asks to wait, by {@code Retry-After} of a 429 or a 5xx. */
@@ -21,37 +28,25 @@ public abstract sealed class LlmException extends RuntimeException {
         return Optional.ofNullable(retryAfter);
     }
 
-    /** Return whether another attempt may succeed. */
     boolean isRetryable() {
-        return false;
+        return traits.contains(Trait.RETRYABLE);
     }
 
-    /** Return whether the endpoint, not the request, is at fault. */
     boolean isEndpointAtFault() {
-        return false;
+        return traits.contains(Trait.ENDPOINT_AT_FAULT);
     }
 
     /** The deadline passed. */
     public static final class DeadlineExceeded extends LlmException {
         DeadlineExceeded(Duration deadline) {
-            super("no answer within " + deadline.toMillis() + " ms", null);
-        }
-
-        @Override
-        boolean isEndpointAtFault() {
-            return true;
+            super("no answer within " + deadline.toMillis() + " ms", null, null, Trait.ENDPOINT_AT_FAULT);
         }
     }
 
     /** The server refused the call because it is busy (429). */
     public static final class Overloaded extends LlmException {
         Overloaded(String message, Duration retryAfter) {
-            super(message, null, retryAfter);
-        }
-
-        @Override
-        boolean isRetryable() {
-            return true;
+            super(message, null, retryAfter, Trait.RETRYABLE);
         }
     }
 
@@ -60,7 +55,7 @@ public abstract sealed class LlmException extends RuntimeException {
         private final int status;
 
         InvalidRequest(int status, String message) {
-            super(message, null);
+            super(message, null, null);
             this.status = status;
         }
 
@@ -79,7 +74,7 @@ public abstract sealed class LlmException extends RuntimeException {
         }
 
         ServerFailed(int status, String message, Duration retryAfter) {
-            super(message, null, retryAfter);
+            super(message, null, retryAfter, Trait.RETRYABLE, Trait.ENDPOINT_AT_FAULT);
             this.status = status;
         }
 
@@ -87,58 +82,33 @@ public abstract sealed class LlmException extends RuntimeException {
         public int status() {
             return status;
         }
-
-        @Override
-        boolean isRetryable() {
-            return true;
-        }
-
-        @Override
-        boolean isEndpointAtFault() {
-            return true;
-        }
     }
 
     /** The connection failed: no address, refused, reset, or ended before the answer did. */
     public static final class ConnectionFailed extends LlmException {
         ConnectionFailed(String message, Throwable cause) {
-            super(message, cause);
-        }
-
-        @Override
-        boolean isRetryable() {
-            return true;
-        }
-
-        @Override
-        boolean isEndpointAtFault() {
-            return true;
+            super(message, cause, null, Trait.RETRYABLE, Trait.ENDPOINT_AT_FAULT);
         }
     }
 
     /** TLS failed: the server's certificate is not trusted, expired, or of another host. */
     public static final class TlsFailed extends LlmException {
         TlsFailed(String message, Throwable cause) {
-            super(message, cause);
-        }
-
-        @Override
-        boolean isEndpointAtFault() {
-            return true;
+            super(message, cause, null, Trait.ENDPOINT_AT_FAULT);
         }
     }
 
     /** The server answered 200 with a body that is no answer. */
     public static final class MalformedAnswer extends LlmException {
         MalformedAnswer(String message, Throwable cause) {
-            super(message, cause);
+            super(message, cause, null);
         }
     }
 
     /** The circuit of every endpoint is open; nothing was sent. */
     public static final class CircuitOpen extends LlmException {
         CircuitOpen() {
-            super("the circuit of every endpoint is open", null);
+            super("the circuit of every endpoint is open", null, null);
         }
     }
 }
