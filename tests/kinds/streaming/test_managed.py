@@ -14,7 +14,6 @@ from botocore.stub import Stubber
 
 from llm_serving import paths
 from llm_serving.catalog import images
-from llm_serving.kinds.streaming import managed
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.kind import KIND
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
@@ -42,7 +41,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentPlan:
 def list_rows(plan: DeploymentPlan, stubber: Stubber) -> list[dict[str, Any]]:
     assert isinstance(plan.deployment, StreamingDeployment)
     with stubber:
-        return managed.list_rows(plan.deployment, {"kinesisanalyticsv2": stubber.client}.__getitem__)
+        return KIND.list_managed(plan.deployment, {"kinesisanalyticsv2": stubber.client}.__getitem__)
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def test_where_kafka_is_of_a_stream_that_is_not_deployed_is_unknown(plan: Deploy
     assert isinstance(plan.deployment, StreamingDeployment)
     stubber.add_client_error("describe_application", "ResourceNotFoundException")
     with stubber, pytest.raises(Unavailable) as error:
-        managed.find_brokers(plan.deployment, {"kinesisanalyticsv2": stubber.client}.__getitem__)
+        KIND.find_addresses(plan.deployment, {"kinesisanalyticsv2": stubber.client}.__getitem__)
     assert str(error.value) == "shop: not deployed on ecs. Fix: run blueprint deploy."
 
 

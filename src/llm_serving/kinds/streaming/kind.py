@@ -12,23 +12,28 @@ from llm_serving.catalog import images
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.streaming import managed, operators, price, programs
+from llm_serving.kinds.streaming import operators, price, programs
 from llm_serving.kinds.streaming import resolve as resolving
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.servers import Cache, Kafka
-from llm_serving.kinds.streaming.stack import CACHE_NODES, DRIVER_ROLE, StreamStack, format_clients_group
+from llm_serving.kinds.streaming.stack import CACHE_NODES, DRIVER_ROLE, PLACE_GROUP, StreamStack, format_clients_group
 from llm_serving.services import rendered
 from llm_serving.services.kinds import Kind
 from llm_serving.services.load_program import ARCHIVE_FILE, LoadProgram, MountedSecret
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.rendered import Rendered
 from llm_serving.settings.document import Document
+from llm_serving.settings.errors import Unavailable
 
 _JOB_FILE = "/opt/flink/usrlib/stream-job.jar"
 """Where the image of the job has it, as charts/streaming says."""
 
 _DRIVER_MB = 1024
+
+_STATES = {"RUNNING": "ready", "READY": "stopped"}
+"""By ApplicationStatus, where another word says more. Source: terraform-provider-aws, waitApplicationStarted and
+waitApplicationStopped of kinesisanalyticsv2/application.go, 2026-11."""
 
 
 class StreamingKind(Kind[Blueprint, StreamingDeployment]):
@@ -79,12 +84,30 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
             programs.build_archive()
 
     def list_managed(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
-        return managed.list_rows(deployment, connect) if deployment.stack else []
+        detail = _describe_job(deployment.stack, connect) if deployment.stack else None
+        if not deployment.stack or detail is None:
+            return []
+        status = detail["ApplicationStatus"]
+        return [
+            {
+                "name": detail["ApplicationName"],
+                "role": "job",
+                "state": _STATES.get(status) or status.lower(),
+                "restarts": 0,
+                "machine": f"{deployment.stack.parallelism} KPUs",
+            }
+        ]
 
     def find_addresses(self, deployment: StreamingDeployment, connect: Callable[[str], Any]) -> StreamingDeployment:
         if deployment.stack is None:
             return deployment
-        return deployment.model_copy(update={"brokers": managed.find_brokers(deployment, connect)})
+        detail = _describe_job(deployment.stack, connect)
+        if detail is None:
+            raise Unavailable(f"{deployment.name}: not deployed on ecs. Fix: run blueprint deploy.")
+        configuration = detail["ApplicationConfigurationDescription"]
+        groups = configuration["EnvironmentPropertyDescriptions"]["PropertyGroupDescriptions"]
+        properties = {group["PropertyGroupId"]: group["PropertyMap"] for group in groups}
+        return deployment.model_copy(update={"brokers": str(properties[PLACE_GROUP]["brokers"])})
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         return price.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)
@@ -118,6 +141,16 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
             "topics": deployment.topics.model_dump(),
             "cache": deployment.cache_url,
         }
+
+
+def _describe_job(stack: StreamStack, connect: Callable[[str], Any]) -> dict[str, Any] | None:
+    """Return what AWS says of the job; None where it is not deployed."""
+    client = connect("kinesisanalyticsv2")
+    try:
+        answer: dict[str, dict[str, Any]] = client.describe_application(ApplicationName=stack.name)
+    except client.exceptions.ResourceNotFoundException:
+        return None
+    return answer["ApplicationDetail"]
 
 
 def _build_driver(archive: str) -> tuple[str, ...]:
