@@ -12,6 +12,7 @@ there. Without them each client is an operator, who sees all teams.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import re
@@ -19,19 +20,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batch import count, guard, layout, program, reader, team_keys
+from batch import count, layout, program, reader, team_keys
 from batch.endpoint import Endpoint
 from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
 from batch.jobs import MAX_TEMPLATE_BYTES, BadSubmission, Jobs
 from batch.layout import Job, Layout
-from batch.queue import find_queues
 from batch.repeat import repeat
+from batch.resources import find_queues
 from batch.secrets import ApiKey, Secret
 from batch.settings import Settings
 from batch.store import Store, create_client
@@ -66,6 +68,9 @@ _BLOCK_BYTES = 2**20
 _S3_URI = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+)")
 _BEARER = "Bearer "
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}(?:-(?:output|errors))?")
+
+_FOREIGN_SITES = ("cross-site", "same-site")
+"""Values of Sec-Fetch-Site with which browsers mark what another page asked for."""
 
 HEALTH = "/health"
 TEAM = web.RequestKey("team", str)
@@ -395,10 +400,29 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if guard.is_foreign(request):
+    if _is_foreign(request):
         text = "the Batch API answers programs of this machine only, by a name of it and without another Origin"
         raise web.HTTPForbidden(text=text)
     return await handler(request)
+
+
+def _is_loopback(authority: str) -> bool:
+    """Return whether a host, with or without a port, is this machine: localhost or a loopback address."""
+    try:
+        host = urlsplit(f"//{authority}").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_foreign(request: web.BaseRequest) -> bool:
+    """Return whether a web page asks: with its origin, or with a name that resolves to a loopback address."""
+    origin = request.headers.get("Origin")
+    return (
+        not _is_loopback(request.host)
+        or (origin is not None and not _is_loopback(urlsplit(origin).netloc))
+        or request.headers.get("Sec-Fetch-Site") in _FOREIGN_SITES
+    )
 
 
 def _describe_bad_key(key: str) -> str:
@@ -616,7 +640,7 @@ def main() -> int:
     def open_server(settings: Settings) -> Callable[[], object]:
         api = open_api(settings)
         host, port = os.environ.get("BATCH_API_HOST", "127.0.0.1"), int(os.environ["BATCH_API_PORT"])
-        app = api.build_app(is_local=guard.is_loopback(host))
+        app = api.build_app(is_local=_is_loopback(host))
         return partial(web.run_app, app, host=host, port=port, print=None, access_log=None)
 
     return program.run("batch-api", open_server)

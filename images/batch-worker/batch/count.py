@@ -253,7 +253,8 @@ def _summarize(
         input_tokens = Estimate(sum(tokens for _, tokens in clusters), 0.0)
     else:
         by_bytes = scale_ratio(clusters, row_bytes.value)
-        input_tokens = _widen(by_bytes, row_bytes)
+        scale_error = by_bytes.value * row_bytes.error / row_bytes.value if row_bytes.value else 0.0
+        input_tokens = Estimate(by_bytes.value, math.hypot(by_bytes.error, scale_error))
     numbers = {name: scale(name) for name in ("rows", "bad_rows", "output_tokens", "open_rows")}
     numbers |= {"input_tokens": input_tokens} if input_tokens else {}
     return {
@@ -263,11 +264,6 @@ def _summarize(
         "input_tokens": None,
         **{name: {"value": round(number.value), "error": math.ceil(number.error)} for name, number in numbers.items()},
     }
-
-
-def _widen(estimate: Estimate, base: Estimate) -> Estimate:
-    share = base.error / base.value if base.value else 0.0
-    return Estimate(estimate.value, math.hypot(estimate.error, estimate.value * share))
 
 
 def scale_ratio(clusters: Sequence[tuple[float, float]], total: float) -> Estimate:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from batch.inbox import Inbox
 from batch.jobs import Jobs
-from batch.queue import Queues
+from batch.resources import Queues
 from batch.store import Store
 
 from tests.images.batch_worker.conftest import BUCKET, StateMachine
