@@ -105,7 +105,7 @@ def open_rows(read: ReadRange, size: int, template: str) -> Iterator[ParquetRows
         (*_COMMAND, str(its.fileno())), pass_fds=[its.fileno()], cwd=Path(__file__).parents[1],
         env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # which fails where no memory is left
     ) as child:  # fmt: skip
-        its.close()  # of two ends of it that are open here too, none would tell that the process has ended
+        its.close()  # open here too, it would hide that the process has ended
         try:
             yield ParquetRows(own, read, size, template)
         finally:
