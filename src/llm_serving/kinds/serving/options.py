@@ -66,11 +66,6 @@ class Node:
         return selected._replace(**own)
 
     @property
-    def max_requests(self) -> int | None:
-        """Most requests at the replica; None for any number."""
-        return get_max_requests(self.role)
-
-    @property
     def is_compiled(self) -> bool:
         """Whether programs are compiled for fixed shapes."""
         return self.platform.limits is not None
@@ -163,7 +158,7 @@ def build_values(node: Node) -> dict[str, str | int | tuple[str, ...]]:
         "model_config": parsers.model_config_json,
         "tools": parsers.tools,
         "reasoning": parsers.reasoning,
-        "replica_requests": node.max_requests or 0,
+        "replica_requests": get_max_requests(node.role) or 0,
         "awake_share": f"{node.placed.awake_share or 0:g}",
         "media_hosts": node.settings.media_hosts,
         "max_adapters": len(node.role.adapters),
@@ -338,7 +333,7 @@ OPTIONS = (
         "bounded-queue",
         "role.max_requests",
         "remove max_requests, or set roles.router.max_requests",
-        lambda node: node.max_requests,
+        lambda node: get_max_requests(node.role),
     ),
     Option(
         "shares",

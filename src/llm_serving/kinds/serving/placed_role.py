@@ -76,15 +76,6 @@ class PlacedRole:
         return self.resources.efa > 0 and all(instance.gpudirect_rdma for instance in self.instances)
 
     @property
-    def host_cache_bytes(self) -> int:
-        """Bytes of an accelerator's KV cache of which the node's memory has room for a copy.
-
-        Half of the replica's share, its shared memory among it: the engine itself and the system's cache need the rest.
-        """
-        ranks = max(1, self.role.split.ranks // self.nodes)
-        return (self.resources.memory_bytes // 2 - self.resources.shared_memory_bytes) // ranks
-
-    @property
     def model_settings(self) -> Blueprint | ModelRole:
         """What holds the role's model, weights and context."""
         return self.settings.select_model_settings(self.role)
@@ -104,8 +95,12 @@ class PlacedRole:
         return refuse_setting(self.key_path, self.role, key, reason, fix)
 
     def limit_cache(self) -> PlacedRole:
-        """Return the placement with no more KV cache than the node's memory has room for a copy of."""
-        fit, limit = self.fit, self.host_cache_bytes
+        """Return the placement with no more KV cache than the node's memory has room for a copy of.
+
+        Half of the replica's share, its shared memory among it: the engine itself and the system's cache need the rest.
+        """
+        fit, ranks = self.fit, max(1, self.role.split.ranks // self.nodes)
+        limit = (self.resources.memory_bytes // 2 - self.resources.shared_memory_bytes) // ranks
         if fit is None or not fit.computed or fit.cache_bytes <= limit:
             return self
         tokens = fit.cache_tokens * limit // fit.cache_bytes
