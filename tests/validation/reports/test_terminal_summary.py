@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from llm_serving.validation.reports import terminal_summary
-from llm_serving.validation.reports.report import ModelLoad, PromptOverlap, Report, Throughput
+from llm_serving.validation.reports.report import Goodput, ModelLoad, PromptOverlap, Report, Throughput
 from llm_serving.validation.statistics.engine_metrics import KvTransfers
 from llm_serving.validation.statistics.sample_statistics import Latency
 
@@ -24,8 +24,15 @@ from llm_serving.validation.statistics.sample_statistics import Latency
 def test_a_result_shows_shared_prompt_text_and_cached_tokens(
     prompts: float | None, cached: float | None, lines: list[str]
 ) -> None:
-    report = Report.model_construct(shared=PromptOverlap(prompts=prompts, of=300, cached=cached, traffic=""))
-    assert list(terminal_summary._list_cache_lines(report)) == lines
+    report = Report.model_construct(
+        shared=PromptOverlap(prompts=prompts, of=300, cached=cached, traffic=""),
+        settings={"slo": {}},
+        goodput=Goodput(share=None, requests_per_s=0),
+        expected=None,
+        longest_stall_s=0.0,
+        cost=None,
+    )
+    assert list(terminal_summary._list_lines(report)) == lines
 
 
 def _build_load(model: str) -> ModelLoad:
