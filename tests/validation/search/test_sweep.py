@@ -154,10 +154,10 @@ def test_replicas_that_come_and_go_have_no_capacity(target: LoadTarget) -> None:
     [engine] = target.roles
     scaled = target.model_copy(update={"roles": (engine.model_copy(update={"replicas": Bounds(1, 4)}),)})
     assert sweep._build_capacity(scaled, bracket, "rate", now) is None
-    assert "come and go" in sweep._list_notes(scaled, bracket, "rate")[0]
+    assert "come and go" in next(sweep._list_notes(scaled, bracket, "rate"))
     short = bracket._replace(kept=build_point(24))
-    assert sweep._list_notes(target, bracket, "rate") == []
-    assert sweep._list_notes(target, short, "rate") == [
+    assert list(sweep._list_notes(target, bracket, "rate")) == []
+    assert list(sweep._list_notes(target, short, "rate")) == [
         "The load of 24/s was not sent again for longer, in which a queue may grow."
     ]
 
