@@ -128,8 +128,8 @@ def test_mistakes_of_fleet_and_blueprint_are_reported_together(
     code, _, err = check(capsys, "mine")
     assert code == 2
     assert [":".join(line.split(":")[:4]) for line in err.splitlines()] == [
-        "fleet.yaml:5:20: pools.general.types",
         "fleet.yaml:3:8: zones",
+        "fleet.yaml:5:20: pools.general.types",
         "mine/blueprint.yaml:3:43: roles.worker.replicas",
     ]
 
