@@ -1,4 +1,7 @@
-"""IAM and resource policies as plain data."""
+"""IAM: policies as plain data, roles with what they may do, EKS Pod Identity, and who reads secrets.
+
+Terraform gets the ARNs of secrets, never their values.
+"""
 
 from __future__ import annotations
 
@@ -132,8 +135,10 @@ def add_role(
 
 
 def list_policies(stack: FleetStack, name: str) -> list[ITerraformDependable]:
-    """List what `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights,
-    and gone before they are, so that it can still clean up.
+    """List what `add_role` gave the role `name`.
+
+    Whoever acts by the role names these in depends_on: made after its rights, and gone before they are, so that it can
+    still clean up.
     """
     return [
         child
