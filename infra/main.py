@@ -51,10 +51,6 @@ def synthesize(
     Args:
         files: rendered deployments; each becomes a stack KIND-NAME.
         stack_names: the only stacks to write; all if empty.
-
-    Raises:
-        InputError: a rendered file is wrong, or there is no stack of a name.
-        CheckFailed: a stack breaks a rule that all stacks keep.
     """
     stacks = base.discover(document, files)
     existing_names = [stack.NAME for stack in stacks]

@@ -247,9 +247,6 @@ def run(
         grace_s: how long Terraform may take to record what it made, when interrupted.
         on_progress: called with how far the stacks are, whenever that changes.
         environments: by stack, open for several commands; of this command only where left out.
-
-    Raises:
-        CommandFailed: it failed for one of them.
     """
     subcommand, *options = arguments
     is_streamed = subcommand in _STREAMED_COMMANDS
