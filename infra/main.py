@@ -51,6 +51,10 @@ def synthesize(
     Args:
         files: rendered deployments; each becomes a stack KIND-NAME.
         stack_names: the only stacks to write; all if empty.
+
+    Raises:
+        InputError: a rendered file is wrong, or there is no stack of a name.
+        CheckFailed: a stack breaks a rule that all stacks keep.
     """
     stacks = base.discover(document, files)
     existing_names = [stack.NAME for stack in stacks]
@@ -97,7 +101,11 @@ def _lock_provider(folder: Path) -> None:
 
 
 def run(environment: Mapping[str, str]) -> dict[str, Path]:
-    """Synthesize as the environment variables above say; return the directory of each stack."""
+    """Synthesize as the environment variables above say; return the directory of each stack.
+
+    Raises:
+        BlueprintError: as from `synthesize`, or the fleet file is wrong.
+    """
     document = loading.load_fleet(Path(environment.get("BLUEPRINT_FLEET", "fleet.yaml")))
     deployments = environment.get("BLUEPRINT_DEPLOYMENTS")
     files = (

@@ -44,7 +44,11 @@ class Stack(Protocol):
 
 
 def discover(document: Document[Fleet], files: Sequence[Path] = ()) -> list[Stack]:
-    """Return the stacks of the fleet and of rendered deployments, each after those that it needs."""
+    """Return the stacks of the fleet and of rendered deployments, each after those that it needs.
+
+    Raises:
+        InputError: a rendered file is wrong.
+    """
     enabled = {
         stack.NAME: stack
         for module in _import_modules()

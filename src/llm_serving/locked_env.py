@@ -104,7 +104,11 @@ def compute_digest(files: Iterable[Path], words: str = "") -> str:
 
 
 def find_uv() -> str:
-    """Return the path of uv."""
+    """Return the path of uv.
+
+    Raises:
+        Unavailable: it is missing.
+    """
     sibling = Path(sys.executable).with_name("uv")
     path = str(sibling) if sibling.exists() else shutil.which("uv")
     if path is None:

@@ -96,7 +96,11 @@ def _signal_group(group: int, signum: signal.Signals) -> None:
 
 
 def wait_until(is_ready: Callable[[], bool], subject: str, timeout_s: float, interval_s: float = 0.1) -> None:
-    """Poll `is_ready` until it is true."""
+    """Poll `is_ready` until it is true.
+
+    Raises:
+        Unavailable: it was not within `timeout_s` seconds.
+    """
     deadline = time.monotonic() + timeout_s
     while not is_ready():
         if time.monotonic() > deadline:

@@ -50,6 +50,9 @@ def parse_location(uri: str, subject: str = "") -> S3Location:
 
     Args:
         subject: begins the error, such as `--to: `.
+
+    Raises:
+        InputError: it is none.
     """
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
@@ -143,7 +146,11 @@ class Bucket:
         return b""  # it is empty, or ends before
 
     def download(self, name: str, path: Path) -> None:
-        """Copy the object `name` under the prefix to a file."""
+        """Copy the object `name` under the prefix to a file.
+
+        Raises:
+            Unavailable: S3 went away or refused.
+        """
         with self._translate_errors("s3:GetObject"):
             self._client.download_file(self.location.bucket, self.location.prefix + name, str(path))
 

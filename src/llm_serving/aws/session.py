@@ -263,6 +263,9 @@ def translate_errors(hint: str = "") -> Iterator[None]:
 
     Args:
         hint: what can be done without credentials, as the end of a sentence.
+
+    Raises:
+        Unavailable: no credentials, no answer, or a refusal.
     """
     from botocore import exceptions
 

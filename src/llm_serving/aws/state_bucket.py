@@ -66,6 +66,9 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
 
     Args:
         caller_arn: ARN of the identity; the bucket must belong to its account.
+
+    Raises:
+        InputError: the state is a local file.
     """
     if fleet.state == "local":
         raise InputError("state: local: the fleet's state is a local file. Fix: write state: s3://BUCKET/PREFIX.")

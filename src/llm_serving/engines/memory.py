@@ -212,7 +212,11 @@ class Division(NamedTuple):
 def build_fit(
     instance: Instance, setup: ReplicaSetup, context: int, division: Division, reason: str, *, calibrated: bool = False
 ) -> Fit:
-    """Build what an engine's arithmetic found of one replica."""
+    """Build what an engine's arithmetic found of one replica.
+
+    Args:
+        reason: why it does not fit, as a sentence; empty where it does.
+    """
     return Fit(
         instance=instance.name,
         tensor_parallel=setup.tensor,

@@ -185,7 +185,11 @@ def _compute_prompt_graph_bytes(model: Architecture, setup: ReplicaSetup, batch:
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of its context."""
+    """Compute whether a replica of `model` on `instance` serves requests of its context.
+
+    Raises:
+        ValueError: `instance` has no accelerators.
+    """
     device = instance.accelerators
     if device is None:
         raise ValueError(f"{instance.name} has no accelerators")

@@ -415,6 +415,9 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Compute whether a replica of `model` on `instance` serves requests of its context.
 
     Without accelerators it has all CPUs of a node; the engine takes memory of one socket only.
+
+    Raises:
+        ValueError: `instance` has no accelerators to split a layer over.
     """
     context, device = setup.context or model.max_context, instance.accelerators
     if device is None and setup.tensor > 1:

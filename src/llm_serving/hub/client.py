@@ -210,7 +210,12 @@ def _find_second_checkpoint(names: Set[str]) -> set[str]:
 
 
 def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any]:
-    """Return a JSON file of a repository, such as its config.json."""
+    """Return a JSON file of a repository, such as its config.json.
+
+    Raises:
+        InputError: the repository does not exist, or has no such file.
+        Unavailable: the hub is unreachable, or requires a token.
+    """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
@@ -303,7 +308,11 @@ def download(snapshot: Snapshot, file: RepoFile, folder: Path, on_bytes: OnBytes
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other copies of the same model."""
+    """Lock `folder` against other copies of the same model.
+
+    Raises:
+        Unavailable: another copy is running, or the folder cannot be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".lock").touch()

@@ -34,6 +34,9 @@ def check_disk_space(folder: Path, required_bytes: int, *, purpose: str, fix: st
     Args:
         purpose: what the bytes are for, such as `the model mid`.
         fix: how to use another disk.
+
+    Raises:
+        Unavailable: it has less than `required_bytes`.
     """
     disk_path = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free_bytes = shutil.disk_usage(disk_path).free

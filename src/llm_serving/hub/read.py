@@ -83,7 +83,11 @@ def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
 
 
 def read_s3_json(bucket: s3.Bucket, name: str) -> Mapping[str, Any]:
-    """Return a JSON file of a model in S3; nothing where it is no mapping."""
+    """Return a JSON file of a model in S3; nothing where it is no mapping.
+
+    Raises:
+        InputError: it is not JSON.
+    """
     try:
         content = untrusted_json.parse(bucket.read(name, 0, MAX_JSON_BYTES), infinite=True)
     except ValueError:

@@ -19,7 +19,14 @@ _MAX_BYTES = 10_000_000
 
 
 def write(bucket: s3.Bucket, folder: Path, record: ModelRecord) -> None:
-    """Write the record."""
+    """Write the record.
+
+    Args:
+        folder: a folder of this machine for the file in transit.
+
+    Raises:
+        Unavailable: S3 is unreachable or denies access.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
@@ -42,7 +49,12 @@ def find(open_bucket: Callable[[], s3.Bucket]) -> ModelRecord | None:
 
 
 def read(bucket: s3.Bucket) -> ModelRecord:
-    """Return the record of the model at a place in S3."""
+    """Return the record of the model at a place in S3.
+
+    Raises:
+        Unavailable: S3 is unreachable or denies access.
+        InputError: there is no record.
+    """
     try:
         return ModelRecord.model_validate_json(bucket.read(FILE, 0, _MAX_BYTES) if FILE in bucket.list_sizes() else b"")
     except ValidationError:

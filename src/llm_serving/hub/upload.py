@@ -304,7 +304,11 @@ def find_staging_folder() -> Path:
 
 
 def resolve_source_name(source: str) -> str:
-    """Return the model's name in the bucket: its id on the hub, or its folder's name."""
+    """Return the model's name in the bucket: its id on the hub, or its folder's name.
+
+    Raises:
+        InputError: `source` is neither a folder nor an id.
+    """
     if is_folder(source):
         return Path(source).expanduser().resolve().name
     if source.count("/") != 1 or source.startswith((".", "/", "~")):

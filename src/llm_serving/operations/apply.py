@@ -61,7 +61,12 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
 
 
 def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that plans end nothing that is in use, take no names of others, and move Kubernetes as the file says."""
+    """Require that plans end nothing that is in use, take no names of others, and move Kubernetes as the file says.
+
+    Raises:
+        CheckFailed: they do not; nothing was changed.
+        Unavailable: AWS refuses, or does not answer.
+    """
     plan_checks.require_kept(context, stack_plans)
     plan_checks.require_version_stated(context, stack_plans)
     capacity_providers.require_unused(context, stack_plans)
@@ -102,7 +107,11 @@ def use_plans(context: FleetContext) -> Iterator[None]:
 
 
 def run_terraform(context: FleetContext, folders: Mapping[str, Path], arguments: Sequence[str], title: str) -> None:
-    """Run a command that changes the stacks in `folders`, as a step with their progress."""
+    """Run a command that changes the stacks in `folders`, as a step with their progress.
+
+    Raises:
+        CommandFailed: Terraform failed; the same command resumes.
+    """
     with console.step(title) as step:
         runner.run(
             context.program,

@@ -27,7 +27,12 @@ _KIND = "aws_ecs_capacity_provider"
 
 
 def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that no service of the cluster uses a capacity provider that a plan deletes."""
+    """Require that no service of the cluster uses a capacity provider that a plan deletes.
+
+    Raises:
+        CheckFailed: one does; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
     actions = {name: change.actions for plan in stack_plans for name, change in plan.plan.select(_KIND).items()}
     deleted = {
         groups.format_provider_name_of(context.fleet.name, name) for name in actions if "delete" in actions[name]
@@ -53,7 +58,12 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
 
 
 def require_placeable(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that services may run on the types that a plan gives the instances of their capacity providers."""
+    """Require that services may run on the types that a plan gives the instances of their capacity providers.
+
+    Raises:
+        CheckFailed: one may not; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
     changed = {
         address.partition(".")[2]
         for plan in stack_plans

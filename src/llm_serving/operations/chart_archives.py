@@ -61,7 +61,11 @@ class ChartArchive:
 
 
 def plan(add_on: AddOn, folder: Path, fleet_file: Path) -> ChartArchive:
-    """Return the archive or page of a row, to be pulled to `folder`; the table's digest goes before the lock file's."""
+    """Return the archive or page of a row, to be pulled to `folder`; the table's digest goes before the lock file's.
+
+    Raises:
+        InputError: the lock file is damaged.
+    """
     if add_on.is_page:
         reference = str(add_on.manifest)
         # Another version is another file.

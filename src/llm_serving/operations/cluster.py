@@ -40,7 +40,11 @@ _INGRESS = Kind("networking.k8s.io/v1", "Ingress")
 
 
 def require_own(fleet: Fleet, kubeconfig: Path | None = None) -> None:
-    """Require that a kubeconfig does not lead to another fleet's cluster, where a release may have the same name."""
+    """Require that a kubeconfig does not lead to another fleet's cluster, where a release may have the same name.
+
+    Raises:
+        Unavailable: it does.
+    """
     kube_api.require_cluster(kubeconfig, fleet.region, names.find_eks_cluster(fleet))
 
 
@@ -144,13 +148,21 @@ def describe_endpoint_access(fleet: Fleet) -> str:
 
 
 def terminate_machines(cluster: ClusterContext) -> None:
-    """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter."""
+    """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter.
+
+    Raises:
+        ApiError: they were not terminated in time.
+    """
     for kind in filter(cluster.api.has_kind, _KARPENTER):
         cluster.api.delete_all(kind, timeout_s=_MACHINES_TIMEOUT_S)
 
 
 def delete_load_balancers(cluster: ClusterContext) -> None:
-    """Delete gateways, ingresses and services with load balancers, while the controller that ends those still runs."""
+    """Delete gateways, ingresses and services with load balancers, while the controller that ends those still runs.
+
+    Raises:
+        ApiError: they were not deleted in time.
+    """
     for kind in filter(cluster.api.has_kind, (_GATEWAY, _INGRESS)):
         cluster.api.delete_all(kind, timeout_s=add_ons.LIMIT_S)
     cluster.api.delete_all(SERVICE, fields="spec.type=LoadBalancer", timeout_s=add_ons.LIMIT_S)

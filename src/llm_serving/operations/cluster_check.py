@@ -34,7 +34,12 @@ _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
 def check(fleet: Fleet, api: KubeApi) -> tuple[CheckGroup, ...]:
-    """Ask a cluster for what the fleet's pools and add-ons say of it; change nothing."""
+    """Ask a cluster for what the fleet's pools and add-ons say of it; change nothing.
+
+    Raises:
+        ApiError: it does not answer.
+        InputError: a type that the catalog does not have.
+    """
     pools = [name for name, pool in fleet.pools.items() if fleet.get_orchestrator(pool) == "eks"]
     controllers = [*_check_controllers(fleet, api), _check_pod_identity(api), *_check_queues(fleet, api, pools)]
     nodes = [result for name in pools for result in _check_pool(fleet, name, api)]

@@ -133,7 +133,11 @@ def _require_no_account(document: Document[Fleet]) -> None:
 
 @contextmanager
 def lock_fleet(fleet: Fleet) -> Iterator[Path]:
-    """Lock the fleet against a second command in this directory, and yield its data directory."""
+    """Lock the fleet against a second command in this directory, and yield its data directory.
+
+    Raises:
+        Unavailable: another command is running.
+    """
     data = build_data_path(fleet)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with processes.lock_file(data / ".busy", f"another command is running on the fleet {fleet.name} in this directory"):

@@ -136,7 +136,11 @@ def destroy(plan: DestroyPlan) -> None:
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
-    """Require that nothing depends on the fleet: no blueprint on ECS, no stack or cluster that its file has not."""
+    """Require that nothing depends on the fleet: no blueprint on ECS, no stack or cluster that its file has not.
+
+    Raises:
+        CheckFailed: something does; the message says how to remove it.
+    """
     existing = plan.context.fleet.eks.cluster
     if existing and plan.has_own_cluster:
         raise CheckFailed(

@@ -74,7 +74,11 @@ def read(fleet_file: Path) -> dict[str, str]:
 
 
 def read_charts(fleet_file: Path) -> dict[str, str]:
-    """Return the charts' digests beside a fleet file, by NAME:VERSION; none without the lock file."""
+    """Return the charts' digests beside a fleet file, by NAME:VERSION; none without the lock file.
+
+    Raises:
+        InputError: as `read`.
+    """
     return _read(fleet_file)[1]
 
 

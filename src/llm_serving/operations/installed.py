@@ -23,7 +23,11 @@ _HELM_TIMEOUT_S = 60.0
 
 
 def read(aws: AwsSession, fleet: Fleet, data: Path) -> tuple[Installed, list[str]]:
-    """Return what runs, and what could not be read with the reason."""
+    """Return what runs, and what could not be read with the reason.
+
+    Args:
+        data: the fleet's data directory, for its kubeconfig and logs.
+    """
     with session.translate_errors():
         kubernetes = _read_kubernetes(aws, fleet) if fleet.creates_eks else None
         add_ons = dict(_read_add_ons(aws, fleet)) if kubernetes and not aws.is_emulated else {}

@@ -153,7 +153,11 @@ class KubeApi:
             self._request(action, "delete", kind, name=name, namespace=namespace, body=body)
 
     def delete_all(self, kind: Kind, *, fields: str = "", timeout_s: float) -> None:
-        """Delete the objects of a kind in all namespaces, and wait until they are gone."""
+        """Delete the objects of a kind in all namespaces, and wait until they are gone.
+
+        Raises:
+            ApiError: some were not gone in time; the message names one.
+        """
         self.delete_objects(self.list_objects(kind, fields=fields), timeout_s)
 
     def delete_objects(self, objects: Iterable[Manifest], timeout_s: float) -> None:
@@ -362,7 +366,11 @@ class KubeApi:
 
 
 def open_api(kubeconfig: Path | None) -> KubeApi:
-    """Return the API of the kubeconfig's cluster, which is asked once for its kinds; of the user's own where None."""
+    """Return the API of the kubeconfig's cluster, which is asked once for its kinds; of the user's own where None.
+
+    Raises:
+        ApiError: as of `KubeApi`.
+    """
     return _open(_locate(kubeconfig))
 
 
@@ -372,7 +380,11 @@ def _locate(kubeconfig: Path | None) -> Path:
 
 
 def require_cluster(kubeconfig: Path | None, region: str, name: str) -> None:
-    """Require that a kubeconfig does not lead to another cluster of EKS, as far as the name that it has there says."""
+    """Require that a kubeconfig does not lead to another cluster of EKS, as far as the name that it has there says.
+
+    Raises:
+        Unavailable: it does.
+    """
     named = _read_cluster_name(_locate(kubeconfig))
     match = _EKS_CLUSTER.fullmatch(named)
     if match and (match["region"], match["name"]) != (region, name):

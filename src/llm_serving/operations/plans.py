@@ -57,7 +57,12 @@ class StackPlan:
 
 
 def create(context: FleetContext, stack_names: Sequence[str] | None = None) -> list[StackPlan]:
-    """Plan every stack that can be planned, and save each plan for `apply`."""
+    """Plan every stack that can be planned, and save each plan for `apply`.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+        CommandFailed: Terraform failed.
+    """
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
     with console.step(f"Plan {', '.join(folders)}") as step:
         deferred = _find_deferred(context, folders)

@@ -46,7 +46,12 @@ def order_waves(context: FleetContext, approved: Mapping[str, StackPlan]) -> lis
 
 
 def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:
-    """Require that the file has the zones that a cluster of EKS was made in."""
+    """Require that the file has the zones that a cluster of EKS was made in.
+
+    Raises:
+        CheckFailed: it lacks one; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
     if not context.fleet.creates_eks or not _deletes_subnets(approved):
         return
     subnet_ids: list[str] = []
@@ -66,7 +71,12 @@ def require_clusters_zones(context: FleetContext, approved: Mapping[str, StackPl
 
 
 def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> None:
-    """Require that nothing is left in the subnets that the network's plan deletes."""
+    """Require that nothing is left in the subnets that the network's plan deletes.
+
+    Raises:
+        CheckFailed: something is; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
     if not _deletes_subnets(approved):
         return
     with session.translate_errors():

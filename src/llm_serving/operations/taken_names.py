@@ -25,7 +25,12 @@ Tags = Mapping[str, str]
 
 
 def require_free(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that nothing of another fleet or stack has a name of what the plans make."""
+    """Require that nothing of another fleet or stack has a name of what the plans make.
+
+    Raises:
+        CheckFailed: something has; names all of it, with its owner and the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
     taken = [line for plan in stack_plans for line in _list_taken(context, plan)]
     if taken:
         raise CheckFailed(

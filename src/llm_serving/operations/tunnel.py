@@ -55,7 +55,11 @@ class Tunnel:
 
 
 def plan(aws: AwsSession, fleet: Fleet, port: int) -> Tunnel:
-    """Find the cluster's endpoint and a system node."""
+    """Find the cluster's endpoint and a system node.
+
+    Raises:
+        Unavailable: there is no cluster or no running node, or AWS cannot be asked.
+    """
     name = names.format_cluster_name(fleet)
     with session.translate_errors():
         cluster = aws.client("eks").describe_cluster(name=name)["cluster"]
@@ -82,6 +86,9 @@ def build_command(tunnel: Tunnel, region: str) -> tuple[str, ...]:
 def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Forward the port, and yield the process that does.
 
+    Args:
+        data: the fleet's data directory.
+
     Raises:
         Unavailable: the port is taken, or the session did not start.
     """
@@ -98,7 +105,14 @@ def forward(tunnel: Tunnel, aws: AwsSession, data: Path) -> Iterator[subprocess.
 
 @contextlib.contextmanager
 def run(command: Sequence[str], port: int, aws: AwsSession, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of Session Manager that forwards a port of this machine, and yield its process once it does."""
+    """Run a command of Session Manager that forwards a port of this machine, and yield its process once it does.
+
+    Args:
+        folder: of its log.
+
+    Raises:
+        Unavailable: the session did not start; with its last line.
+    """
     log = folder / "tunnel.log"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:

@@ -160,6 +160,9 @@ def start(data: Path, *, bare: bool = False) -> Iterator[str]:
     Args:
         data: folder for its log, moto.log.
         bare: without AWS's own policies and machine images, which it reads anew, for a second or two, when emptied.
+
+    Raises:
+        Unavailable: it did not start; the message names the log.
     """
     port = processes.claim_free_ports(1)[0]
     endpoint = f"http://127.0.0.1:{port}"

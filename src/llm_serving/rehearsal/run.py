@@ -50,7 +50,11 @@ class Rehearsal:
 
 
 def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list[Rehearsal]:
-    """Synthesize the fleets, several in a folder each, and plan all their stacks with a mocked provider, in one go."""
+    """Synthesize the fleets, several in a folder each, and plan all their stacks with a mocked provider, in one go.
+
+    Raises:
+        CommandFailed: one cannot be planned.
+    """
     with _lock_data(data):
         start = time.monotonic()
         several = len(documents) > 1
@@ -85,7 +89,13 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
 def rehearse(
     document: Document[Fleet], *, out: Path, data: Path, stack_names: Sequence[str] | None = None
 ) -> Rehearsal:
-    """Plan with a mocked provider; apply to an embedded AWS, plan again, destroy, and check that nothing is left."""
+    """Plan with a mocked provider; apply to an embedded AWS, plan again, destroy, and check that nothing is left.
+
+    Raises:
+        CheckFailed: the second plan is not empty, or a resource is left after the destroy.
+        CommandFailed: Terraform failed.
+        Unavailable: another process rehearses the same fleet.
+    """
     with _lock_data(data), emulator.start(data) as endpoint:
         folders = stacks.prepare(document, out=out, data=data, stacks=stack_names)
         times = [time.monotonic()]

@@ -36,7 +36,16 @@ _POLL_S = 0.5
 def apply(
     document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> dict[str, dict[str, Any]]:
-    """Apply stacks that `prepare` synthesized to a new embedded AWS, and return each stack's outputs."""
+    """Apply stacks that `prepare` synthesized to a new embedded AWS, and return each stack's outputs.
+
+    Args:
+        data: folder of the run: Terraform's state, working folders and logs.
+        endpoint: URL of the embedded AWS.
+
+    Raises:
+        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        CommandFailed: Terraform failed.
+    """
     program = _prepare_apply(document, folders, data, endpoint)
     with console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step:
         step.note = _apply(program, folders, endpoint, lambda note: setattr(step, "note", note))
@@ -78,7 +87,11 @@ class BackgroundApply:
         self._end = self._threads.submit(self._run, program, folders, endpoint)
 
     def wait_until(self, is_ready: Callable[[], bool], on_progress: Callable[[str], None]) -> None:
-        """Wait until `is_ready`, or until the apply ends; raise what it failed with."""
+        """Wait until `is_ready`, or until the apply ends; raise what it failed with.
+
+        Raises:
+            BlueprintError: the apply failed.
+        """
         while not self._end.done() and not is_ready():
             futures.wait([self._end], _POLL_S)
             on_progress(self._step.note)
@@ -111,7 +124,12 @@ class BackgroundApply:
 def apply_in_background(
     document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
 ) -> Iterator[BackgroundApply]:
-    """Apply stacks that `prepare` synthesized beside the block, and stop Terraform if the block ends before."""
+    """Apply stacks that `prepare` synthesized beside the block, and stop Terraform if the block ends before.
+
+    Raises:
+        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        CommandFailed: Terraform could not be initialized.
+    """
     program = _prepare_apply(document, folders, data, endpoint)
     stack_folder.initialize(program, folders)  # it may download the provider: here an interruption ends it at once
     background_apply = BackgroundApply(program, folders, endpoint)
@@ -141,7 +159,12 @@ def check_unchanged(
 
 
 def destroy(*, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
-    """Destroy the applied stacks, and whatever their buckets hold."""
+    """Destroy the applied stacks, and whatever their buckets hold.
+
+    Raises:
+        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        CommandFailed: Terraform failed.
+    """
     folders = _find_applied(data, stacks)
     program = stack_folder.find_terraform(folders, data)
     with console.step(f"Destroy {join_words(folders)} in the embedded AWS") as step, _explain_failure(endpoint):

@@ -33,7 +33,11 @@ def read(folder: Path, fleet_file: Path) -> tuple[Document[Any], Document[Fleet]
 
 
 def read_blueprint(folder: Path) -> Document[Any]:
-    """Read the blueprint in `folder` by the kind that its `kind` names."""
+    """Read the blueprint in `folder` by the kind that its `kind` names.
+
+    Raises:
+        InputError: with every mistake of its file.
+    """
     return kinds.get(_read_kind(folder / FILE_NAME)).read(folder)
 
 

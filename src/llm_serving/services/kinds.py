@@ -86,7 +86,11 @@ class Kind(ABC, Generic[B, D]):
         return ""
 
     def read(self, folder: Path) -> Document[B]:
-        """Read the blueprint in `folder`."""
+        """Read the blueprint in `folder`.
+
+        Raises:
+            InputError: with every mistake of its file.
+        """
         return load(folder / FILE_NAME, self.SETTINGS)
 
     def list_port_names(self, blueprint: B) -> list[str]:
@@ -133,7 +137,11 @@ class Kind(ABC, Generic[B, D]):
         return
 
     def list_managed(self, deployment: D, connect: Connect) -> list[dict[str, Any]]:
-        """Return a row of `status` for each service of AWS that does the deployment's work instead of replicas."""
+        """Return a row of `status` for each service of AWS that does the deployment's work instead of replicas.
+
+        Args:
+            connect: returns a client of a service.
+        """
         return []
 
     def stop_work(self, deployment: D, connect: Connect, remove_services: Callable[[], None]) -> None:
@@ -149,7 +157,11 @@ class Kind(ABC, Generic[B, D]):
         return None
 
     def find_addresses(self, deployment: D, connect: Connect) -> D:
-        """Return the deployment with those addresses that AWS chose."""
+        """Return the deployment with those addresses that AWS chose.
+
+        Args:
+            connect: returns a client of a service.
+        """
         return deployment
 
     REFRESHED: ClassVar[tuple[str, ...]] = ()
@@ -213,7 +225,11 @@ def list_kinds() -> tuple[str, ...]:
 
 @functools.cache
 def get(kind: str) -> Kind[Any, Any]:
-    """Return a kind by its name."""
+    """Return a kind by its name.
+
+    Raises:
+        InputError: there is no such kind; names all of them.
+    """
     require_choice("kind", kind, "kind", list_kinds())
     module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
     found: Kind[Any, Any] = module.KIND

@@ -29,7 +29,11 @@ class LocalServer(ABC):
 
     @abstractmethod
     def install(self, on_progress: Callable[[str], None]) -> None:
-        """Install its programs."""
+        """Install its programs.
+
+        Raises:
+            Unavailable: they cannot be had.
+        """
 
     @abstractmethod
     def build_service(self, port: int, folder: Path) -> Service:

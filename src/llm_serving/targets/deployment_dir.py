@@ -166,7 +166,11 @@ class DeploymentDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep a second `deploy` or `destroy` of the same deployment out."""
+        """Keep a second `deploy` or `destroy` of the same deployment out.
+
+        Raises:
+            Unavailable: one runs.
+        """
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with processes.lock_file(self.data / ".busy", f"another command is deploying or destroying {self.name}"):
             yield

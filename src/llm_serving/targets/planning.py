@@ -108,7 +108,11 @@ def _read_inputs(folder: Path, fleet_file: Path, target: str) -> tuple[Target, D
 
 
 def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
-    """Write the rendered files to rendered/NAME/TARGET/ and return the template's, as `render.render` does."""
+    """Write the rendered files to rendered/NAME/TARGET/ and return the template's, as `render.render` does.
+
+    Raises:
+        InputError: the rendered file was edited by hand, and `force` is not set.
+    """
     return render.render(plan.deployment, plan.folder, plan.rendered, force=force)
 
 
@@ -119,7 +123,11 @@ def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:
 
 
 def require_endpoint(plan: DeploymentPlan) -> None:
-    """Accept a deployment that clients can call."""
+    """Accept a deployment that clients can call.
+
+    Raises:
+        InputError: it is one that takes no requests.
+    """
     if not plan.deployment.services:
         reason, fix = "nothing of it answers HTTP requests", "send events from the fleet's network"
         raise InputError(f"{plan.deployment.name}: {reason}. Fix: {fix}, and read its topics there.")

@@ -28,7 +28,11 @@ def list_targets() -> tuple[str, ...]:
 
 @functools.cache
 def load_target(name: str) -> Target:
-    """Return the target `name`."""
+    """Return the target `name`.
+
+    Raises:
+        InputError: there is no such target.
+    """
     require_choice("--target", name, "target", list_targets())
     target: Target = importlib.import_module(f"llm_serving.targets.{name}.{_MODULE}").TARGET
     return target

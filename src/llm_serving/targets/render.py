@@ -57,7 +57,11 @@ SUFFIX = ".j2"
 
 
 def find_template(folder: Path, target: str) -> Path:
-    """Return the template of the blueprint in `folder` for `target`: TARGET.SUFFIX.j2, named after what it becomes."""
+    """Return the template of the blueprint in `folder` for `target`: TARGET.SUFFIX.j2, named after what it becomes.
+
+    Raises:
+        InputError: there is none.
+    """
     matches = sorted(folder.glob(f"{target}.*{SUFFIX}"))
     if not matches:
         available = list_targets(folder)
@@ -132,7 +136,11 @@ def render_text(deployment: Deployment, source: Path) -> str:
 
 
 def check(target: Target, deployment: Deployment, text: str, templates: Sequence[Path]) -> None:
-    """Refuse what a user's own templates rendered wrong, each mistake at the line of the template that wrote it."""
+    """Refuse what a user's own templates rendered wrong, each mistake at the line of the template that wrote it.
+
+    Raises:
+        InputError: with each mistake, at the line of the template that wrote it.
+    """
     try:
         mistakes = list(target.find_mistakes(deployment, text))
     except InputError as error:
@@ -281,7 +289,11 @@ def count_mebibytes(count: int) -> int:
 
 
 def format_ini_value(value: Any) -> str:
-    """Format a value for supervisord: `%` is its sign for expansions, and ` ;` or ` #` starts a comment."""
+    """Format a value for supervisord: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
+
+    Raises:
+        ValueError: it cannot be written there.
+    """
     content = str(value)
     if any(sign in content for sign in ("\n", "\r", " ;", " #", "\t;", "\t#")):
         raise ValueError(

@@ -128,7 +128,11 @@ def parse_plan(text: str) -> Plan:
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """Return the JSON document that a command printed; a warning about the user's configuration may precede it."""
+    """Return the JSON document that a command printed; a warning about the user's configuration may precede it.
+
+    Raises:
+        Unavailable: there is none.
+    """
     try:
         payload = untrusted_json.parse(text[text.index("{") :])
     except ValueError as error:

@@ -42,6 +42,9 @@ def start_provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dic
     Args:
         folder: an initialized working folder, which has the provider; its log is provider.log in it.
         environment: of the Terraform that it is for, on top of this process's own.
+
+    Raises:
+        Unavailable: it did not start; the message names the log.
     """
     installed = _find_installed(folder)
     if installed is None:

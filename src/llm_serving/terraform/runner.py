@@ -79,6 +79,10 @@ def find_terraform(data: Path, provider_version: str) -> Terraform:
     """Look for the program, then for the AWS provider of that version.
 
     Below `data` are a configuration of our own and the plugin cache, where they are needed.
+
+    Raises:
+        Unavailable: there is no Terraform, or it is too old.
+        InputError: an environment variable names something that is not there.
     """
     program = _find_program()
     kind, version, platform = _read_version(program)
@@ -247,6 +251,9 @@ def run(
         grace_s: how long Terraform may take to record what it made, when interrupted.
         on_progress: called with how far the stacks are, whenever that changes.
         environments: by stack, open for several commands; of this command only where left out.
+
+    Raises:
+        CommandFailed: it failed for one of them.
     """
     subcommand, *options = arguments
     is_streamed = subcommand in _STREAMED_COMMANDS
@@ -284,6 +291,9 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
     """Plan several stacks, and save each plan as `file` in the stack's folder, readable for its owner only.
 
     Return the changes that each saved plan holds, by the stack's name.
+
+    Raises:
+        CommandFailed: Terraform failed.
     """
     for folder in folders.values():
         (folder / file).unlink(missing_ok=True)

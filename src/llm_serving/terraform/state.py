@@ -31,7 +31,11 @@ class StackState(NamedTuple):
 
 
 def parse_state(name: str, text: str) -> StackState:
-    """Return the state of the stack `name` as `state pull` prints it; empty where nothing was applied."""
+    """Return the state of the stack `name` as `state pull` prints it; empty where nothing was applied.
+
+    Raises:
+        Unavailable: it cannot be read.
+    """
     if "{" not in text:
         return StackState({}, ())
     try:

@@ -130,7 +130,11 @@ def require_slo(run_report: Any) -> None:
 
 
 def load_validator(kind: str) -> Validator:
-    """Load the validator of a kind; refuses one whose deployments have nothing to validate."""
+    """Load the validator of a kind; refuses one whose deployments have nothing to validate.
+
+    Raises:
+        InputError: deployments of this kind have nothing to validate.
+    """
     module = kinds.get(kind).VALIDATOR
     if not module:
         raise InputError(f"kind: {kind}: a deployment of this kind has nothing to validate. Fix: run blueprint status.")

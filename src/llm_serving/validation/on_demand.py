@@ -48,7 +48,11 @@ def locate_cache() -> Path:
 
 
 def ensure(tool: Tool) -> Path:
-    """Make the tool's environment if there is none of its lock; return the directory of its executables."""
+    """Make the tool's environment if there is none of its lock; return the directory of its executables.
+
+    Raises:
+        Unavailable: it cannot be made; the message says why.
+    """
     return _ToolEnv(tool).ensure()
 
 

@@ -175,7 +175,11 @@ def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:
 
 
 def run_locust(driver_plan: LoadPlan, user_file: Path) -> None:
-    """Run Locust's processes here and show their progress; leaves their files in the plan's folder."""
+    """Run Locust's processes here and show their progress; leaves their files in the plan's folder.
+
+    Raises:
+        CommandFailed: Locust failed or timed out.
+    """
     with console.step("Run the load test") as step:
 
         def watch() -> None:

@@ -82,7 +82,13 @@ class Job:
 
 
 def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
-    """Try the configurations; return the result and its folder."""
+    """Try the configurations; return the result and its folder.
+
+    Raises:
+        CheckFailed: no configuration keeps the SLO.
+        InputError: a key or a value is wrong, or every configuration is refused.
+        Unavailable: the blueprint itself is up on this machine.
+    """
     document, _ = inputs.read(job.folder, job.fleet_file)
     name = resolve_name(document)
     _require_keys(job.varied, document)
@@ -107,7 +113,11 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
 
 
 def require_best(state: Tuning) -> None:
-    """Refuse a tuning of which no configuration keeps the SLO, with what each one missed."""
+    """Refuse a tuning of which no configuration keeps the SLO, with what each one missed.
+
+    Raises:
+        CheckFailed: none does; with what each one missed.
+    """
     if state.best is None:
         lines = [f"  {trial.title}: {trial.state}: {trial.why}" for trial in state.trials if trial.why]
         title = f"no configuration of {state.name} was shown to keep its SLO"

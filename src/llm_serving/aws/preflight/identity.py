@@ -50,7 +50,12 @@ def fetch_identity(aws: AwsSession) -> Identity:
 
 
 def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
-    """Return the caller, in the account that the fleet file names, if any. The embedded AWS is nobody's account."""
+    """Return the caller, in the account that the fleet file names, if any. The embedded AWS is nobody's account.
+
+    Raises:
+        InputError: another account is signed in.
+        Unavailable: as from `fetch_identity`.
+    """
     caller, account = fetch_identity(aws), document.value.account
     if account and account != caller.account and not aws.is_emulated:
         reason = f"{caller.name} is signed in to account {caller.account}"
@@ -60,7 +65,11 @@ def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
 
 
 def resolve_account(document: Document[Fleet], aws: AwsSession) -> str | None:
-    """Return the number of the account that a deployment is for; None where neither AWS nor the fleet file tells."""
+    """Return the number of the account that a deployment is for; None where neither AWS nor the fleet file tells.
+
+    Raises:
+        InputError: another account than the fleet's is signed in.
+    """
     account = document.value.account
     try:
         return require_account(document, aws).account if aws.has_credentials() else account

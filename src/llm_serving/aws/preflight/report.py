@@ -73,7 +73,14 @@ class PreflightReport:
 
 
 def run_preflight(document: Document[Fleet], aws: AwsSession, *, further: Sequence[Check] = ()) -> PreflightReport:
-    """Run all checks; change nothing."""
+    """Run all checks; change nothing.
+
+    Args:
+        further: checks of what is to run on the fleet.
+
+    Raises:
+        Unavailable: no credentials, or no network.
+    """
     fleet = document.value
     with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)

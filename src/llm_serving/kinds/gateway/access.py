@@ -38,12 +38,20 @@ class LocalAccess:
         yield AdminClient(self.deployment.admin_url, self._login.password)
 
     def read_records(self, period: Period) -> Records:
-        """Read what teams used in a time."""
+        """Read what teams used in a time.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
         meter.record(self._login, meter.list_metered(self.deployment.backends))
         return usage.read(self._login, period, self.deployment.name)
 
     def read_audit(self, since_s: float) -> list[dict[str, Any]]:
-        """Read the audit of the last seconds."""
+        """Read the audit of the last seconds.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
         return audit.read(self._login, usage.build_last(since_s), audit.MAX_ENTRIES + 1)
 
     @property
@@ -84,7 +92,11 @@ class CloudAccess:
 
 
 def parse_rows(text: str) -> Any:
-    """Find the program's line of JSON among those of the session that ran it."""
+    """Find the program's line of JSON among those of the session that ran it.
+
+    Raises:
+        Unavailable: there is none; with the last line.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     for line in lines:
         if line.startswith(cloud_program.ROWS_BEGIN):

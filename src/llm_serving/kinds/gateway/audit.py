@@ -44,7 +44,11 @@ _SETTLED_S = 300
 
 
 def prepare(login: Login) -> None:
-    """Create the audit's table, triggers and index; again where they exist."""
+    """Create the audit's table, triggers and index; again where they exist.
+
+    Raises:
+        Unavailable: the database does not answer, or refuses.
+    """
     limits = {"new_limits": _LIMITS.format(row="NEW"), "old_limits": _LIMITS.format(row="OLD")}
     schema = database.read_statement("audit_schema", refusal=REFUSAL, **limits)
     database.execute(login, ["--single-transaction", "--command", schema])
@@ -56,6 +60,9 @@ def read(login: Login, period: Period, most: int | None = None) -> list[dict[str
 
     Args:
         most: requests among them, the first ones; all where left out.
+
+    Raises:
+        Unavailable: the database does not answer.
     """
     values = {**period.format_bounds(), "most": "ALL" if most is None else most}
     changes, requests = (
@@ -81,14 +88,22 @@ def _list_requests(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def warn(login: Login) -> list[str]:
-    """Write an entry for each budget that is nearly spent and has none yet; return a sentence for each."""
+    """Write an entry for each budget that is nearly spent and has none yet; return a sentence for each.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
     statement = database.read_statement("audit_warnings", share=WARNED_SHARE)
     rows = database.execute(login, ["--command", statement]).splitlines()
     return [f"{row}: {WARNED_SHARE:.0%} of the budget or more is spent" for row in rows]
 
 
 def delete_old(login: Login, keep_s: float) -> None:
-    """Delete what is older, of the audit and of the usage."""
+    """Delete what is older, of the audit and of the usage.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
     statements = database.read_statement("delete_old", age=f"interval '{round(keep_s)} s'")
     database.execute(login, ["--single-transaction", "--command", statements])
 

@@ -56,7 +56,11 @@ class AdminClient:
         return created["key"], _read_key({**created, "token": created["token_id"]})
 
     def list_keys(self, team: str | None = None) -> list[Key]:
-        """List the keys, the oldest first."""
+        """List the keys, the oldest first.
+
+        Raises:
+            Unavailable: the gateway does not answer.
+        """
         keys: list[Key] = []
         query = {"return_full_object": "true", "size": _PAGE_SIZE, **({"team_id": team} if team else {})}
         page, pages = 1, 1

@@ -91,7 +91,11 @@ def read_rows(login: Login, program: str, *arguments: str) -> Any:
 
 
 def read_place(ssm: Any, name: str) -> Place:
-    """Read the parameter."""
+    """Read the parameter.
+
+    Args:
+        ssm: client of Systems Manager.
+    """
     parameter = ssm.get_parameter(Name=name)
     return Place(**json.loads(parameter["Parameter"]["Value"]))
 

@@ -97,14 +97,22 @@ def read_statement(name: str, **values: object) -> str:
 
 
 def query(login: Login, statement: str) -> list[Any]:
-    """Return the rows of a SELECT as dictionaries."""
+    """Return the rows of a SELECT as dictionaries.
+
+    Raises:
+        Unavailable: the database does not answer, or refuses.
+    """
     wrapped = f"SELECT coalesce(json_agg(rows), '[]') FROM ({statement}) AS rows"
     rows: list[Any] = json.loads(execute(login, ["--command", wrapped]))
     return rows
 
 
 def execute(login: Login, arguments: Sequence[str]) -> str:
-    """Run psql, and return its output."""
+    """Run psql, and return its output.
+
+    Raises:
+        Unavailable: the database does not answer, or refuses.
+    """
     try:
         done = subprocess.run(
             [*_build_command(login), *arguments],
@@ -151,7 +159,14 @@ def lock(login: Login) -> Iterator[None]:
 
 
 def create_user(owner: Login, password: str) -> None:
-    """Create the user that owns the database's tables, with a password; again where it exists."""
+    """Create the user that owns the database's tables, with a password; again where it exists.
+
+    Args:
+        owner: who may create users.
+
+    Raises:
+        Unavailable: the database does not answer, or refuses.
+    """
     statement = read_statement("create_user", user=USER, password=hash_password(password))
     execute(owner, ["--single-transaction", "--command", statement])
 

@@ -88,7 +88,12 @@ def prepare(login: Login, program: Path) -> None:
 
 
 def start(login: Login, secret: str, folder: Path, address: tuple[str, str], program: Path) -> NoReturn:
-    """Write the settings, then become LiteLLM."""
+    """Write the settings, then become LiteLLM.
+
+    Args:
+        secret: what its keys come from.
+        address: host and port.
+    """
     folder.mkdir(exist_ok=True)
     config = folder / "config.yaml"
     config.write_text(os.environ[CONFIG_VARIABLE], encoding="utf-8")

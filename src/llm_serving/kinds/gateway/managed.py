@@ -10,7 +10,11 @@ from llm_serving.kinds.gateway.stack import GatewayStack
 
 
 def list_rows(stack: GatewayStack, connect: Callable[[str], Any]) -> list[dict[str, Any]]:
-    """Return the rows of the database and of the cache; none of what is not deployed."""
+    """Return the rows of the database and of the cache; none of what is not deployed.
+
+    Args:
+        connect: returns a client of a service.
+    """
     found: list[tuple[str, str, str]] = []
     with session.ignore_errors("DBInstanceNotFound"):
         databases = connect("rds").describe_db_instances(DBInstanceIdentifier=stack.name)["DBInstances"]

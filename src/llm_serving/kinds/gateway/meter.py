@@ -36,7 +36,11 @@ def list_metered(backends: Iterable[Backend]) -> list[Backend]:
 
 
 def record(login: Login, backends: Iterable[Backend]) -> None:
-    """Add a row for each deployment, with the counters of each engine that answers."""
+    """Add a row for each deployment, with the counters of each engine that answers.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
     inserts = [
         f"INSERT INTO {TABLE} (deployment, usd_h, tokens) "
         f"VALUES ({database.quote(backend.name)}, {backend.usd_h!r}, {_format(read_counters(backend))});"

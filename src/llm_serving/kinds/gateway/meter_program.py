@@ -50,7 +50,11 @@ def run(read_login: Callable[[], Login]) -> NoReturn:
 
 
 def export(login: Login, location: str) -> None:
-    """Export the audit; what S3 refuses is tried again in a minute."""
+    """Export the audit; what S3 refuses is tried again in a minute.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -87,7 +87,11 @@ class SemanticCache(CustomLogger):  # type: ignore[misc] # of another environmen
         self._resume_at = 0.0
 
     async def find(self, cache: Cache, key: str, request: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Return the key of the answer to the nearest question, and its similarity; None where there is none."""
+        """Return the key of the answer to the nearest question, and its similarity; None where there is none.
+
+        Args:
+            key: of the request's own answer.
+        """
         route = self._routes.get(_find_metadata(request).get("model_group", ""))
         question = read_question(cache, request) if route else None
         if not route or not question or time.monotonic() < self._resume_at:
@@ -148,7 +152,11 @@ class SemanticCache(CustomLogger):  # type: ignore[misc] # of another environmen
 
 
 def read_question(cache: Cache, request: Mapping[str, Any]) -> Question | None:
-    """Read what a chat asks last; None where that is not a text, or its team is not known."""
+    """Read what a chat asks last; None where that is not a text, or its team is not known.
+
+    Args:
+        request: what LiteLLM keeps an answer by.
+    """
     controls, messages = request.get("cache") or {}, request.get("messages")
     namespace, team = controls.get("namespace"), _find_metadata(request).get("user_api_key_team_id")
     if not messages or not team or namespace != f"team {team}":

@@ -128,6 +128,9 @@ def read(login: Login, period: Period, gateway: str) -> Records:
     Args:
         gateway: its name, which is the team of its own key for deployments that ask for keys: what it sent there is in
             its own records.
+
+    Raises:
+        Unavailable: the database does not answer.
     """
     values = {**period.format_bounds(), "gateway": gateway, "cache": CACHE, "refused": REFUSED, "embedding": EMBEDDING}
     values["refusal"] = REFUSAL
@@ -137,7 +140,11 @@ def read(login: Login, period: Period, gateway: str) -> Records:
 
 
 def build_rows(records: Records, by: Sequence[str]) -> list[dict[str, Any]]:
-    """Build the rows of the usage: teams in order, then what no team's requests explain, then idle time."""
+    """Build the rows of the usage: teams in order, then what no team's requests explain, then idle time.
+
+    Args:
+        by: columns of COLUMNS.
+    """
     lines: defaultdict[tuple[str, ...], _Line] = defaultdict(_Line)
     for group, line in _list_lines(records):
         key = tuple(group[column] for column in by)

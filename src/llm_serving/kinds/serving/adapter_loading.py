@@ -43,7 +43,11 @@ class Outcome(NamedTuple):
 
 
 def parse_folder(text: str) -> Path:
-    """Parse the argument FOLDER."""
+    """Parse the argument FOLDER.
+
+    Raises:
+        InputError: it is a location in S3, which replicas on this machine do not copy.
+    """
     if text.startswith("s3://"):
         reason = "replicas on this machine load from a local directory"
         fix = f"name a directory; `aws s3 cp --recursive {text} FOLDER` creates one"

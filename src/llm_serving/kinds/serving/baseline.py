@@ -56,7 +56,11 @@ def render(blueprint: Document[Blueprint]) -> str:
 
 
 def get_pattern(blueprint: Document[Blueprint]) -> str:
-    """Return the pattern of the blueprint's baseline."""
+    """Return the pattern of the blueprint's baseline.
+
+    Raises:
+        InputError: the blueprint's pattern has none.
+    """
     pattern = blueprint.value.pattern_row
     if pattern.baseline and blueprint.value.is_disaggregated:
         # Experts over data-parallel ranks are for replicas of several nodes.

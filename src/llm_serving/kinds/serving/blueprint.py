@@ -229,7 +229,11 @@ class Blueprint(BaseBlueprint, ModelSettings):
         return int(number) if number else None
 
     def find_media_limit(self, role: EngineRole, medium: str) -> int | None:
-        """Return most pictures or videos of a request that the engine is told to take; None where it is not told."""
+        """Return most pictures or videos of a request that the engine is told to take; None where it is not told.
+
+        Args:
+            medium: `image` or `video`.
+        """
         limits = self.merge_arguments(role).get(self.engine_row.media_limits)
         limit = limits.get(medium) if isinstance(limits, dict) else None
         return limit if isinstance(limit, int) else None

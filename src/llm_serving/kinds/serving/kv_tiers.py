@@ -18,7 +18,11 @@ UNKNOWN_BLOCK_BYTES = 64 * 1024
 
 
 def describe(placed: PlacedRole, shared_prefix: float) -> Iterator[str]:
-    """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay."""
+    """Yield what the tiers of a role hold of the traffic's shared prefixes, and the bandwidth that makes them pay.
+
+    Args:
+        shared_prefix: share of a prompt that others share.
+    """
     sizes = placed.settings.tuning.tier_bytes
     if not sizes["ram"] or not placed.model.is_known:
         return

@@ -140,7 +140,11 @@ def _require_simulated(document: Document[Blueprint]) -> None:
 
 
 def list_limits(question: Question, settings: Blueprint | None) -> list[Limit]:
-    """Return the limits of latency; those of the command line replace the blueprint's of the same metric."""
+    """Return the limits of latency; those of the command line replace the blueprint's of the same metric.
+
+    Raises:
+        InputError: there is none.
+    """
     given = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
     limits = [Limit(metric, "p95", ms) for metric, ms in given.items() if ms is not None]
     written = predicted_load.list_limits(settings.slo) if settings else []
@@ -336,7 +340,11 @@ def build_candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def explain(answer: Answer, name: str) -> str:
-    """Return in a line why a type is chosen, dearer, or out."""
+    """Return in a line why a type is chosen, dearer, or out.
+
+    Raises:
+        InputError: the type was not considered.
+    """
     found = next((row for row in answer.result.candidates if row.configuration.instance.name == name), None)
     if found:
         return f"{name}: {found.usd_h:,.2f} USD/h: {describe(found)}"

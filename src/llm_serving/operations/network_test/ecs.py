@@ -20,7 +20,12 @@ _NO_ADDRESS = "0.0.0.0"
 
 
 def run(aws: AwsSession, fleet: Fleet, group: Group, *, nodes: int, limit_s: int) -> str:
-    """Run the tasks, return rank 0's output, and stop what still runs."""
+    """Run the tasks, return rank 0's output, and stop what still runs.
+
+    Raises:
+        CheckFailed: the tasks did not finish in time, or could not be started.
+        Unavailable: AWS refuses, or the fleet is not applied.
+    """
     deadline = time.monotonic() + limit_s
     client, started = aws.client("ecs"), list[str]()
     with session.translate_errors():

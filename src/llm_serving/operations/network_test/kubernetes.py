@@ -16,7 +16,12 @@ _DELETE_S = 120.0
 
 
 def run(cluster: ClusterContext, manifests: list[Manifest], *, limit_s: int) -> str:
-    """Run the job, return rank 0's output, and delete everything again, also if it fails."""
+    """Run the job, return rank 0's output, and delete everything again, also if it fails.
+
+    Raises:
+        CheckFailed: the pods did not finish in time; the message has their state.
+        ApiError: the cluster refused something.
+    """
     api = cluster.api
     # Of a run that was interrupted.
     _delete(api)

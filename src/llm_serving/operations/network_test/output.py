@@ -101,7 +101,12 @@ def _parse_row(match: re.Match[str]) -> Row:
 
 
 def judge(output: Output, instance: Instance, *, efa: int) -> Verdict:
-    """Judge an output."""
+    """Judge an output.
+
+    Args:
+        instance: the type of all nodes.
+        efa: EFA interfaces that each node has.
+    """
     largest = max(output.rows, key=lambda row: row.message_bytes, default=Row(0, 0.0, 0))
     min_gb_s = compute_min_bandwidth(instance)
     failures = [*_check_results(output), *_check_network(output, efa)]

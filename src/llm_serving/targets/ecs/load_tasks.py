@@ -53,7 +53,15 @@ _STOP_S = 30
 
 @contextlib.contextmanager
 def run(plan: DeploymentPlan, urls: Sequence[str], program: LoadProgram | None = None) -> Iterator[LoadTasks]:
-    """Run a task for each input's URL, and stop them and delete their definition after the block."""
+    """Run a task for each input's URL, and stop them and delete their definition after the block.
+
+    Args:
+        program: what the tasks run; the image of load drivers if None.
+
+    Raises:
+        CheckFailed: ECS starts no task; with its reason.
+        Unavailable: AWS refuses, or the deployment has no security group for load drivers.
+    """
     with session.translate_errors():
         network = _find_network(plan, program.security_groups if program else ())
         variables = _sign_program(plan, program, *urls) if program else {INPUTS_VARIABLE: pack_urls(urls)}

@@ -29,7 +29,12 @@ _GIVEN_UP = "ECS rolled it back to what ran before; if nothing did, it starts no
 
 
 def wait_until_managed_run(plan: DeploymentPlan) -> None:
-    """Wait until what AWS runs in place of tasks does its work: after a deploy or a failure that takes minutes."""
+    """Wait until what AWS runs in place of tasks does its work: after a deploy or a failure that takes minutes.
+
+    Raises:
+        CheckFailed: it does not in time; says how far it is.
+        Unavailable: it is not deployed, or AWS refuses or does not answer.
+    """
     name, deadline = plan.deployment.name, time.monotonic() + _MANAGED_TIMEOUT_S
     with console.step(f"Wait until {name} runs (up to {_MANAGED_TIMEOUT_S / 60:.0f} min)") as step:
         while True:
@@ -118,7 +123,11 @@ def _describe_failure(deployed: EcsDeployment, service: Service, reason: str, ou
 
 @clients.translate_errors()
 def send_test_request(deployed: EcsDeployment, settings: dict[str, Any]) -> None:
-    """Run a task in the VPC that sends the router a completion request."""
+    """Run a task in the VPC that sends the router a completion request.
+
+    Raises:
+        CheckFailed: the request failed; with the task's log.
+    """
     ecs, cluster = deployed.ecs, deployed.cluster
     network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
     arn = ecs_tasks.start(

@@ -53,7 +53,11 @@ def build_command(command: str, plan: DeploymentPlan) -> list[str]:
 
 
 def read(plan: DeploymentPlan) -> Release:
-    """Read the state of the release."""
+    """Read the state of the release.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
     revisions = list_revisions(plan)
     # A helm that was killed may leave no deployed revision; then the last superseded one runs.
     rank = ("superseded", "deployed")
@@ -173,7 +177,11 @@ def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> 
 
 
 def run(plan: DeploymentPlan, command: str, *options: str, timeout_s: float = _INSTALL_TIMEOUT_S) -> None:
-    """Run a command that changes the release, with its output in the deployment's log."""
+    """Run a command that changes the release, with its output in the deployment's log.
+
+    Raises:
+        CommandFailed: it failed or timed out.
+    """
     plan.directory.logs.mkdir(parents=True, exist_ok=True)
     words = [*build_command(command, plan), *options]
     console.run(words, log=plan.directory.logs / "eks.log", environment=plan.aws.child_env, timeout_s=timeout_s)

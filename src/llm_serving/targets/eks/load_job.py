@@ -36,7 +36,15 @@ _FILE = Path(__file__).with_name("load_job.yaml")
 def run(
     plan: DeploymentPlan, urls: Sequence[str], limit_s: int, program: LoadProgram | None = None
 ) -> Iterator[LoadJob]:
-    """Run a pod for each input's URL, and delete the Job with all that belongs to it after the block."""
+    """Run a pod for each input's URL, and delete the Job with all that belongs to it after the block.
+
+    Args:
+        limit_s: seconds after which Kubernetes ends the Job by itself.
+        program: what the pods run; the image of load drivers if None.
+
+    Raises:
+        Unavailable: the cluster does not answer, refuses an object, or lacks a Secret that the pods have as files.
+    """
     name = f"{plan.deployment.name}-load-{secrets.token_hex(4)}"
     _require_secrets(plan, program)
     api, job = pods.open_api(plan), build_job(plan, name, len(urls), limit_s=limit_s, program=program)

@@ -21,7 +21,11 @@ _PRESENT = "already present on"
 
 
 def read(plan: DeploymentPlan) -> list[Start]:
-    """Read how long the release's pods took to start, by role and name."""
+    """Read how long the release's pods took to start, by role and name.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
     api = pods.open_api(plan)
     pod_starts = [_read_start(plan, api, pod) for pod in pods.list_pods(plan)]
     return sorted(pod_starts, key=lambda start: (start.role, start.name))

@@ -129,7 +129,11 @@ def _uninstall(plan: DeploymentPlan) -> None:
 
 
 def require_release(plan: DeploymentPlan) -> None:
-    """Accept a deployment that has a release."""
+    """Accept a deployment that has a release.
+
+    Raises:
+        Unavailable: it has none, helm is missing, or the cluster does not answer.
+    """
     addons.require_tools()
     if not helm.list_revisions(plan):
         raise Unavailable(f"{plan.deployment.name}: not deployed on eks. Fix: run blueprint deploy.")

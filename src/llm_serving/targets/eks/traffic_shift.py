@@ -78,7 +78,12 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
 
 
 def roll_back(route: str, log: Path) -> None:
-    """Return to the previous shares."""
+    """Return to the previous shares.
+
+    Raises:
+        Unavailable: helm is missing, or the cluster does not respond.
+        CommandFailed: there are no previous shares.
+    """
     addons.require_tools()
     _run_helm("rollback", route, log=log)
 

@@ -47,14 +47,22 @@ def diff(plan: DeploymentPlan) -> str:
 
 
 def write_config(plan: DeploymentPlan) -> None:
-    """Render the blueprint for a person to read, and write the supervisor's configuration."""
+    """Render the blueprint for a person to read, and write the supervisor's configuration.
+
+    Raises:
+        InputError: the rendered file was edited by hand.
+    """
     planning.write_rendered(plan)
     plan.directory.create()
     plan.directory.config.write_text(plan.text, encoding="utf-8")
 
 
 def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the embedded AWS and wait until it is ready."""
+    """Start the embedded AWS and wait until it is ready.
+
+    Raises:
+        RoleFailed: it ended, or was not ready in time.
+    """
     endpoint = plan.deployment.environment.s3_endpoint or ""
     with console.step("Start the embedded AWS") as step:
         supervisord.start(environment.AWS)
@@ -68,6 +76,9 @@ def create_bucket(plan: DeploymentPlan) -> None:
 
     It is all of the fleet that a deployment here uses. `./install.sh` and `blueprint rehearse` apply whole stacks with
     Terraform, whose provider waits for most of a minute for a bucket's lifecycle rules.
+
+    Raises:
+        Unavailable: the embedded AWS refuses.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -82,7 +93,11 @@ def create_bucket(plan: DeploymentPlan) -> None:
 
 
 def start_roles(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the servers, the workers and the router, wait until each answers, and save what is deployed."""
+    """Start the servers, the workers and the router, wait until each answers, and save what is deployed.
+
+    Raises:
+        RoleFailed: one ended, or was not ready in time.
+    """
     servers.start(plan, supervisord)
     with console.step(f"Start the workers{' and the router' if plan.deployment.entries else ''}") as step:
         _start_workers(plan, supervisord)
@@ -105,14 +120,22 @@ def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
 
 
 def bring_up(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start everything in order, with progress."""
+    """Start everything in order, with progress.
+
+    Raises:
+        BlueprintError: a step failed.
+    """
     start_emulator(plan, supervisord)
     create_bucket(plan)
     serve(plan, supervisord)
 
 
 def serve(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Upload the models to the bucket and start all other processes, with progress."""
+    """Upload the models to the bucket and start all other processes, with progress.
+
+    Raises:
+        BlueprintError: a step failed.
+    """
     _upload_weights(plan)
     start_roles(plan, supervisord)
 
@@ -131,7 +154,11 @@ def is_bucket_ready(plan: DeploymentPlan) -> bool:
 
 
 def update(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Update a running deployment to `plan`; processes that do not change keep running."""
+    """Update a running deployment to `plan`; processes that do not change keep running.
+
+    Raises:
+        BlueprintError: a step failed.
+    """
     deployed = plan.directory.load_deployment()
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
         create_bucket(plan)
@@ -230,7 +257,11 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 
 def prepare_start(plan: DeploymentPlan) -> None:
-    """Stop what an earlier deployment left, and write the configuration of a new one."""
+    """Stop what an earlier deployment left, and write the configuration of a new one.
+
+    Raises:
+        InputError: the rendered file was edited by hand.
+    """
     stop(plan.directory)
     # A validation's among them: what is read there is of this deployment.
     shutil.rmtree(plan.directory.logs, ignore_errors=True)

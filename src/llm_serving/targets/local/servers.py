@@ -27,7 +27,11 @@ def list_port_names(blueprint: Any) -> list[str]:
 
 
 def install_missing(blueprint: Any) -> None:
-    """Install the servers whose programs are not on this machine."""
+    """Install the servers whose programs are not on this machine.
+
+    Raises:
+        Unavailable: the programs cannot be had.
+    """
     for server in list_servers(blueprint):
         if not server.is_installed():
             with console.step(f"Set up {server.NAME}") as step:
@@ -40,7 +44,11 @@ def build_services(directory: DeploymentDir, blueprint: Any, ports: dict[str, in
 
 
 def start(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Start the servers that do not run, one after the other; wait until each is ready."""
+    """Start the servers that do not run, one after the other; wait until each is ready.
+
+    Raises:
+        RoleFailed: one ended, or was not ready in time.
+    """
     for server in list_servers(plan.blueprint.value):
         with console.step(f"Start {server.NAME}"):
             if not supervisord.read_state(server.NAME).pid:

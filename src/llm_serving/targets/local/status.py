@@ -84,7 +84,11 @@ def list_starts(directory: DeploymentDir) -> list[Start]:
 
 
 def raise_if_orphaned(directory: DeploymentDir) -> None:
-    """Check that no process of the deployment runs on after its directory was removed."""
+    """Check that no process of the deployment runs on after its directory was removed.
+
+    Raises:
+        CheckFailed: some do.
+    """
     daemon = supervisor.find_orphan(directory)
     if daemon is None:
         return
@@ -102,7 +106,11 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
 
 
 def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
-    """Check that what the services need beside them runs: the embedded AWS, and servers such as Kafka."""
+    """Check that what the services need beside them runs: the embedded AWS, and servers such as Kafka.
+
+    Raises:
+        Unavailable: names what does not.
+    """
     ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process)]
     if ended:
         raise Unavailable(

@@ -112,7 +112,11 @@ class Supervisor:
             return None
 
     def list_states(self) -> list[ProcessState]:
-        """Return the states of all processes."""
+        """Return the states of all processes.
+
+        Raises:
+            Unavailable: supervisord does not answer.
+        """
         infos = self._call("getAllProcessInfo")
         # Read after the answer: by then the log has the end of each process that the answer counts as ended.
         log = self.directory.logs / "supervisord.log"
@@ -120,7 +124,11 @@ class Supervisor:
         return [_parse_state(info, [reason for name, reason in exits if name == info["name"]]) for info in infos]
 
     def read_state(self, name: str) -> ProcessState:
-        """Return the state of one process."""
+        """Return the state of one process.
+
+        Raises:
+            Unavailable: supervisord does not answer.
+        """
         return next(state for state in self.list_states() if state.name == name)
 
     def start(self, name: str) -> None:
@@ -207,7 +215,11 @@ def _end_daemon(daemon: psutil.Process, request_end: Callable[[], object]) -> No
 
 @contextlib.contextmanager
 def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
-    """Run a supervisor for the time of the block; it never outlives this process, even if that is killed."""
+    """Run a supervisor for the time of the block; it never outlives this process, even if that is killed.
+
+    Raises:
+        Unavailable: supervisord did not start.
+    """
     with _get_output(directory).open("wb") as output:
         child = processes.spawn(_build_command(directory), output=output)
     try:
@@ -219,7 +231,11 @@ def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
 
 
 def start_detached(directory: DeploymentDir) -> Supervisor:
-    """Start a supervisor that outlives this process."""
+    """Start a supervisor that outlives this process.
+
+    Raises:
+        Unavailable: supervisord did not start.
+    """
     with _get_output(directory).open("wb") as output:
         child = subprocess.Popen(
             _build_command(directory),

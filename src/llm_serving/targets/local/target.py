@@ -116,7 +116,12 @@ class LocalTarget(Target):
             return deploy.destroy(directory)
 
     def require_deployment(self, folder: Path) -> Deployment:
-        """Return what is deployed of the blueprint in `folder`."""
+        """Return what is deployed of the blueprint in `folder`.
+
+        Raises:
+            CheckFailed: its processes outlived its directory.
+            Unavailable: nothing is.
+        """
         directory = self.find_directory(folder)
         status.raise_if_orphaned(directory)
         deployment = directory.load_deployment()

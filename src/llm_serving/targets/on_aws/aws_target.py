@@ -270,7 +270,11 @@ class AwsTarget(Target):
 
 
 def load_aws_target(name: str) -> AwsTarget:
-    """Return the target `name`."""
+    """Return the target `name`.
+
+    Raises:
+        InputError: there is no such target, or it does not run on AWS.
+    """
     target = registry.load_target(name)
     if not isinstance(target, AwsTarget):
         names = [other for other in registry.list_targets() if registry.load_target(other).needs_aws]

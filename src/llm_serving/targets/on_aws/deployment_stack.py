@@ -22,7 +22,11 @@ _DESTROY = ("destroy", "-auto-approve", "-input=false")
 
 @contextmanager
 def open_context(plan: DeploymentPlan, file: Path) -> Iterator[FleetContext]:
-    """Lock the deployment for this command, and yield the context of its stack; plans that are saved meanwhile go."""
+    """Lock the deployment for this command, and yield the context of its stack; plans that are saved meanwhile go.
+
+    Raises:
+        Unavailable: another command is running on it.
+    """
     data = context.build_data_path(plan.fleet.value) / _format_name(plan)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
@@ -32,7 +36,14 @@ def open_context(plan: DeploymentPlan, file: Path) -> Iterator[FleetContext]:
 
 
 def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
-    """Synthesize and initialize the stack of the rendered `file`."""
+    """Synthesize and initialize the stack of the rendered `file`.
+
+    Raises:
+        InputError: the file is wrong.
+        CheckFailed: a local state is of another account or region.
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        CommandFailed: Terraform failed.
+    """
     from llm_serving.aws.preflight import identity
 
     account = identity.require_account(plan.fleet, plan.aws).account

@@ -45,7 +45,11 @@ def read_files(aws: AwsSession, uri: str, name: str) -> tuple[dict[str, int], st
 
 
 def sign_files(aws: AwsSession, uri: str, names: Iterable[str]) -> dict[str, str]:
-    """Return a URL of each object at s3://BUCKET/PREFIX, by which its holder reads it for minutes as the caller may."""
+    """Return a URL of each object at s3://BUCKET/PREFIX, by which its holder reads it for minutes as the caller may.
+
+    Raises:
+        Unavailable: there are no credentials.
+    """
     from botocore.config import Config
 
     location = s3.parse_location(uri)

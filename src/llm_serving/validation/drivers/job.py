@@ -39,7 +39,11 @@ SETTLE_S = 1.2
 
 
 def check(driver: Driver, plan: LoadPlan) -> None:
-    """Refuse a plan that the driver cannot send, with a line for each reason."""
+    """Refuse a plan that the driver cannot send, with a line for each reason.
+
+    Raises:
+        InputError: what it cannot send, one line each.
+    """
     traffic, title = plan.traffic, driver.title
     refusals = {
         "think_time": ("its users send their next request at once", "remove think_time or --driver"),
@@ -71,7 +75,13 @@ def _list_refusals(plan: LoadPlan) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[DriverResult, list[Sample]]:
-    """Send the plan's load by the driver, whose results are copied to `work`; return its result and requests."""
+    """Send the plan's load by the driver, whose results are copied to `work`; return its result and requests.
+
+    Raises:
+        InputError: the driver cannot send this load.
+        Unavailable: the driver cannot be installed, or the deployment does not respond.
+        CommandFailed: the driver failed.
+    """
     executables = (
         on_demand.ensure(driver) if driver.download_mib else on_demand.find_engine(driver.title, driver.executable)
     )

@@ -21,7 +21,11 @@ def load_drivers() -> dict[str, Driver]:
 
 
 def load_driver(name: str) -> Driver:
-    """Return the driver `name`."""
+    """Return the driver `name`.
+
+    Raises:
+        InputError: there is no such driver.
+    """
     drivers = load_drivers()
     require_choice("--driver", name, "driver", drivers)
     return drivers[name]

@@ -23,7 +23,11 @@ OPENER = urllib.request.build_opener(NoRedirects)
 
 
 def build_headers(url: str, variable: str = VARIABLE) -> dict[str, str]:
-    """Return the headers with the key in a variable, if it is set; refuses to send it from here without TLS."""
+    """Return the headers with the key in a variable, if it is set; refuses to send it from here without TLS.
+
+    Raises:
+        InputError: it is set, and the key would leave this machine without TLS.
+    """
     key = os.environ.get(variable)
     if not key:
         return {}

@@ -256,7 +256,11 @@ def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
 def generate_prompts(
     plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts], shard: Shard = WHOLE
 ) -> Iterator[Prompt]:
-    """Yield a process's prompts of a phase's lengths, endlessly, for the plan's models in turn."""
+    """Yield a process's prompts of a phase's lengths, endlessly, for the plan's models in turn.
+
+    Args:
+        costs: tokens of each word, by model.
+    """
     seed = f"{plan.traffic.seed}/{phase}/{plan.nonce}"
     if plan.task == tasks.DRAW:
         yield from _generate_picture_prompts(plan, seed, shard)

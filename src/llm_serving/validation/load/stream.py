@@ -102,7 +102,11 @@ class Connection:
             self._http = None
 
     def connect(self) -> None:
-        """Open a connection unless a usable one is open."""
+        """Open a connection unless a usable one is open.
+
+        Raises:
+            OSError: the server is unreachable.
+        """
         if self._http is not None and time.perf_counter() - self._used > IDLE_LIMIT_S:
             self.close()
         if self._http is None:

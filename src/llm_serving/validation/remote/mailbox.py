@@ -107,7 +107,11 @@ class Mailbox:
 
 @contextlib.contextmanager
 def open_mailbox(aws: AwsSession, bucket: str, prefix: str) -> Iterator[Mailbox]:
-    """Open the mailbox below s3://BUCKET/PREFIX, if the caller may use it, and delete all of it after the block."""
+    """Open the mailbox below s3://BUCKET/PREFIX, if the caller may use it, and delete all of it after the block.
+
+    Raises:
+        Unavailable: the bucket is missing, or the caller may not use it.
+    """
     # S3 presigns with its old signature by default, which a bucket encrypted by KMS refuses.
     client = aws.create_client("s3", Config(signature_version="s3v4"))
     with session.translate_errors():

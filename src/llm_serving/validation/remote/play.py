@@ -74,7 +74,12 @@ class RemoteDrivers:
     """Longest time until all containers run, with the start of machines."""
 
     def play(self, plan: LoadPlan, user_file: Path) -> None:
-        """Send a plan's load; leaves the files of its processes in the plan's folder."""
+        """Send a plan's load; leaves the files of its processes in the plan's folder.
+
+        Raises:
+            CheckFailed: the containers did not start in time, or one of them failed.
+            Unavailable: AWS or the cluster cannot be asked.
+        """
         files = {USER_FILE: user_file.read_text(encoding="utf-8")}
         data = Path(plan.data) if plan.data else None
         if data:
@@ -94,7 +99,12 @@ class RemoteDrivers:
                 _unpack(mailbox.read_archive(shard), Path(plan.folder))
 
     def send(self, program_load: ProgramLoad, folder: Path) -> None:
-        """Send a program's load; leaves its files in `folder`."""
+        """Send a program's load; leaves its files in `folder`.
+
+        Raises:
+            CheckFailed: the container did not start in time, or the program failed.
+            Unavailable: AWS or the cluster cannot be asked.
+        """
         with self._open_mailbox(secrets.token_hex(8)) as mailbox:
             load = _Load(
                 mailbox,

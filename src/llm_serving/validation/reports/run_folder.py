@@ -40,7 +40,11 @@ class TimedReport(Protocol):
 
 @contextlib.contextmanager
 def lock_work(logs: Path, name: str) -> Iterator[Path]:
-    """Lock and empty the folder of a validation's files below `logs`: two loads at once would measure each other."""
+    """Lock and empty the folder of a validation's files below `logs`: two loads at once would measure each other.
+
+    Raises:
+        Unavailable: another validation of the deployment `name` is running; its files stay.
+    """
     work = logs.resolve() / "validation"
     work.mkdir(parents=True, exist_ok=True)
     work.chmod(0o700)  # prompts and answers
@@ -52,7 +56,11 @@ def lock_work(logs: Path, name: str) -> Iterator[Path]:
 
 
 def require_writable(runs: Path) -> None:
-    """Refuse, before a load is sent for nothing, a folder of reports that cannot be written to or made."""
+    """Refuse, before a load is sent for nothing, a folder of reports that cannot be written to or made.
+
+    Raises:
+        Unavailable: they cannot.
+    """
     existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "it is read-only, or another user's" if existing.is_dir() else "it is a file"
@@ -63,7 +71,11 @@ def require_writable(runs: Path) -> None:
 
 
 def publish(run_report: TimedReport, page: str, work: Path, runs: Path) -> Path:
-    """Write the folder of a run, with what `work` holds, for this user only; point `latest` to it; return its path."""
+    """Write the folder of a run, with what `work` holds, for this user only; point `latest` to it; return its path.
+
+    Raises:
+        Unavailable: it cannot be written.
+    """
     name = datetime.datetime.fromisoformat(run_report.started_at).strftime("%Y-%m-%dT%H-%M-%SZ")
     temp_folder = runs / f".{name}.{os.getpid()}"
     try:

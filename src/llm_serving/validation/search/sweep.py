@@ -138,7 +138,11 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
 
 
 def require_kept(result: Sweep) -> None:
-    """Refuse a sweep of which no load keeps the SLO, with what the lowest missed."""
+    """Refuse a sweep of which no load keeps the SLO, with what the lowest missed.
+
+    Raises:
+        CheckFailed: with what the lowest load missed.
+    """
     if result.kept is None:
         lowest = result.points[0]
         load, reasons = format_load(lowest.load, result.axis), "\n".join(f"  {reason}" for reason in lowest.reasons)
@@ -187,7 +191,11 @@ class Loader:
         self._options = options
 
     def measure(self, load: float, earlier: Point | None = None) -> Point:
-        """Send one load; for longer where it was sent before, and where it shows nothing."""
+        """Send one load; for longer where it was sent before, and where it shows nothing.
+
+        Args:
+            earlier: what came of the load before.
+        """
         with console.step(f"Load of {format_load(load, self._axis)}{' for longer' * bool(earlier)}") as step:
             if earlier:
                 answers_s = LONG_TURNS * (earlier.e2e_p50_ms or 0.0) / 1000

@@ -54,7 +54,14 @@ class SimilarityModel:
 
 
 def score(traffic: Traffic, samples: Sequence[Sample], work: Path) -> None:
-    """Set the score of every sample with an expected answer; a failed request's is 0."""
+    """Set the score of every sample with an expected answer; a failed request's is 0.
+
+    Args:
+        work: folder for the log of the embedding model.
+
+    Raises:
+        Unavailable: the embedding model cannot be installed or fails, or the judge does not answer; no score is set.
+    """
     expected = [sample for sample in samples if sample.expected is not None]
     scored = [sample for sample in expected if sample.error is None]
     if not scored:
@@ -200,7 +207,11 @@ def _ask_judge(judge: Judge, samples: Sequence[Sample]) -> list[float]:
 
 
 def build_judge_headers(judge: Judge) -> dict[str, str]:
-    """Return the headers with the judge's API key, which never leaves this machine without TLS."""
+    """Return the headers with the judge's API key, which never leaves this machine without TLS.
+
+    Raises:
+        InputError: the key would leave this machine without TLS.
+    """
     return api_key.build_headers(judge.url, JUDGE_KEY)
 
 
