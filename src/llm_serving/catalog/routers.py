@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from llm_serving import paths
 from llm_serving.catalog.command_parts import CommandPart, FileSettings, Template
 from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
@@ -17,7 +16,7 @@ ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
 
 RouterMetric = Literal["requests", "errors"]
 
-REFUSED = (paths.CHARTS / "inference/files/refused.txt").read_text(encoding="utf-8").strip()
+REFUSED = "non_retryable_error"
 """Label `error_type` of vllm-router's errors that are the clients': engines refused with 4xx. 0.1.17, called."""
 
 
