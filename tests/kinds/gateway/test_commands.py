@@ -18,6 +18,7 @@ from llm_serving import console
 from llm_serving.kinds.gateway import audit, commands, database, meter, usage
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.client import AdminClient, Key
+from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.targets import registry
 
@@ -44,7 +45,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
         yield SimpleNamespace(deployment=deployment)
 
     monkeypatch.setattr(registry, "load_target", lambda _: SimpleNamespace(open_validation=open_validation))
-    monkeypatch.setattr(database, "read_password", lambda _: "password")
+    monkeypatch.setattr(database, "read_login", lambda port, _: Login("password", port))
     monkeypatch.setattr(
         AdminClient, "list_keys", lambda _, team=None: [key for key in KEYS if team in (None, key.team)]
     )

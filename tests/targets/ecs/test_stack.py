@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,20 +102,21 @@ class Ecs:
         return deployment
 
     def get_paginator(self, call: str) -> Any:
-        return SimpleNamespace(paginate=getattr(self, f"_{call}"))
+        answer = getattr(self, f"_{call}")
+        return SimpleNamespace(paginate=lambda **request: SimpleNamespace(build_full_result=lambda: answer(**request)))
 
-    def _describe_images(self, **_: Any) -> Iterator[dict[str, Any]]:
+    def _describe_images(self, **_: Any) -> dict[str, Any]:
         tags = [image.partition(":")[2] for image in self.images]
-        yield {"imageDetails": [{"imageTags": [tag], "imagePushedAt": number} for number, tag in enumerate(tags)]}
+        return {"imageDetails": [{"imageTags": [tag], "imagePushedAt": number} for number, tag in enumerate(tags)]}
 
-    def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> Iterator[dict[str, Any]]:  # noqa: N803
+    def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> dict[str, Any]:  # noqa: N803
         assert cluster == "fabric"
         for coming in self.tasks.get(serviceName, []):
             coming["asked"] = coming.get("asked", 0) + 1
             if coming["asked"] > 4:  # two looks later
                 coming["healthStatus"] = coming.get("later", coming["healthStatus"])
         matches = [task for task in self.tasks.get(serviceName, []) if task["desiredStatus"] == desiredStatus]
-        yield {"taskArns": [task["taskArn"] for task in matches]}
+        return {"taskArns": [task["taskArn"] for task in matches]}
 
     def describe_tasks(self, *, cluster: str, tasks: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(tasks) <= 100

@@ -38,7 +38,7 @@ class Ecr:
             raise ClientError({"Error": {"Code": self.missing_code}}, "DescribeImages")
 
     def get_paginator(self, _: str) -> Any:
-        return SimpleNamespace(paginate=lambda **_: [{"imageDetails": []}])
+        return SimpleNamespace(paginate=lambda **_: SimpleNamespace(build_full_result=lambda: {"imageDetails": []}))
 
 
 def build_plan(ecr: Ecr) -> Any:

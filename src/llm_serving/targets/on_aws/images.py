@@ -90,8 +90,8 @@ def _look_up(ecr: Any, repository: str, image: str) -> MissingImage | None:
 
 def _find_newest(ecr: Any, repository: str) -> str:
     """Return the tag that was pushed last; empty where there is none."""
-    pages = ecr.get_paginator("describe_images").paginate(repositoryName=repository, filter={"tagStatus": "TAGGED"})
-    rows = [row for page in pages for row in page["imageDetails"]]
+    request = {"repositoryName": repository, "filter": {"tagStatus": "TAGGED"}}
+    rows = clients.list_all(ecr, "describe_images", "imageDetails", **request)
     newest = max(rows, key=lambda row: row["imagePushedAt"], default={"imageTags": [""]})
     return str(newest["imageTags"][0])
 
