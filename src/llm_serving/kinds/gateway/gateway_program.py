@@ -110,7 +110,7 @@ def start(login: Login, secret: str, folder: Path, address: tuple[str, str], pro
 
 def find_migrations(program: Path) -> list[Path]:
     """List LiteLLM's statements for its database, in their order, by its program."""
-    [package] = program.parent.parent.glob("lib/python3*/*-packages/litellm_proxy_extras")
+    package = next(program.parent.parent.glob("lib/python3*/*-packages/litellm_proxy_extras"))
     return sorted(package.glob("migrations/*/migration.sql"))
 
 
