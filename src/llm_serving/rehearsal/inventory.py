@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from llm_serving.aws import session
 from llm_serving.rehearsal import emulator
 
 ClientFactory = Callable[[str], Any]
@@ -65,18 +66,16 @@ def _list_ec2(client: ClientFactory, fleet: str) -> Iterator[Resource]:
 
 def _list_kms(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     kms = client("kms")
-    for page in kms.get_paginator("list_keys").paginate():
-        for key in page["Keys"]:
-            state = kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]
-            if state["KeyManager"] != "CUSTOMER" or state["KeyState"] == "PendingDeletion":
-                continue  # a deleted key waits for its window to end, in AWS as here
-            tags = kms.list_resource_tags(KeyId=key["KeyId"])["Tags"]
-            if {"TagKey": "fleet", "TagValue": fleet} in tags:
-                yield Resource("key", key["KeyId"])
-    for page in kms.get_paginator("list_aliases").paginate():
-        for alias in page["Aliases"]:
-            if alias["AliasName"].startswith(f"alias/{fleet}-"):
-                yield Resource("alias", alias["AliasName"])
+    for key in session.list_all(kms, "list_keys", "Keys"):
+        state = kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]
+        if state["KeyManager"] != "CUSTOMER" or state["KeyState"] == "PendingDeletion":
+            continue  # a deleted key waits for its window to end, in AWS as here
+        tags = kms.list_resource_tags(KeyId=key["KeyId"])["Tags"]
+        if {"TagKey": "fleet", "TagValue": fleet} in tags:
+            yield Resource("key", key["KeyId"])
+    for alias in session.list_all(kms, "list_aliases", "Aliases"):
+        if alias["AliasName"].startswith(f"alias/{fleet}-"):
+            yield Resource("alias", alias["AliasName"])
 
 
 def _list_ecs(client: ClientFactory, fleet: str) -> Iterator[Resource]:
@@ -87,14 +86,12 @@ def _list_ecs(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     for provider in ecs.describe_capacity_providers()["capacityProviders"]:
         if provider["name"].startswith(f"cp-{fleet}-") and provider["status"] == "ACTIVE":
             yield Resource("capacity provider", provider["capacityProviderArn"])
-    for page in client("autoscaling").get_paginator("describe_auto_scaling_groups").paginate():
-        for group in page["AutoScalingGroups"]:
-            if {"fleet": fleet}.items() <= {tag["Key"]: tag["Value"] for tag in group["Tags"]}.items():
-                yield Resource("Auto Scaling group", group["AutoScalingGroupName"])
-    for page in client("servicediscovery").get_paginator("list_namespaces").paginate():
-        for namespace in page["Namespaces"]:
-            if namespace["Name"] in (fleet, f"{fleet}.internal"):
-                yield Resource("namespace", namespace["Id"])
+    for group in session.list_all(client("autoscaling"), "describe_auto_scaling_groups", "AutoScalingGroups"):
+        if {"fleet": fleet}.items() <= {tag["Key"]: tag["Value"] for tag in group["Tags"]}.items():
+            yield Resource("Auto Scaling group", group["AutoScalingGroupName"])
+    for namespace in session.list_all(client("servicediscovery"), "list_namespaces", "Namespaces"):
+        if namespace["Name"] in (fleet, f"{fleet}.internal"):
+            yield Resource("namespace", namespace["Id"])
 
 
 _NAMED = (
@@ -118,7 +115,6 @@ def _list_by_name(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     for queue in client("sqs").list_queues(QueueNamePrefix=f"{fleet}-").get("QueueUrls", []):
         yield Resource("queue", queue)
     for service, call, list_key, name_key, kind, prefix in _NAMED:
-        for page in client(service).get_paginator(call).paginate():
-            for resource in page[list_key]:
-                if re.match(prefix.format(re.escape(fleet)), resource[name_key]):
-                    yield Resource(kind, resource[name_key])
+        for resource in session.list_all(client(service), call, list_key):
+            if re.match(prefix.format(re.escape(fleet)), resource[name_key]):
+                yield Resource(kind, resource[name_key])
