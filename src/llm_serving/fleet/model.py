@@ -379,7 +379,7 @@ class Fleet(Settings):
 
     spend_limit: Spend | None = None
     """Maximum cost of the fleet at full size, per hour on demand, including resources that cost without instances. It
-    counts no volumes, traffic, logs and metrics; `blueprint fleet show` says what the instances' volumes cost."""
+    counts no traffic, logs and metrics."""
 
     budget_to: Annotated[tuple[Email, ...], Field(max_length=10), AllowSingleItem()] = ()
     """E-mail addresses that AWS Budgets notifies when 80% of the spend limit, times 730 hours, is spent in a month, or
