@@ -105,7 +105,7 @@ def _add_scaling_group(
     a = aws.autoscaling_group
     version = format_reference(template, "latest_version")
     is_single_type = group.purchase_option != "spot" and len(group.types) == 1
-    return a.AutoscalingGroup(
+    scaling_group = a.AutoscalingGroup(
         context.stack,
         f"{group.name}-machines",
         name=groups.format_scaling_group_name(context.stack.fleet, group),
@@ -139,6 +139,10 @@ def _add_scaling_group(
         # Instances go before the cluster that they are in.
         depends_on=[context.cluster],
     )
+    if group.purchase_option == "capacity-block":
+        # Until the block starts, and from shortly before its end on: `infra.functions.gpu_repair`.
+        scaling_group.add_override("lifecycle.ignore_changes", ["suspended_processes"])
+    return scaling_group
 
 
 def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:

@@ -1,9 +1,10 @@
-"""What replaces ECS instances whose GPUs fail or whose agent is lost: the function, its queue, and what fills that."""
+"""What replaces ECS instances whose GPUs fail or whose agent is lost, and drains those of Capacity Blocks that end: the
+function, its queue, and what fills that."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from infra.bindings import aws
@@ -11,27 +12,41 @@ from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.function import add_failure_alarm, add_function
 from infra.functions.gpu_repair import STOP_TAG
-from llm_serving.fleet import names
+from llm_serving.fleet import groups, names
+from llm_serving.fleet.groups import Group
 
 NAME = "gpu-repair"
 
 _TIMEOUT_S = 30
 
 
-def add_gpu_repair(stack: FleetStack, *, key: aws.kms_key.KmsKey) -> None:
+def add_gpu_repair(stack: FleetStack, machine_groups: Sequence[Group], *, key: aws.kms_key.KmsKey) -> None:
     """Add the function and its queue, the rules that fill it, and the alarm on replacements that wait."""
     # The function sets the tag, and only a person takes it away, not the next apply.
     provider = cast(aws.provider.AwsProvider, stack.node.find_child("aws"))
     provider.ignore_tags = [aws.provider.AwsProviderIgnoreTags(keys=[STOP_TAG])]
     rules = _add_rules(stack)
-    queue = _add_queue(stack, rules)
+    blocks = [
+        {
+            "id": group.reservation,
+            "pool": group.pool,
+            "group": groups.format_scaling_group_name(stack.fleet, group),
+        }
+        for group in machine_groups
+        if group.purchase_option == "capacity-block"
+    ]
+    policies = ("capacity-blocks", "ecs-capacity-blocks") if blocks else ()
+    queue = _add_queue(stack, rules, {"cluster": stack.cluster_name, **({"blocks": blocks} if blocks else {})})
     repair_function = add_function(
         stack,
         NAME,
         key=key,
         source="gpu_repair",
         description="Replaces instances whose GPUs fail or whose agent is lost",
-        statements=iam.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
+        statements=[
+            *iam.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
+            *(statement for name in policies for statement in iam.read_statements(stack, name)),
+        ],
         timeout_s=_TIMEOUT_S,
     )
     aws.lambda_event_source_mapping.LambdaEventSourceMapping(
@@ -67,10 +82,10 @@ def _add_rules(stack: FleetStack) -> dict[str, aws.cloudwatch_event_rule.Cloudwa
 
 
 def _add_queue(
-    stack: FleetStack, rules: Mapping[str, aws.cloudwatch_event_rule.CloudwatchEventRule]
+    stack: FleetStack, rules: Mapping[str, aws.cloudwatch_event_rule.CloudwatchEventRule], call: Mapping[str, object]
 ) -> aws.sqs_queue.SqsQueue:
     """Add the queue, by which the function is called once at a time, and have the rules fill it."""
-    name, cluster = f"{names.format_function_name(stack.fleet, NAME)}.fifo", stack.cluster_name
+    name = f"{names.format_function_name(stack.fleet, NAME)}.fifo"
     arn = stack.account.build_arn("sqs", name)
     from_rules = iam.allow_rules("FromRules", arn, [rule.arn for rule in rules.values()])
     queue = aws.sqs_queue.SqsQueue(
@@ -94,9 +109,9 @@ def _add_queue(
             rule=rule.name,
             arn=queue.arn,
             target_id="queue",
-            sqs_target=t.CloudwatchEventTargetSqsTarget(message_group_id=cluster),
+            sqs_target=t.CloudwatchEventTargetSqsTarget(message_group_id=stack.cluster_name),
             input_transformer=t.CloudwatchEventTargetInputTransformer(
-                input_paths={"at": "$.time"}, input_template=f'{{"cluster": {json.dumps(cluster)}, "at": <at>}}'
+                input_paths={"at": "$.time"}, input_template=f'{json.dumps(call)[:-1]}, "at": <at>}}'
             ),
         )
     return queue

@@ -94,16 +94,14 @@ def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], 
     """Add the function, and a call of it for each group with its node group's resource."""
     cluster = stack.cluster_name
     has_blocks = any(group.purchase_option == "capacity-block" for group, _ in node_groups)
+    policies = ["node-group-settings", *(("capacity-blocks", "capacity-block-starts") if has_blocks else ())]
     settings_function = add_function(
         stack,
         NAME,
         key=key,
         source="node_group",
         description="Applies settings of node groups",
-        statements=[
-            *iam.read_statements(stack, "node-group-settings"),
-            *(iam.read_statements(stack, "capacity-blocks") if has_blocks else ()),
-        ],
+        statements=[statement for name in policies for statement in iam.read_statements(stack, name)],
         timeout_s=_TIMEOUT_S,
         models=("eks",),
     )

@@ -1,4 +1,5 @@
 """Replaces instances of an ECS cluster whose GPUs fail or whose agent is lost. ECS does so for Managed Instances only.
+It starts those of a Capacity Block no sooner than the block, and drains them before its end.
 
 The watcher on each instance is ECS's own agent: on the AMIs with NVIDIA's driver it reads DCGM, and ECS then reports
 the instance's check ACCELERATED_COMPUTE as IMPAIRED, with the XID as its reason. An agent that is itself lost, as where
@@ -14,11 +15,19 @@ Of a pool or a zone, no more than `compute_limit` instances drain at a time, for
 which many fail within minutes, is not the GPUs' fault: nothing is replaced from then on, until a person takes the
 cluster's tag STOP_TAG away.
 
-Records of the queue have the body {"cluster": NAME, ...}. Each decision is a line of JSON in the log; the metric
-`unrepaired`, which is logged here, has an alarm.
+A Capacity Block has instances from its start on. Before it every start fails, and Auto Scaling gives up a group for
+which none succeeds in a day (an administrative suspension): so it is told to wait. EC2 ends the instances itself, from
+30 minutes before the block's end on, and neither ECS nor Auto Scaling drains them. So END_MARGIN before it, as EKS
+does, none starts any more, and they drain. Their tasks stop at once: nothing else has room for them, for a pool that a
+block pays for buys nothing beside it.
+
+Records of the queue have the body {"cluster": NAME, ...}, and for a fleet with Capacity Blocks
+"blocks": [{"id": ID, "pool": NAME, "group": NAME of the Auto Scaling group}, ...]. Each decision is a line of JSON in
+the log; the metric `unrepaired`, which is logged here, has an alarm.
 
 Sources, read 2026-11-26: ECS developer guide, "Amazon ECS container instance health change events" and "GPU auto repair
-for Amazon ECS managed instances"; aws/amazon-ecs-agent#5070, which brings the check to instances of one's own.
+for Amazon ECS managed instances"; EC2 Auto Scaling user guide, "Suspend and resume Amazon EC2 Auto Scaling processes";
+aws/amazon-ecs-agent#5070, which brings the check to instances of one's own.
 """
 
 from __future__ import annotations
@@ -168,9 +177,17 @@ Managed draining would hold the instance for 48 hours, and with it the limit of 
 EC2 instance maintenance with managed draining for Amazon ECS capacity providers", community.aws, 2024-01-26.
 """
 
+MAX_DRAINED = 10
+"""Container instances of one call. Source: ECS API reference, UpdateContainerInstancesState, 2026-11."""
+
 DRAIN_HOOK = "ecs-managed-draining-termination-hook"
 """By which ECS holds an instance of a group while it drains. Source: ECS developer guide, "Turn on managed instance
 draining", 2026-11."""
+
+END_MARGIN = datetime.timedelta(minutes=40)
+"""How long before its end a Capacity Block's instances are drained. EC2 announces the end then. Sources: EC2 user
+guide, "Monitor Capacity Blocks using EventBridge"; EKS user guide, "Create a managed node group with Capacity Blocks
+for ML"; 2026-11."""
 
 STOP_TAG = "gpu-repair"
 """Tag of the cluster; with the value `stopped` nothing is replaced."""
@@ -259,11 +276,19 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
     """Replace what may be replaced; returns the lines of the log."""
     import boto3  # what describes stacks reads the tables above, and asks AWS nothing
 
-    cluster = json.loads(event["Records"][0]["body"])["cluster"]
+    body = json.loads(event["Records"][0]["body"])
+    cluster, blocks = body["cluster"], body.get("blocks", ())
     ecs = boto3.client("ecs")
     autoscaling = boto3.client("autoscaling")
     now = datetime.datetime.now(datetime.UTC)
-    instances = [_watch_agent(ecs, cluster, instance, now) for instance in _list_instances(ecs, cluster)]
+    listed = list(_list_instances(ecs, cluster))
+    ending_pools: set[str] = set()
+    if blocks:
+        ec2 = boto3.client("ec2")
+        ending_pools = _watch_blocks(ec2, autoscaling, blocks, now)
+    _clear(ecs, cluster, [instance for instance in listed if instance.pool in ending_pools])
+    remaining = [instance for instance in listed if instance.pool not in ending_pools]
+    instances = [_watch_agent(ecs, cluster, instance, now) for instance in remaining]
     stopped = _is_stopped(ecs, cluster, instances, now)
     choices = choose(instances, stopped=stopped)
     chosen = [choice.instance for choice in choices if not choice.hold]
@@ -274,7 +299,7 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
         if instance.draining and instance.drains_since:
             _end_instance(autoscaling, instance)
             if now - instance.drains_since > DRAIN_LIMIT:
-                _stop_tasks(ecs, cluster, instance)
+                _stop_tasks(ecs, cluster, instance, f"{instance.instance_id} is replaced: it is broken")
             if now - instance.drains_since > END_LIMIT:
                 _release(autoscaling, instance)
     lines = [_build_line(cluster, choice) for choice in choices]
@@ -378,10 +403,10 @@ def _end_instance(autoscaling: Any, instance: Instance) -> None:
             )
 
 
-def _stop_tasks(ecs: Any, cluster: str, instance: Instance) -> None:
+def _stop_tasks(ecs: Any, cluster: str, instance: Instance, reason: str) -> None:
     for page in ecs.get_paginator("list_tasks").paginate(cluster=cluster, containerInstance=instance.arn):
         for task in page["taskArns"]:
-            ecs.stop_task(cluster=cluster, task=task, reason=f"{instance.instance_id} is replaced: it is broken")
+            ecs.stop_task(cluster=cluster, task=task, reason=reason)
 
 
 def _release(autoscaling: Any, instance: Instance) -> None:
@@ -395,6 +420,46 @@ def _release(autoscaling: Any, instance: Instance) -> None:
                 InstanceId=instance.instance_id,
                 LifecycleActionResult="CONTINUE",
             )
+
+
+def _watch_blocks(ec2: Any, autoscaling: Any, blocks: Sequence[Mapping[str, str]], now: datetime.datetime) -> set[str]:
+    """Let groups start instances while their Capacity Block has any; returns the pools whose block is about to end.
+
+    What EC2 does not name stays as it is. Asked for by the id of one that is long over, it would refuse to answer.
+    """
+    pages = ec2.get_paginator("describe_capacity_reservations").paginate()
+    known = {row["CapacityReservationId"]: row for page in pages for row in page["CapacityReservations"]}
+    ending_pools = set()
+    for block in blocks:
+        if row := known.get(block["id"]):
+            is_active = row["State"] == "active"
+            is_ending = is_active and "EndDate" in row and row["EndDate"] - now <= END_MARGIN
+            _allow_starts(autoscaling, block["group"], allowed=is_active and not is_ending)
+            if is_ending:
+                ending_pools.add(block["pool"])
+    return ending_pools
+
+
+def _allow_starts(autoscaling: Any, group: str, *, allowed: bool) -> None:
+    for described in autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]:
+        is_suspended = any(process["ProcessName"] == "Launch" for process in described["SuspendedProcesses"])
+        if allowed and is_suspended:
+            autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
+        elif not allowed and not is_suspended:
+            autoscaling.suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
+
+
+def _clear(ecs: Any, cluster: str, instances: Sequence[Instance]) -> None:
+    """Drain instances that EC2 is about to end, and stop their tasks."""
+    active = [instance for instance in instances if not instance.draining]
+    for first in range(0, len(active), MAX_DRAINED):
+        arns = [instance.arn for instance in active[first : first + MAX_DRAINED]]
+        ecs.update_container_instances_state(cluster=cluster, containerInstances=arns, status="DRAINING")
+    for instance in active:
+        line = {"cluster": cluster, "instance": instance.instance_id, "pool": instance.pool}
+        print(json.dumps({**line, "action": "drain: its Capacity Block ends"}))
+    for instance in instances:
+        _stop_tasks(ecs, cluster, instance, f"the Capacity Block of {instance.instance_id} ends")
 
 
 def _build_line(cluster: str, choice: Choice) -> dict[str, Any]:

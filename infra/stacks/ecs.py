@@ -66,7 +66,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         ecs_fallback.add_fallback(stack, machine_groups, key=key)
         watched.append("waiting-tasks")
     if any(group.variant != "standard" for group in machine_groups):  # they have accelerators
-        gpu_repair.add_gpu_repair(stack, key=key)
+        gpu_repair.add_gpu_repair(stack, machine_groups, key=key)
         watched.append("waiting-repairs")
     _add_task_rule(stack, cluster.arn)
     if watched and fleet.add_ons.observability:

@@ -1,6 +1,7 @@
 """An ECS cluster of the embedded AWS, whose GPUs and agents fail as the test says.
 
-moto knows no health of container instances, loses no agent and replaces none: all is added here, at the client.
+moto knows no health of container instances, loses no agent, replaces none and has no Capacity Blocks: all is added
+here, at the client.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
 
 from infra.functions import gpu_repair
 
@@ -31,6 +33,9 @@ class FaultyCluster:
     lost: set[str] = field(default_factory=set)
     """Instances whose agent is disconnected, by their ids."""
 
+    blocks: dict[str, tuple[str, datetime.datetime]] = field(default_factory=dict)
+    """State and end of each Capacity Block, by its id."""
+
     drained: Counter[str] = field(default_factory=Counter)
     """Calls that drained an instance, by its container instance."""
 
@@ -38,6 +43,8 @@ class FaultyCluster:
         events = self.clients["ecs"].meta.events
         events.register("after-call.ecs.DescribeContainerInstances", self._add_health)
         events.register("before-parameter-build.ecs.UpdateContainerInstancesState", self._count)
+        ec2_events = self.clients["ec2"].meta.events
+        ec2_events.register("before-call.ec2.DescribeCapacityReservations", self._describe_blocks)
 
     def handle(self, body: str = '{"cluster": "demo", "at": "2026-11-26T04:00:00Z"}') -> list[dict[str, Any]]:
         """Call the function as its queue does."""
@@ -100,6 +107,27 @@ class FaultyCluster:
         states = self.clients["autoscaling"].describe_auto_scaling_instances()["AutoScalingInstances"]
         return sorted(one["InstanceId"] for one in states if one["HealthStatus"].upper() == "UNHEALTHY")
 
+    def start_tasks(self, *instance_ids: str) -> dict[str, str]:
+        """Start a task on each of the instances, and return its ARN by the instance's id."""
+        ecs, described = self.clients["ecs"], self.describe()
+        container = {"name": "vllm", "image": "vllm", "memory": 1}
+        ecs.register_task_definition(family="vllm", containerDefinitions=[container])
+        arns = {name: described[name]["containerInstanceArn"] for name in instance_ids}
+        return {
+            name: ecs.start_task(cluster="demo", taskDefinition="vllm", containerInstances=[arn])["tasks"][0]["taskArn"]
+            for name, arn in arns.items()
+        }
+
+    def read_status(self, task: str) -> str:
+        """Return what ECS wants a task to be: RUNNING or STOPPED."""
+        return str(self.clients["ecs"].describe_tasks(cluster="demo", tasks=[task])["tasks"][0]["desiredStatus"])
+
+    def list_suspended(self) -> dict[str, list[str]]:
+        """Return the processes that are suspended, by the group that has any."""
+        described = self.clients["autoscaling"].describe_auto_scaling_groups()["AutoScalingGroups"]
+        names = {one["AutoScalingGroupName"]: one["SuspendedProcesses"] for one in described}
+        return {name: [row["ProcessName"] for row in rows] for name, rows in names.items() if rows}
+
     def end(self, instance_id: str) -> None:
         """Take an instance away, as its group does once it has no task."""
         described = self.describe()[instance_id]
@@ -133,6 +161,16 @@ class FaultyCluster:
                 "overallStatus": "IMPAIRED" if check else "OK",
                 "details": [check or {"type": "ACCELERATED_COMPUTE", "status": "OK"}],
             }
+
+    def _describe_blocks(self, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+        """Answer as EC2 does (API reference, DescribeCapacityReservations), which forgets blocks that have ended."""
+        assert params["body"].keys() == {"Action", "Version"}
+        rows = [
+            {"CapacityReservationId": name, "ReservationType": "capacity-block", "State": state, "EndDate": end}
+            for name, (state, end) in self.blocks.items()
+        ]
+        on_demand = {"CapacityReservationId": "cr-open", "ReservationType": "default", "State": "active"}
+        return AWSResponse("", 200, {}, None), {"CapacityReservations": [on_demand, *rows]}
 
     def _count(self, params: dict[str, Any], **_: Any) -> None:
         self.drained.update(params["containerInstances"])

@@ -281,27 +281,48 @@ def test_an_instance_that_goes_before_it_drains_stops_nothing(cluster: FaultyClu
 def test_a_drain_without_end_has_its_tasks_stopped_and_no_other_instances(
     cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ecs = cluster.clients["ecs"]
     [broken, well, *_] = cluster.list_group("ranking-a")
-    described = cluster.describe()
-    ecs.register_task_definition(family="vllm", containerDefinitions=[{"name": "vllm", "image": "vllm", "memory": 1}])
-    started = {
-        name: ecs.start_task(
-            cluster="demo", taskDefinition="vllm", containerInstances=[described[name]["containerInstanceArn"]]
-        )["tasks"][0]["taskArn"]
-        for name in (broken, well)
-    }
+    started = cluster.start_tasks(broken, well)
     cluster.fail(broken)
     cluster.handle()
     cluster.handle()
-
-    def read_status(name: str) -> str:
-        return str(ecs.describe_tasks(cluster="demo", tasks=[started[name]])["tasks"][0]["desiredStatus"])
-
-    assert read_status(broken) == "RUNNING"
+    assert cluster.read_status(started[broken]) == "RUNNING"
     monkeypatch.setattr(gpu_repair, "DRAIN_LIMIT", datetime.timedelta(seconds=-1))
     cluster.handle()
-    assert (read_status(broken), read_status(well)) == ("STOPPED", "RUNNING")
+    assert [cluster.read_status(started[name]) for name in (broken, well)] == ["STOPPED", "RUNNING"]
+
+
+def test_a_capacity_block_s_instances_start_with_it_and_are_drained_with_their_tasks_before_it_ends(
+    cluster: FaultyCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EC2 begins to end them 30 minutes before the block's end, and announces it 10 minutes earlier."""
+    blocks = [{"id": f"cr-{zone}", "pool": "large", "group": f"large-{zone}"} for zone in "ab"]
+    body = json.dumps({"cluster": "demo", "blocks": [*blocks, {"id": "cr-gone", "pool": "ranking", "group": "x"}]})
+    held = sorted([*cluster.list_group("large-a"), *cluster.list_group("large-b")])
+    broken = cluster.list_group("ranking-a")[0]
+    started = cluster.start_tasks(held[0], broken)
+    now = datetime.datetime.now(datetime.UTC)
+
+    def set_blocks(state: str, end: datetime.timedelta) -> None:
+        cluster.blocks = dict.fromkeys(("cr-a", "cr-b"), (state, now + end))
+        capsys.readouterr()
+        cluster.handle(body)
+
+    set_blocks("scheduled", HOUR * 24)
+    assert cluster.list_suspended() == {"large-a": ["Launch"], "large-b": ["Launch"]}
+    set_blocks("active", datetime.timedelta(minutes=41))
+    assert not cluster.list_suspended() and not cluster.list_draining()
+    cluster.fail(broken)
+    cluster.fail(held[1])
+    set_blocks("active", datetime.timedelta(minutes=40))
+    assert cluster.list_suspended().keys() == {"large-a", "large-b"}
+    assert cluster.list_draining() == sorted([*held, broken])
+    assert cluster.list_unhealthy() == [broken], "a block about to end has no other instance"
+    assert [cluster.read_status(started[name]) for name in (held[0], broken)] == ["STOPPED", "RUNNING"]
+    lines = [line for line in read_lines(capsys) if line.get("action") == "drain: its Capacity Block ends"]
+    assert sorted(line["instance"] for line in lines) == held
+    cluster.handle(body)
+    assert set(cluster.drained.values()) == {1}
 
 
 def test_an_instance_whose_tasks_do_not_stop_is_released_from_managed_draining(

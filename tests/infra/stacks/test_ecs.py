@@ -233,6 +233,21 @@ def test_only_instances_of_the_fleets_own_groups_are_replaced(stacks: Stacks) ->
         assert {tag["key"]: tag["value"] for tag in group["tag"]}["fleet"] == "ads-scale"
 
 
+@pytest.mark.parametrize(("shape", "blocks"), [("instances", {"cr-0123456789abcdef0"}), ("ecs", set())])
+def test_a_fleet_with_capacity_blocks_has_their_starts_and_ends_read_each_minute(
+    stacks: Stacks, shape: str, blocks: set[str]
+) -> None:
+    stack = stacks[shape, "ecs"]
+    target = filter_by_type(stack, "aws_cloudwatch_event_target")["gpu-repair-minute-target"]
+    call = json.loads(target["input_transformer"]["input_template"].replace("<at>", "0"))
+    assert {block["id"] for block in call.get("blocks", ())} == blocks
+    scaling_groups = filter_by_type(stack, "aws_autoscaling_group").values()
+    names = {group["name"] for group in scaling_groups if "ignore_changes" in group.get("lifecycle", {})}
+    assert {block["group"] for block in call.get("blocks", ())} == names
+    policy = filter_by_type(stack, "aws_iam_role_policy")["gpu-repair-role-policy"]["policy"]
+    assert ("ec2:DescribeCapacityReservations" in policy) == bool(blocks)
+
+
 @each_shape
 def test_a_wildcard_resource_is_used_only_for_actions_without_resource_support(stacks: Stacks, shape: str) -> None:
     policy = json.loads(filter_by_type(stacks[shape, "ecs"], "aws_iam_role_policy")["instance-role-policy"]["policy"])

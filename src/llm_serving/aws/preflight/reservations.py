@@ -19,10 +19,10 @@ from llm_serving.settings.units import format_count
 
 _UPCOMING_STATES = ("scheduled", "pending", "assessing", "payment-pending", "delayed")
 _EXPIRY_WARNING = datetime.timedelta(days=1)
-_BLOCK_END_MARGINS = {"eks": datetime.timedelta(minutes=40), "ecs": datetime.timedelta(minutes=30)}
-"""How long before a Capacity Block's end its instances end. EC2 ends them 30 minutes before it, and EKS drains its node
-groups 10 minutes earlier. Sources: EC2 user guide, "Capacity Blocks"; EKS user guide, "Create a managed node group with
-Capacity Blocks for ML"; 2026-11."""
+_BLOCK_END_MARGIN = datetime.timedelta(minutes=40)
+"""How long before a Capacity Block's end its instances drain, on EKS by itself and on ECS by
+`infra.functions.gpu_repair`. EC2 ends them 10 minutes later. Sources: EC2 user guide, "Capacity Blocks"; EKS user
+guide, "Create a managed node group with Capacity Blocks for ML"; 2026-11."""
 
 
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
@@ -78,8 +78,9 @@ def _check_named(fleet: Fleet, pool: Pool, option: Reservation, aws: AwsSession,
         return CheckResult(check_name, "fail", message, "set the id of an existing reservation in `buy`", command)
     if mismatch := _find_mismatch(fleet, pool, option, reservation):
         return CheckResult(check_name, "fail", *mismatch)
-    is_upcoming = reservation["State"] in _UPCOMING_STATES
-    return CheckResult(check_name, *(_judge_start if is_upcoming else _judge_state)(fleet, pool, reservation))
+    if reservation["State"] in _UPCOMING_STATES:
+        return CheckResult(check_name, *_judge_start(fleet, pool, reservation))
+    return CheckResult(check_name, *_judge_state(pool, reservation))
 
 
 def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any] | None:
@@ -116,7 +117,7 @@ def _judge_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any]) -> tu
     least, start = pool.size.min, reservation.get("StartDate")
     message = f"it is {reservation['State']}{f', and begins {_format_date(start)}' if start else ''}"
     if reservation.get("ReservationType") == "capacity-block":
-        # A block's node group is made without nodes and starts them at the block's start.
+        # A block's group is made without instances, or waits to start them, and starts them at the block's start.
         fix = "run it again then; `blueprint fleet apply` can create the stacks before"
         return "fail", f"{message}: until then the pool starts no machine", fix
     if least and fleet.get_orchestrator(pool) == "eks":
@@ -125,7 +126,7 @@ def _judge_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any]) -> tu
     return "warn", message, "wait: instances start when it is active"
 
 
-def _judge_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any]) -> tuple[Status, str, str]:
+def _judge_state(pool: Pool, reservation: Mapping[str, Any]) -> tuple[Status, str, str]:
     state, total, free = reservation["State"], reservation["TotalInstanceCount"], reservation["AvailableInstanceCount"]
     end = reservation.get("EndDate")
     if state != "active":
@@ -140,7 +141,7 @@ def _judge_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any]) -> tu
         return "fail", message, f"set size: {min(pool.size.min, total)}..{total}, or use a larger reservation"
     if end and end - datetime.datetime.now(datetime.UTC) < _EXPIRY_WARNING:
         is_block = reservation.get("ReservationType") == "capacity-block"
-        last = end - _BLOCK_END_MARGINS[fleet.get_orchestrator(pool)] if is_block else end
+        last = end - _BLOCK_END_MARGIN if is_block else end
         return "warn", f"{availability}; it ends soon", f"renew it in time: instances run until {_format_date(last)}"
     if free < pool.size.max:
         message = f"{availability}, and the pool takes up to {pool.size.max}{end_note}"
