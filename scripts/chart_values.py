@@ -44,14 +44,15 @@ def build_batch_schema() -> dict[str, Any]:
     templates = "".join(file.read_text() for file in (paths.CHARTS / "batch" / "templates").rglob("*.*"))
     service = settings_schema.build_tree(Service)
     _remove_unread(service, templates)
+    inference = json.loads((paths.CHARTS / "inference" / "values.schema.json").read_text())
+    service["properties"]["name"] = inference["$defs"]["named"]["patternProperties"]["^name$"]
     service["required"] += _REQUIRED
     properties: dict[str, Any] = {
         name: {"type": "string", "description": _DESCRIPTIONS[name]} for name in ("kind", "name", "fleet")
     }
     services = {"description": _DESCRIPTIONS["services"], "type": "array", "items": service}
     properties |= {"services": services, "stack": {"description": _DESCRIPTIONS["stack"], "type": "object"}}
-    override = json.loads((paths.CHARTS / "inference" / "values.schema.json").read_text())["properties"]
-    properties |= {name: override[name] for name in ("fullnameOverride", "global")}
+    properties |= {name: inference["properties"][name] for name in ("fullnameOverride", "global")}
     head = {"$schema": settings_schema.DRAFT, "title": "Values of the chart batch", "type": "object"}
     return {**head, "additionalProperties": False, "properties": properties}
 

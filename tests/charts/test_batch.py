@@ -323,6 +323,7 @@ def test_every_value_of_a_service_is_read_or_refused(helm: Helm, values: dict[st
     [
         ("mounts", {"cache": {"path": "/cache"}}, "at '/services/0': additional properties 'mounts' not allowed"),
         ("is_root", True, "at '/services/0/is_root': value must be false"),
+        ("name", "Batch-Worker", "at '/services/0/name': 'Batch-Worker' does not match pattern"),
         (
             "replicas",
             {"min": 2, "max": 5},
@@ -330,7 +331,7 @@ def test_every_value_of_a_service_is_read_or_refused(helm: Helm, values: dict[st
         ),
     ],
 )
-def test_what_the_chart_would_ignore_is_refused(
+def test_what_the_chart_would_ignore_or_kubernetes_refuse_is_refused(
     helm: Helm, values: dict[str, Values], tmp_path: Path, key: str, value: Any, message: str
 ) -> None:
     changed = copy.deepcopy(values["pods"])
