@@ -71,11 +71,11 @@ LOGS = "logs"
 def add_log_collector(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, key: aws.kms_key.KmsKey) -> None:
     """Add the log group or the bucket, encrypted with the cluster's key, and a role that may only write there."""
     if stack.fleet.logs.to == log_outputs.CLOUDWATCH:
-        add_log_group(stack, "container-logs", log_outputs.format_group_name(stack.fleet), key)
+        add_log_group(stack, log_outputs.GROUP, log_outputs.format_group_name(stack.fleet), key)
     if stack.fleet.logs.to == log_outputs.S3:
         add_bucket(
             stack,
-            LOGS,
+            log_outputs.BUCKET,
             bucket_name=log_outputs.format_bucket_name(stack.fleet, stack.account.id),
             key_arn=key.arn,
             old_versions_days=1,

@@ -13,7 +13,6 @@ from infra.constructs.task_load_balancer import CERTIFICATE_DAYS
 from infra.stacks import base
 from llm_serving.catalog import eks, signals
 from llm_serving.fleet import groups, log_outputs, node_template
-from llm_serving.fleet.log_outputs import CLOUDWATCH
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.system_group import build_system_group
 from llm_serving.settings.document import Document
@@ -60,7 +59,8 @@ def _add_cluster(stack: FleetStack) -> tuple[aws.eks_cluster.EksCluster, list[st
         vpc_id=fleet_network.vpc_id,
         subnet_ids=list(fleet_network.private_subnets.values()),
         functions=[node_group_settings.NAME],
-        log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)} if fleet.logs.to == CLOUDWATCH else {},
+        # Also where `logs.to` is another by now: what the group holds stays readable.
+        log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)},
     )
     has_efa = any(group.efa for group in eks_groups)
     context = node_groups.NodeGroupContext(

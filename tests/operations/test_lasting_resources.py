@@ -24,7 +24,13 @@ REPLACED, DELETED = ("delete", "create"), ("delete",)
 
 
 def check(
-    tmp_path: Path, address: str, *actions: str, used: bool = True, reason: str = "", created: Sequence[str] = ()
+    tmp_path: Path,
+    address: str,
+    *actions: str,
+    used: bool = True,
+    reason: str = "",
+    created: Sequence[str] = (),
+    deleted: Sequence[str] = (),
 ) -> None:
     """Check a plan of the stack `network`, while the stack `ecs` is applied or not."""
     file = tmp_path / "fleet.yaml"
@@ -42,8 +48,10 @@ def check(
     context = FleetContext(inputs.read_fleet(file), tmp_path, folders, program, AwsSession("us-west-2"), "123456789012")
     entry = {**build_change(address, *actions), "action_reason": reason}
     others = [build_change(other, "create") for other in created]
+    others += [build_change(other, "delete") for other in deleted]
     plan = StackPlan("network", 1, parse_plan(build_plan(entry, *others)))
     plan_checks.require_kept(context, [plan])
+    plan_checks.require_logs_kept(context, [plan])
 
 
 @pytest.mark.parametrize("actions", [REPLACED, DELETED], ids=["another range", "a VPC of the user's own"])
@@ -89,3 +97,18 @@ def test_reserved_capacity_is_not_given_back_for_another_of_the_same_apply(tmp_p
             *DELETED,
             created=["aws_ec2_capacity_reservation.general-p5-48xlarge-a-cr-reservation"],
         )
+
+
+def test_what_containers_wrote_is_kept_where_logs_go_elsewhere(tmp_path: Path) -> None:
+    settings = ["aws_s3_bucket_policy.logs-policy", "aws_s3_bucket_policy.models-policy", "aws_iam_role_policy.logs"]
+    with pytest.raises(CheckFailed) as error:
+        check(tmp_path, "aws_s3_bucket.logs", *DELETED, deleted=settings)
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml:1:1: logs.to: empty: Terraform would delete network: aws_s3_bucket.logs, with all that "
+        f"containers wrote there. Fix: set s3 again, or run `terraform -chdir={tmp_path}/stacks/network state rm "
+        "aws_s3_bucket.logs aws_s3_bucket_policy.logs-policy`, which keeps it, and then this again. Nothing was changed"
+    )
+    with pytest.raises(CheckFailed, match=r"aws_cloudwatch_log_group\.container-logs, .* set cloudwatch again"):
+        check(tmp_path, "aws_cloudwatch_log_group.container-logs", *DELETED)
+    check(tmp_path, "aws_cloudwatch_log_group.insights-logs", *DELETED)
+    check(tmp_path, "aws_s3_bucket.logs", *DELETED, reason="replace_because_tainted")

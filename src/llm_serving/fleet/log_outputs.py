@@ -13,6 +13,9 @@ COLLECTOR = "aws-for-fluent-bit"
 
 CLOUDWATCH, S3 = "cloudwatch", "s3"
 
+GROUP, BUCKET = "container-logs", "logs"
+"""Names of the log group and of the bucket in Terraform."""
+
 STORE = "/var/log/aws-for-fluent-bit"
 """On the node, which the pod sees there: what is not sent yet."""
 

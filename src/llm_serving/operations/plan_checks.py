@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llm_serving import console
 from llm_serving.aws import session
 from llm_serving.catalog import eks
-from llm_serving.fleet import groups, names, upgrade
+from llm_serving.fleet import groups, log_outputs, names, upgrade
 from llm_serving.fleet.checks import join_words
 from llm_serving.operations.context import FleetContext, read_states
 from llm_serving.operations.plans import NETWORK, StackPlan
@@ -67,6 +68,40 @@ def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
 def _is_network_used(context: FleetContext) -> bool:
     users = [name for name, folder in context.folders.items() if NETWORK in synthesis.read_needs(folder)]
     return any(stack_state.resources for stack_state in read_states(context, users).values())
+
+
+_LOGS = {
+    log_outputs.CLOUDWATCH: ("aws_cloudwatch_log_group", log_outputs.GROUP),
+    log_outputs.S3: ("aws_s3_bucket", log_outputs.BUCKET),
+}
+"""What holds the lines of containers: kind and name of the resource, by the value of `logs.to`."""
+
+
+def require_logs_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that no plan deletes what containers wrote, as another `logs.to` would.
+
+    Out of Terraform's state it stays, under the cluster's key, until its lines are old enough to go.
+    """
+    for plan in stack_plans:
+        for target, (kind, name) in _LOGS.items():
+            deleted = [
+                address
+                for address, change in plan.plan.resources.items()
+                if "delete" in change.actions and not change.is_tainted and _is_part(address, kind, name)
+            ]
+            if f"{kind}.{name}" not in deleted:
+                continue
+            folder = console.shorten_path(context.folders[plan.name])
+            forget = (context.program.program, f"-chdir={folder}", "state", "rm", *deleted)
+            reason = f"Terraform would delete {plan.name}: {kind}.{name}, with all that containers wrote there"
+            fix = f"set {target} again, or run `{console.quote_command(forget)}`, which keeps it, and then this again"
+            mistake = context.document.build_mistake(("logs", "to"), context.fleet.logs.to, reason, fix)
+            raise CheckFailed(f"{mistake} Nothing was changed")
+
+
+def _is_part(address: str, kind: str, name: str) -> bool:
+    """Whether it is the resource, or a setting of it: those of a bucket are resources of their own."""
+    return address.startswith(kind) and address.partition(".")[2].startswith(name)
 
 
 def require_version_stated(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
