@@ -37,7 +37,10 @@ def load(
     fleet: Fleet = FLEET,
     target: Target = TARGET,
 ) -> None:
-    """Load an adapter on all replicas of a role, until they restart."""
+    """Load an adapter on all replicas of a role, until they restart.
+
+    On ECS, CloudTrail records the command with URLs by which anyone reads the adapter for 15 minutes.
+    """
     inputs.require_capability(folder, Capability.ADAPTER)
     if registry.load_target(target).needs_aws:
         _change_on_aws(folder, fleet, target, role, name, adapter)
