@@ -10,6 +10,7 @@ import pytest
 
 from llm_serving.catalog import gguf, models
 from llm_serving.catalog.architecture import ModelError
+from llm_serving.engines import llama_cpp
 from llm_serving.hub import make_gguf
 
 
@@ -125,3 +126,32 @@ def test_sizes_of_eight_bit_files_follow_from_the_model_they_are_of() -> None:
 def test_the_header_says_whether_a_model_embeds_or_ranks(pooling: dict[str, int], task: str) -> None:
     header = gguf.Header(architecture="qwen3", values=pooling, tensors=(), file_bytes=0, parts=1)
     assert header.task == task
+
+
+SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 3072, "ssm.state_size": 128, "ssm.group_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "linear", "feed_forward"),
+    [
+        ("granitehybrid", {"attention.head_count_kv": (0, 0, 0, 4), "feed_forward_length": (512,) * 4}, 3, 0),
+        ("granitehybrid", {"attention.head_count_kv": (0, 0, 0, 4), "feed_forward_length": 512}, 3, 0),
+        ("nemotron_h_moe", {"attention.head_count_kv": (0, 0, 4, 0), "feed_forward_length": (0, 512, 0, 0)}, 2, 1),
+        ("qwen3next", {"attention.head_count_kv": 4}, 3, 0),
+        ("qwen35", {"attention.head_count_kv": 4, "full_attention_interval": 2}, 2, 0),
+    ],
+)
+def test_each_slot_keeps_the_states_of_layers_without_keys_and_values(
+    architecture: str, values: dict[str, object], linear: int, feed_forward: int
+) -> None:
+    numbers = {
+        "block_count": 4, "embedding_length": 1024, "attention.head_count": 16, "vocab_size": 1000,
+        "context_length": 8192, **SSM, **values,
+    }  # fmt: skip
+    named = {f"{architecture}.{key}": value for key, value in numbers.items()}
+    header = gguf.Header(architecture=architecture, values=named, tensors=(), file_bytes=0, parts=1)
+    model = gguf.build_architecture(header, "here")
+    assert (model.linear_layers, model.feed_forward_layers) == (linear, feed_forward)
+    state_bytes = 4 * (3 * (3072 + 2 * 128) + 128 * 3072)
+    token_bytes = (4 - linear - feed_forward) * 4 * 64 * 2 * 2
+    assert llama_cpp.compute_cache_bytes(model, 3, 512) == 3 * (512 * token_bytes + linear * state_bytes)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from llm_serving.catalog import engine_options, engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import sglang, tensorrt_llm, vllm
-from llm_serving.engines.memory import Fit, ReplicaSetup, compute_kv_bytes_per_token
+from llm_serving.engines.memory import Batch, Fit, ReplicaSetup, compute_kv_bytes_per_token
 from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.settings.errors import InputError
 from tests.kinds.serving import resolving
@@ -586,6 +587,32 @@ def test_sglang_shares_its_cache_with_the_states_of_linear_layers() -> None:
     assert long_tokens == long_room, "the cache is full before the states are"
     short_tokens, short_room, states = counts[4096]
     assert short_tokens == (states - 1) // 5 * 4096 < short_room, "requests have five states each, beside a spare"
+
+
+def test_sglang_keeps_one_state_of_a_request_where_no_beginnings_of_prompts_are_cached() -> None:
+    model, instance = models.load()["Qwen/Qwen3-Next-80B-A3B-Instruct"], instances.load()["p5.48xlarge"]
+    setup = ReplicaSetup(4, context=4096, batch=sglang.select_batch(instance.accelerators))
+    cache_bytes = sglang.compute_fit(model, instance, setup).cache_bytes
+    state_bytes = 36 * (2 * 3 * 8192 + 4 * 32 * 128 * 128) // 4
+    states = int(cache_bytes * 0.9 / 1.9) // state_bytes - 1
+    uncached = replace(setup, prefix_cache=False)
+    few = replace(uncached, batch=Batch(tokens=8192, sequences=100))
+    counts = [sglang.count_running(model, cache_bytes, own, 1000) for own in (setup, uncached, few)]
+    assert counts == [states // 5, states, 100]
+    fit = sglang.compute_fit(model, instance, few)
+    assert fit.cache_tokens == min(100 * 4096, (fit.cache_bytes - 101 * state_bytes) // 12_288)
+
+
+def test_tensorrt_llm_keeps_a_state_for_each_request_of_its_largest_step() -> None:
+    model, instance = models.load()["Qwen/Qwen3-Next-80B-A3B-Instruct"], instances.load()["p5en.48xlarge"]
+    state_bytes = 36 * (2 * 3 * 8192 + 2 * 32 * 128 * 128)
+    for count in (2048, 64):
+        setup = ReplicaSetup(4, context=8192, batch=Batch(tokens=8192, sequences=count))
+        fit = tensorrt_llm.compute_fit(model, instance, setup)
+        assert fit.fits and fit.cache_tokens == (fit.cache_bytes - (count + 1) * state_bytes // 4) // 12_288
+    fit = tensorrt_llm.compute_fit(model, instance, ReplicaSetup(2, context=8192))
+    assert fit.fits and fit.most_sequences and fit.most_sequences < 2048, "what is left of two GPUs holds fewer states"
+    assert 8192 <= fit.cache_tokens < 8192 + state_bytes // 2 // 12_288 + 1
 
 
 def test_sglang_keeps_room_for_pictures() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llm_serving.catalog import families
-from llm_serving.catalog.architecture import GGUF, Architecture, ModelError, check_layers
+from llm_serving.catalog.architecture import GGUF, Architecture, ModelError, State, check_layers
 from llm_serving.settings import own_yaml
 from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import quote_value
@@ -62,6 +62,9 @@ class Tensor(PlainData):
 
 _RANKS = 4
 
+_INTERVAL_KINDS = ("qwen3next", "qwen35", "qwen35moe")
+"""Architectures of which each fourth layer has keys and values, unless the header has another interval."""
+
 
 class Header(PlainData):
     """The header of one file."""
@@ -99,6 +102,11 @@ class Header(PlainData):
         if value is None:
             raise KeyError(f"{self.architecture}.{key}")
         return int(max(value)) if isinstance(value, tuple | list) else int(value)
+
+    def get_list(self, key: str) -> tuple[int, ...]:
+        """Return the numbers of the architecture's own metadata, one for each layer; none where all have the same."""
+        value = self.values.get(f"{self.architecture}.{key}", ())
+        return tuple(value) if isinstance(value, tuple | list) else ()
 
 
 def read_file(path: Path) -> Header:
@@ -303,6 +311,8 @@ def build_architecture(header: Header, source: str) -> Architecture:
         return Architecture(
             kind=header.architecture,
             **numbers,
+            **_count_other_layers(header, numbers["layers"]),
+            state=_read_state(header),
             tied="output.weight" not in names,
             max_context=header.get_number("context_length"),
             dtype="float16",
@@ -310,3 +320,29 @@ def build_architecture(header: Header, source: str) -> Architecture:
         )
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"{source}: {error}: it is missing, and memory follows from it") from None
+
+
+def _count_other_layers(header: Header, layers: int) -> dict[str, int]:
+    """Return how many layers keep a state, or are a feed-forward part only, in place of keys and values.
+
+    Source: llama.cpp, src/models, load_arch_hparams of granite-hybrid, nemotron-h and qwen35.
+    """
+    if header.architecture in _INTERVAL_KINDS:
+        interval = header.get_number("full_attention_interval", 4)
+        return {"linear_layers": layers - layers // interval, "feed_forward_layers": 0}
+    heads = header.get_list("attention.head_count_kv")
+    widths = header.get_list("feed_forward_length") or (0,) * len(heads)
+    # Layers have one part each where some have no feed-forward part.
+    has_one_part = 0 in widths
+    widths_without_heads = [width for count, width in zip(heads, widths, strict=True) if not count]
+    feed_forward = sum(1 for width in widths_without_heads if width and has_one_part)
+    return {"linear_layers": len(widths_without_heads) - feed_forward, "feed_forward_layers": feed_forward}
+
+
+def _read_state(header: Header) -> State | None:
+    """Return what a layer keeps of a request in place of keys and values; None where none does."""
+    inner, size = header.get_number("ssm.inner_size", 0), header.get_number("ssm.state_size", 0)
+    if not inner:
+        return None
+    width = inner + 2 * header.get_number("ssm.group_count", 0) * size
+    return State(convolution=(header.get_number("ssm.conv_kernel") - 1) * width, heads=size * inner, number_bytes=4)

@@ -33,6 +33,14 @@ class MemoryModel(Protocol):
     def compute_fit(self, model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         """Return whether one replica serves requests of its context, and what remains for its KV cache."""
 
+    def count_running(self, model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> int | None:
+        """Return requests of so many tokens that run at once beside their states; None where tokens alone limit them.
+
+        Args:
+            cache_bytes: of each accelerator, `Fit.cache_bytes`.
+            tokens: of a request, prompt and answer, but for what it shares with others.
+        """
+
     def describe_indivisible(self, model: Architecture, split: Split) -> str:
         """Return why the model cannot be split this way, as a sentence; empty where it can."""
 

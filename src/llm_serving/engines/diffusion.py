@@ -51,6 +51,10 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     return memory.build_fit(instance, setup, 1, division, reason if free < 0 else "")
 
 
+def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> None:
+    """Return None: a pipeline has no cache."""
+
+
 def describe_indivisible(model: Architecture, split: Split) -> str:  # noqa: ARG001
     """Return an empty sentence: `unsupported_options` of the engine's row refuses every split."""
     return ""

@@ -1,8 +1,9 @@
 """llama.cpp's memory and speed on CPU: weights, a slot of cache for each request, and buffers of one step.
 
 Weights and cache are exact: a file's header has the bytes of its tensors, and each slot keeps keys and values of the
-whole context in 16 bits. The buffers are those of the largest step, as llama.cpp's graph allocator lays them out for a
-decoder; `tests/engines/test_llama_cpp.py` compares all three with what llama-server logs.
+whole context in 16 bits, and the states of layers that keep one. The buffers are those of the largest step, as
+llama.cpp's graph allocator lays them out for a decoder; `tests/engines/test_llama_cpp.py` compares all three with what
+llama-server logs.
 
 Not computed: what llama.cpp adds to each block of some types as it lays weights out for a processor with AMX, Intel's
 since Sapphire Rapids (`get_row_size` in ggml-cpu/amx/mmq.cpp): 4 bytes to 34 of Q8_0, 3% of Q4_K and less of others.
@@ -39,8 +40,14 @@ def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the sa
 
 
 def compute_cache_bytes(model: Architecture, slots: int, context: int) -> int:
-    """Return keys and values of every slot, in 16 bits: `CPU KV buffer size` in llama-server's log."""
-    return slots * _pad(context) * memory.compute_kv_bytes_per_token(model)
+    """Return what every slot keeps: `CPU KV buffer size` in llama-server's log, and `CPU RS buffer size` beside it."""
+    return slots * (_pad(context) * memory.compute_kv_bytes_per_token(model) + _compute_state_bytes(model))
+
+
+def _compute_state_bytes(model: Architecture) -> int:
+    """Return states of a slot, in 32 bits (llama.cpp, src/llama-memory-recurrent.cpp; llama-hparams.cpp, n_embd_s)."""
+    state = model.state
+    return model.linear_layers * (state.convolution + state.heads) * _NUMBER_BYTES if state else 0
 
 
 def _pad(context: int) -> int:
@@ -69,13 +76,21 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     reserve = compute_buffer_bytes(model, context) + PROGRAM_BYTES
     free = budget - model.weight_bytes - reserve
     reason = _describe_shortage(model, instance, batch.sequences, context, budget, free)
-    tokens = 0 if reason else free // memory.compute_kv_bytes_per_token(model)
+    tokens = 0 if reason else _count_tokens(model, free, batch.sequences)
     division = Division(budget, model.weight_bytes, reserve, free, tokens)
     fit = memory.build_fit(instance, setup, context, division, reason, calibrated=True)
     if instance.memory_gb_s is None:
         return fit
     speed = memory.estimate_tokens_per_s(model, instance.memory_gb_s, context)
     return fit.model_copy(update={"tokens_per_s": speed})
+
+
+def _count_tokens(model: Architecture, free_bytes: int, slots: int) -> int:
+    return (free_bytes - slots * _compute_state_bytes(model)) // memory.compute_kv_bytes_per_token(model)
+
+
+def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> None:
+    """Return None: each slot has its state and the room of a whole context."""
 
 
 def _describe_shortage(model: Model, instance: Instance, slots: int, context: int, budget: int, free: int) -> str:

@@ -121,8 +121,8 @@ _STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
 their heads (configs/mamba_utils.py, mamba2_state_dtype)."""
 
 _REQUEST_STATES = 5
-"""States that a request may take, with those of its cached prompt (mem_cache/kv_cache_configurator.py,
-_calculate_mamba_ratio)."""
+"""States that a request may take, with those of its cached prompt; one where none are cached (mem_cache/
+kv_cache_configurator.py, _calculate_mamba_ratio)."""
 
 
 def select_batch(device: Accelerators | None) -> Batch:
@@ -235,11 +235,7 @@ def _compute_seeing_share(vision: Vision) -> float:
 
 
 def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: ReplicaSetup) -> int:
-    """Return tokens that the cache holds; those of the requests whose states have room, where these are fewer.
-
-    Source: mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and resolve_max_num_reqs. Without cached
-    beginnings of prompts and with `tuning.sequences`, SGLang keeps one state for each of these instead.
-    """
+    """Return tokens that the cache holds; those of the requests whose states have room, where these are fewer."""
     token_bytes, free_bytes = compute_kv_bytes_per_token(model, setup.tensor, setup.dtype), max(0, cache_bytes)
     if model.compressed:
         return _count_compressed_tokens(model, token_bytes, free_bytes, setup.batch)
@@ -248,11 +244,40 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
         token_bytes -= int((1 - _WINDOW_CACHE_SHARE) * window_bytes)
     if model.state is None:
         return free_bytes // token_bytes if token_bytes else 0
-    numbers_bytes = 2 * model.state.convolution + _STATE_NUMBER_BYTES * model.state.heads
-    state_bytes = model.linear_layers * divide_up(numbers_bytes, setup.tensor)
-    states = int(free_bytes * _STATE_RATIO / (1 + _STATE_RATIO)) // state_bytes
-    requests = max(0, states - 1) // _REQUEST_STATES  # one is a spare
-    return min((free_bytes - states * state_bytes) // token_bytes, requests * context)
+    states = _count_states(model, free_bytes, setup)
+    tokens = max(0, free_bytes - states * _compute_state_bytes(model, setup)) // token_bytes
+    return min(tokens, _count_stateful_requests(states, setup) * context)
+
+
+def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> int | None:  # noqa: ARG001
+    """Return requests whose states have room at once, whatever their tokens; None for models that keep none."""
+    if model.state is None:
+        return None
+    states = _count_states(select_stage(model, setup.pipeline), cache_bytes, setup)
+    return max(1, _count_stateful_requests(states, setup))
+
+
+def _compute_state_bytes(model: Architecture, setup: ReplicaSetup) -> int:
+    """Return bytes of a request's states in all layers that keep one."""
+    state = model.state
+    numbers_bytes = 2 * state.convolution + _STATE_NUMBER_BYTES * state.heads if state else 0
+    return model.linear_layers * divide_up(numbers_bytes, setup.tensor)
+
+
+def _count_states(model: Architecture, cache_bytes: int, setup: ReplicaSetup) -> int:
+    """Return states that have room in their share of the cache, a spare one among them.
+
+    Without cached beginnings of prompts, and with a number of requests, there are as many as these.
+    Source: mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache.
+    """
+    if not setup.prefix_cache and setup.batch and setup.batch.sequences != SEQUENCES:
+        return setup.batch.sequences + 1
+    return int(max(0, cache_bytes) * _STATE_RATIO / (1 + _STATE_RATIO)) // _compute_state_bytes(model, setup)
+
+
+def _count_stateful_requests(states: int, setup: ReplicaSetup) -> int:
+    """Return requests at once. Source: the same file, resolve_max_num_reqs."""
+    return max(0, states - 1) // (_REQUEST_STATES if setup.prefix_cache else 1)
 
 
 def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: int, batch: Batch | None) -> int:

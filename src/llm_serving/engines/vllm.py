@@ -200,6 +200,26 @@ def count_cache_blocks(
     return CacheBlocks(max(0, cache_bytes) // (block * group * page_bytes), request_blocks, context)
 
 
+def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> int | None:
+    """Return requests of so many tokens that the cache has blocks for at once; None where tokens alone limit them.
+
+    `Fit.cache_tokens` are those of requests of the whole context. A shorter one takes as many blocks for its state, and
+    where layers have a window more for each of its tokens.
+    """
+    if model.full_layers == model.layers or model.compressed or model.encoder:
+        return None
+    blocks = count_cache_blocks(
+        select_stage(model, setup.pipeline),
+        cache_bytes,
+        context=tokens,
+        tensor_parallel=setup.tensor,
+        batch_tokens=0,
+        dtype=setup.dtype,
+        state_blocks=RUNNING_STATE_BLOCKS,
+    )
+    return max(1, blocks.total // blocks.of_request)
+
+
 def _count_compressed_blocks(model: Architecture, cache_bytes: int, context: int, batch_tokens: int) -> CacheBlocks:
     """Return blocks of a cache of DeepSeek V4, whose pages of several kinds and sizes lie in blocks of one size.
 
@@ -423,15 +443,11 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     if device is None and setup.tensor > 1:
         raise ValueError(f"{instance.name} has no accelerators")
     batch = setup.batch or select_batch(device)
-    division = _divide_memory(model, instance, batch, context, setup)
+    division = divide_memory(model, instance, batch, context, setup)
     if device is None:
         return _build_cpu_fit(model, instance, context, setup, division)
     reason = (
-        describe_misfit(model, device, context, setup)
-        or _describe_missing_bf16(model, device)
-        or _describe_narrow_cache(model, device, setup.dtype)
-        or describe_indivisible(model, setup, whole_blocks=lacks_fp8(device))
-        or _describe_broken_draft(model, setup)
+        describe_unfit(model, device, context, setup, whole_blocks=lacks_fp8(device))
         or describe_shortage(model, division, context)
         or _describe_cache_shortage(model, device, division.cache_bytes)
     )
@@ -440,6 +456,21 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     is_measured = is_measured_split and _is_measured_engine(model, batch, setup.dtype) and not has_more
     calibrated = device.name == _MEASURED_DEVICE and is_measured
     return build_fit(instance, setup, context, division, reason, calibrated=calibrated)
+
+
+def describe_unfit(model: Model, device: Accelerators, context: int, setup: ReplicaSetup, *, whole_blocks: bool) -> str:
+    """Return why accelerators do not run such a replica, whatever its memory, as a sentence; empty where they do.
+
+    Args:
+        whole_blocks: experts in FP8 are not split within a block.
+    """
+    return (
+        describe_misfit(model, device, context, setup)
+        or _describe_missing_bf16(model, device)
+        or _describe_narrow_cache(model, device, setup.dtype)
+        or describe_indivisible(model, setup, whole_blocks=whole_blocks)
+        or _describe_broken_draft(model, setup)
+    )
 
 
 def _build_cpu_fit(model: Model, instance: Instance, context: int, setup: ReplicaSetup, division: Division) -> Fit:
@@ -467,7 +498,8 @@ def _count_video_tokens(model: Model, setup: ReplicaSetup) -> int:
     return model.vision.count_video_tokens(setup.context or model.max_context) if model.vision and setup.videos else 0
 
 
-def _divide_memory(model: Model, instance: Instance, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
+def divide_memory(model: Model, instance: Instance, batch: Batch, context: int, setup: ReplicaSetup) -> Division:
+    """Return what one accelerator's memory is for, or a socket's without accelerators."""
     device, stage = instance.accelerators, select_stage(model, setup.pipeline)
     video_tokens = _count_video_tokens(model, setup)
     step, with_video = (

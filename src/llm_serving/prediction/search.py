@@ -19,7 +19,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes, select_stage
+from llm_serving.engines.memory import Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes
 from llm_serving.prediction import disaggregation
 from llm_serving.prediction.problem import (
     METRICS,
@@ -292,7 +292,9 @@ class _Search:
             self._reject(configuration.instance, *missed, 1e6 / split.ranks)
             return
         batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
-        sequences = min(batch.sequences, self._count_running(configuration, model, fit) or batch.sequences)
+        setup = ReplicaSetup(**dataclasses.asdict(split), dtype=kv_type)
+        running = vllm.count_running(model, fit.cache_bytes, setup, workload.mean_own)
+        sequences = min(batch.sequences, running or batch.sequences)
         limits = Limits(max(1, sequences // stages), batch_tokens, fit.cache_tokens // stages)
         tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
         if configuration.is_disaggregated:
@@ -302,26 +304,6 @@ class _Search:
         busy_s = compute_busy_s(step, Limits(sequences, batch_tokens, fit.cache_tokens), workload, tokens)
         least = math.ceil(self._bound_lanes(busy_s, interval) / split.lanes)
         yield _Prepared(configuration, step, interval, limits, least, prefill, token_s)
-
-    def _count_running(self, configuration: Configuration, model: Model, fit: Fit) -> int:
-        """Return requests of the mean length, without what prompts share, that the cache has blocks for; 0 for any.
-
-        The simulation counts tokens of the longest request. A shorter one takes as many blocks for a state, and where
-        layers have a window more for each of its tokens.
-        """
-        if model.full_layers == model.layers or model.compressed:
-            return 0
-        workload, split = self._problem.workload, configuration.split
-        blocks = vllm.count_cache_blocks(
-            select_stage(model, split.pipeline),
-            fit.cache_bytes,
-            context=max(1, round(workload.mean_input - workload.mean_shared + workload.mean_output)),
-            tensor_parallel=split.tensor,
-            batch_tokens=0,
-            dtype=configuration.kv_type,
-            state_blocks=vllm.RUNNING_STATE_BLOCKS,
-        )
-        return max(1, blocks.total // blocks.of_request)
 
     def _bound_lanes(self, busy_s: float, interval: Interval) -> int:
         return max(1, math.ceil(self._problem.workload.rate * busy_s * interval.high * _BOUND_MARGIN))

@@ -50,6 +50,11 @@ class Workload:
         """Mean tokens that a prompt's beginning shares with others."""
         return math.fsum(length.shared_tokens for length in self.lengths) / len(self.lengths)
 
+    @property
+    def mean_own(self) -> int:
+        """Mean tokens of a request, prompt and answer, that it shares with no other."""
+        return max(1, round(self.mean_input - self.mean_shared + self.mean_output))
+
     @cached_property
     def longest(self) -> int:
         """Most tokens of a request."""

@@ -153,6 +153,11 @@ def test_a_blueprints_traffic_and_slo_count(
     shutil.copytree(paths.PATTERNS / "aggregated", "mine")
     payload = run_json(capsys, "mine", "--model", "Qwen/Qwen3-8B", *FEW)
     assert payload["slo"] == {"ttft_ms": {"p95": 5000.0}, "itl_ms": {"p95": 2000.0}, "e2e_ms": {"p99": 30000.0}}
+    file = Path("mine/blueprint.yaml")
+    file.write_text(file.read_text().replace("model: tiny", "engine: sglang\nmodel: tiny"))
+    note = "memory, steps and what --write writes are those of vllm, not of sglang"
+    assert note not in payload["notes"]
+    assert note in run_json(capsys, "mine", "--model", "Qwen/Qwen3-8B", *FEW)["notes"]
 
 
 def test_explain_says_why_a_type_is_out(capsys: pytest.CaptureFixture[str]) -> None:

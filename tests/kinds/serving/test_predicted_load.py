@@ -15,6 +15,7 @@ from tests.kinds.serving import resolving
 
 BLUEPRINT = """\
 pattern: aggregated
+engine: {engine}
 model: {model}
 context: 8k
 roles:
@@ -29,6 +30,7 @@ engine_arguments: {{{arguments}}}
 
 def _estimate(root: Path, target: str = "eks", **values: object) -> float | None:
     settings = {
+        "engine": "vllm",
         "model": "Qwen/Qwen3-8B",
         "accelerators": 1,
         "sequences": 256,
@@ -67,6 +69,15 @@ def test_a_state_takes_a_block_of_the_cache_however_short_the_request_is(tmp_pat
         _estimate(tmp_path, **hybrid, arguments=f"gpu_memory_utilization: {share}") for share in (0.44, 0.6)
     )
     assert small and large and small < large
+
+
+def test_sglang_runs_more_requests_where_each_has_one_state(tmp_path: Path) -> None:
+    hybrid = {"model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "accelerators": 4, "ttft": 10**5}
+    cached, uncached = (
+        _estimate(tmp_path, engine="sglang", **hybrid, sequences=2000, tuning=f", prefix_cache: {switch}")
+        for switch in ("on", "off")
+    )
+    assert cached and uncached and cached < uncached
 
 
 def test_a_stricter_slo_promises_less(tmp_path: Path) -> None:
@@ -109,6 +120,7 @@ def test_on_trainium2_a_step_has_the_requests_that_it_is_compiled_for(tmp_path: 
 
     def estimate(tuning: str) -> float | None:
         text = BLUEPRINT.format(
+            engine="vllm",
             model="Qwen/Qwen3-32B",
             accelerators="64, data: 8",
             sequences=8,
@@ -134,6 +146,7 @@ def test_stages_share_the_requests_of_a_step(tmp_path: Path) -> None:
 
     def estimate(pattern: str, accelerators: str, sequences: int) -> float:
         text = BLUEPRINT.format(
+            engine="vllm",
             model="Qwen/Qwen3-32B",
             accelerators=accelerators,
             sequences=sequences,

@@ -120,6 +120,9 @@ class Role(ResolvedData):
     cache_tokens: int = 0
     """Tokens that the KV cache of each of its engines holds; 0 where that is not computed."""
 
+    cache_bytes: int = 0
+    """Bytes of that cache in each accelerator; 0 where that is not computed."""
+
     engine_arguments: EngineArguments = Field(default_factory=dict)
     """The engine's own options: the blueprint's, and the role's over them."""
 

@@ -39,7 +39,7 @@ _SHAPE = ("input_tokens", "output_tokens", "shared_prefix", "prefix_groups", "pr
 _NOT_SIMULATED = {"think_time", "images", "data", "prompt_file", "trace", "max_concurrency", "turns"}
 """Settings of the traffic; reports leave out what is unset."""
 
-_ENGINE: str = Blueprint.model_fields["engine"].default
+ENGINE: str = Blueprint.model_fields["engine"].default
 """Whose steps are simulated, and which a blueprint that `recommend` writes runs."""
 
 _TUNING = {"quantization", "kv_cache", "batch_tokens"}
@@ -126,7 +126,7 @@ def _read(file: Path, model: str) -> MeasuredLoad | None:
         settings, tuning = report["settings"], report["settings"].get("tuning", {})
         traffic = Traffic.model_validate(settings["traffic"])
         (role,) = settings["instances"].values()
-        is_known = settings["model"] == model and settings["engine"] == _ENGINE and set(tuning) <= _TUNING
+        is_known = settings["model"] == model and settings["engine"] == ENGINE and set(tuning) <= _TUNING
         is_simulated = not (report["requests"]["failed"] or _NOT_SIMULATED & set(settings["traffic"]))
         precision = tuning.get("quantization") or "bf16"
         is_one_node = role["pipeline"] * role["data"] == 1

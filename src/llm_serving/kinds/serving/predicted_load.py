@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from statistics import fmean
@@ -11,8 +10,8 @@ from typing import NamedTuple
 from llm_serving.catalog import engines, instances, models, step_times
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import Model
-from llm_serving.engines import vllm
-from llm_serving.engines.memory import Split, select_stage
+from llm_serving.engines import base
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
@@ -162,26 +161,21 @@ def _find_step(deployment: ServingDeployment, role: Role, lengths: list[Length])
     return _Found(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
 
 
-def _count_running(deployment: ServingDeployment, role: Role, model: Model, lengths: list[Length]) -> int:
-    """Return requests of the mean length that the cache has blocks for; 0 for any.
-
-    `cache_tokens` are those of requests of the whole context. A shorter one takes as many blocks for its state.
-    """
-    if model.state is None or role.served_model is None:
-        return 0
-    workload, uses_prefixes = Workload(1.0, lengths), deployment.tuning.prefix_cache
-    mean_tokens = max(1, round(workload.mean_input - workload.mean_shared + workload.mean_output))
-    count = functools.partial(
-        vllm.count_cache_blocks,
-        select_stage(model, role.parallelism.pipeline),
-        0,
-        tensor_parallel=role.parallelism.tensor,
-        dtype=deployment.tuning.kv_cache,
+def _count_running(deployment: ServingDeployment, role: Role, model: Model, lengths: list[Length]) -> int | None:
+    """Return requests of the mean length that have room at once; None where the tokens of the cache say it."""
+    if role.served_model is None or not role.cache_bytes:
+        return None
+    own, tuning = role.parallelism, deployment.tuning
+    setup = ReplicaSetup(
+        own.tensor,
+        own.pipeline,
+        context=role.served_model.context,
+        dtype=tuning.kv_cache,
+        batch=role.batch,
+        prefix_cache=tuning.prefix_cache,
     )
-    context = role.served_model.context
-    whole = count(context=context, state_blocks=vllm.STATE_BLOCKS if uses_prefixes else vllm.RUNNING_STATE_BLOCKS)
-    mean = count(context=mean_tokens, state_blocks=vllm.RUNNING_STATE_BLOCKS)
-    return max(1, role.cache_tokens * whole.of_request // (context * mean.of_request))
+    count = base.get_memory_model(deployment.engine).count_running
+    return count(model, role.cache_bytes, setup, Workload(1.0, lengths).mean_own)
 
 
 def _predict_role(

@@ -117,7 +117,7 @@ def recommend(question: Question) -> Answer:
         calibrations=evidence.calibrations,
     )
     result = search.search(problem)
-    notes = [*_list_notes(question, result), *evidence.notes]
+    notes = [*_list_notes(question, settings, result), *evidence.notes]
     return Answer(model, region, question.buy, min(dates), traffic, limits, context, result, question.top, notes)
 
 
@@ -265,9 +265,11 @@ def _require_priced(region: str) -> dict[str, Instance]:
     return priced
 
 
-def _list_notes(question: Question, result: Result) -> Iterator[str]:
-    times = step_times.load()
+def _list_notes(question: Question, settings: Blueprint | None, result: Result) -> Iterator[str]:
+    times, engine = step_times.load(), measured_loads.ENGINE
     yield f"step times: {times.source}, {times.date}; {times.engines}"
+    if settings and settings.engine != engine:
+        yield f"memory, steps and what --write writes are those of {engine}, not of {settings.engine}"
     if question.buy == "spot":
         yield "the catalog has no spot prices: these are on-demand prices, which spot stays below"
     if any(candidate.basis == "extrapolated" for candidate in result.candidates):

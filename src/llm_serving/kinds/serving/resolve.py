@@ -236,6 +236,7 @@ def _build_role(context: Context, placed: PlacedRole) -> Role:
         kv_block=context.select_platform(placed).kv_block,
         batch=placed.batch,
         cache_tokens=placed.fit.cache_tokens if placed.fit else 0,
+        cache_bytes=placed.fit.cache_bytes if placed.fit else 0,
         engine_arguments=context.blueprint.merge_arguments(role),
         metrics=dict(context.engine.metrics),
     )
