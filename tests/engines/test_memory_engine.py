@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving.catalog import config_json, engines, models
 from llm_serving.catalog.models import Model
-from llm_serving.engines import memory, vllm
+from llm_serving.engines import memory, vllm, vllm_blocks
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation.load import pictures
 from tests.engines.test_memory import MIXED_SETTINGS
@@ -89,7 +89,7 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(runni
     model = models.find(deployment.served_models[0].model)
     for process in deployment.workers:
         cache_bytes = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
-        computed = vllm.count_cache_blocks(
+        computed = vllm_blocks.count_cache_blocks(
             model, cache_bytes, context=deployment.served_models[0].context, block=CPU_BLOCK
         ).tokens
         reported = _parse_cache_sizes(running_plan.directory.get_log_path(process.name).read_text())
@@ -99,14 +99,14 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(runni
 
 @pytest.mark.engine
 def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine_probe: EngineProbe) -> None:
-    cases = list(product(NAMES, CONTEXTS, (vllm.BLOCK_TOKENS, CPU_BLOCK), (1, 4)))
+    cases = list(product(NAMES, CONTEXTS, (vllm_blocks.BLOCK_TOKENS, CPU_BLOCK), (1, 4)))
     questions = [
         _build_question(models.find(name), context, block, tensor_parallel)
         for name, context, block, tensor_parallel in cases
     ]
     reported = [answer["result"] for answer in engine_probe("planner", questions)]
     computed = [
-        vllm.count_cache_blocks(
+        vllm_blocks.count_cache_blocks(
             models.find(name), CACHE_BYTES, context=context, tensor_parallel=tensor_parallel, block=block
         ).tokens
         for name, context, block, tensor_parallel in cases
@@ -125,7 +125,7 @@ def test_vllms_planner_counts_the_same_tokens_with_a_draft_s_layers(draft: str, 
         heads = {"layers": guesser.layers, "heads": -(-guesser.kv_heads // ways), "size": guesser.head_dim}
         questions.append({**_build_question(models.find(name), context, 16, ways), "draft": heads})
         computed.append(
-            vllm.count_cache_blocks(
+            vllm_blocks.count_cache_blocks(
                 models.find(name), CACHE_BYTES, context=context, tensor_parallel=ways, draft=guesser
             ).tokens
         )
@@ -152,7 +152,9 @@ def test_vllms_planner_counts_the_same_tokens_with_layers_that_predict(engine_pr
         more = {key: question[key] + draft.layers for key in ("layers", *["indexed"] * bool(model.indexed_layers))}
         questions.append(question | more)
         computed.append(
-            vllm.count_cache_blocks(model, CACHE_BYTES, context=context, tensor_parallel=ways, draft=draft).tokens
+            vllm_blocks.count_cache_blocks(
+                model, CACHE_BYTES, context=context, tensor_parallel=ways, draft=draft
+            ).tokens
         )
     reported = [answer["result"] for answer in engine_probe("planner", questions)]
     assert [case for case, ours, theirs in zip(cases, computed, reported, strict=True) if abs(ours - theirs) > 1] == []
@@ -169,7 +171,7 @@ def test_vllms_planner_counts_the_same_tokens_for_caches_of_deepseek_v4(engine_p
         ratios = config["compress_ratios"][: model.layers]
         numbers = {"context": context, "bytes": CACHE_BYTES, "batch": batch, "window": model.window}
         questions.append({**numbers, "ratios": ratios})
-        computed.append(vllm.count_cache_blocks(model, CACHE_BYTES, context=context, batch_tokens=batch).tokens)
+        computed.append(vllm_blocks.count_cache_blocks(model, CACHE_BYTES, context=context, batch_tokens=batch).tokens)
     reported = [answer.get("result", answer) for answer in engine_probe("compressed", questions)]
     differing = [
         (case, ours, theirs)

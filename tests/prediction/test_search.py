@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from llm_serving.catalog import instances, models
-from llm_serving.engines import vllm
+from llm_serving.engines import vllm_blocks
 from llm_serving.engines.memory import Split
 from llm_serving.prediction import problem, search
 from llm_serving.prediction.problem import Limit, Problem
@@ -157,7 +157,7 @@ def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: s
     own = problem.Configuration(instance, 1.0, split, "fp8", "auto", None)
     model = apply_precision(asked.model, "fp8")
     fit = search._compute_fit(model, instance, split, context, "auto")
-    total = vllm.count_cache_blocks(model, fit.cache_bytes, context=context).total
+    total = vllm_blocks.count_cache_blocks(model, fit.cache_bytes, context=context).total
     assert instance.accelerators
     [entry] = search._Search(asked)._prepare(own, model, instance.accelerators, fit)
     limits = entry.limits
