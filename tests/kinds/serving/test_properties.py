@@ -21,7 +21,7 @@ from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import AddOns, Fleet
-from llm_serving.kinds.serving import placement, resolve
+from llm_serving.kinds.serving import node_shares, resolve
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
 from llm_serving.kinds.serving.roles import EngineRole
@@ -115,7 +115,7 @@ def _check_pool_size(blueprint: Blueprint, deployment: ServingDeployment, fleet:
         settings_of_role = blueprint.roles.engine_roles[role.name]
         accelerators_by_pool[role.pool] += settings_of_role.accelerators * settings_of_role.replicas.max
         rows = [instances.find(name) for name in role.instance_types]
-        per_machine[role.pool] = max(placement.count_accelerators(row) for row in rows)
+        per_machine[role.pool] = max(node_shares.count_accelerators(row) for row in rows)
     for pool, count in accelerators_by_pool.items():
         assert count <= fleet.pools[pool].size.max * per_machine[pool]
 

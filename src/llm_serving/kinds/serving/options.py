@@ -16,8 +16,8 @@ from llm_serving.catalog.engines import Platform
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.answer_parsers import SelectedParsers
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.kinds.serving.node_shares import count_accelerators
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.placement import count_accelerators
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, get_shared
 from llm_serving.kinds.serving.tuning import KvTiers, Speculative, Tuning
 from llm_serving.services import tasks

@@ -19,6 +19,14 @@ from llm_serving.services.service import Resources, Toleration
 from llm_serving.settings.document import Conflict
 
 
+class PlacementError(Exception):
+    """The role cannot be placed."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__()
+        self.conflict = conflict
+
+
 @dataclass(frozen=True)
 class PlacedRole:
     """A role that runs the engine, and where its replicas run."""

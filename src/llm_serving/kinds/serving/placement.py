@@ -14,44 +14,22 @@ from typing import NamedTuple
 
 from llm_serving.catalog import engines, instances, quantizations
 from llm_serving.catalog.engines import Platform, WideExperts
-from llm_serving.catalog.instances import DEVICES, Accelerators, Instance
+from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
 from llm_serving.engines.memory import ReplicaSetup, Split
-from llm_serving.fleet import groups, interfaces
+from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet, Pool
-from llm_serving.kinds.serving import patterns
+from llm_serving.kinds.serving import node_shares, patterns
 from llm_serving.kinds.serving.blueprint import Blueprint
-from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.kinds.serving.node_shares import count_accelerators, count_nodes, count_units
+from llm_serving.kinds.serving.placed_role import PlacedRole, PlacementError
 from llm_serving.kinds.serving.roles import EngineRole, refuse_setting
 from llm_serving.kinds.serving.tuning import Tuning
-from llm_serving.services.service import Resources, Toleration
+from llm_serving.services.service import Toleration
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.errors import InputError
-
-SHARED_MEMORY_BYTES = 4 * 2**30
-"""Of /dev/shm for each accelerator: NCCL's and the engine's message queues stay below it."""
-
-CPU_SHARED_MEMORY_BYTES = 512 * 2**20
-"""Of /dev/shm where a replica has no accelerator: the queue to the engine's worker takes up to 160 MiB (vLLM 0.32.0,
-distributed/device_communicators/shm_broadcast.py, ten chunks of VLLM_MQ_MAX_CHUNK_BYTES_MB)."""
-
-OFFLOAD_ROOM = 1.2
-"""Of /dev/shm for each byte of offloaded cache: the engine maps the whole of it there, and refuses to start where less
-is free (vLLM 0.32.0, v1/kv_offload/cpu/shared_offload_region.py)."""
-
-
-DISK_SHARE = 0.7
-"""Of a node's NVMe that may hold cached prompts; `cache_keeper` looks every ten seconds how much it is."""
-
-
-class PlacementError(Exception):
-    """The role cannot be placed."""
-
-    def __init__(self, conflict: Conflict) -> None:
-        super().__init__()
-        self.conflict = conflict
 
 
 def splits_prompts(settings: Blueprint, model: Model) -> bool:
@@ -134,7 +112,9 @@ class PlacementSearch:
             instances=tuple(available_types),
             zones=self._select_zones(available_types),
             nodes=nodes,
-            resources=self._compute_resources(available_types, nodes),
+            resources=node_shares.compute_resources(
+                self.fleet, role, self.settings.tuning, available_types, nodes, 1 + len(self._others)
+            ),
             platform=self._select_platform(device),
             batch=batch,
             wide_experts=self._wide_experts,
@@ -479,73 +459,6 @@ class PlacementSearch:
         offered = {zone for instance in types for zone in instance.zones.get(region, ())}
         return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
 
-    def _compute_resources(self, types: Sequence[Instance], nodes: int) -> Resources:
-        """Return the replica's share of each node, by accelerators: what all of the types can give."""
-        per_node = self.role.accelerators // nodes
-        shares = [(instance, per_node / count_units(instance)) for instance in types]
-        memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * memory.NODE_SHARE)
-        device = types[0].accelerators
-        devices = -(-per_node // device.ranks) if device else 0
-        engine_count = 1 + len(self._others)
-        queue_bytes = min(engine_count * (SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES), memory_bytes // 2)
-        self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
-        self._check_disk(types)
-        efa = min(int(instance.efa_interfaces * share) for instance, share in shares) if self._pool.efa else 0
-        node_efa = min(instance.efa_interfaces for instance in types) if self._pool.efa else 0
-        neuron_devices = devices if device and device.device == DEVICES["neuron"] else 0
-        return Resources(
-            device=device.device if device else "",
-            accelerators=devices,
-            efa=efa,
-            # For libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside.
-            huge_page_bytes=interfaces.EFA_HUGE_PAGES * efa // node_efa * 2**21 if efa else 0,
-            # The whole instance's interfaces, of which the engine takes those next to its GPUs.
-            device_files=(
-                *interfaces.list_device_files(node_efa),
-                *(f"/dev/neuron{number}" for number in range(neuron_devices)),
-            ),
-            cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * memory.NODE_SHARE)),
-            memory_bytes=memory_bytes,
-            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * self.settings.tuning.ram_bytes),
-        )
-
-    def _check_offload(self, memory_bytes: int, room_bytes: int) -> None:
-        """Refuse more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
-        tuning, offload = self.settings.tuning, self.settings.tuning.ram_bytes
-        if OFFLOAD_ROOM * offload > room_bytes:
-            max_gib = int(room_bytes / OFFLOAD_ROOM / 2**30)
-            reason = (
-                f"a replica's share of its node is {memory_bytes / 2**30:.0f} GiB, of which half may be shared memory, "
-                f"where the engine keeps this cache: {room_bytes / 2**30:.0f} GiB are free there, and it takes "
-                f"{OFFLOAD_ROOM:g} times its size"
-            )
-            key_path = ("tuning", "kv_offload") if tuning.kv_offload else ("tuning", "kv_tiers", "ram")
-            fix = (
-                f"set {key_path[-1]}: {max_gib}Gi or less"
-                if max_gib
-                else f"remove {key_path[1]}, or use a pool of larger types"
-            )
-            raise PlacementError(Conflict(key_path, reason, fix, f"{offload / 2**30:g}Gi"))
-
-    def _check_disk(self, types: Sequence[Instance]) -> None:
-        """Refuse more cached prompts on the disk than the NVMe of a node has room for."""
-        disk = self.settings.tuning.folder_bytes.get("disk")
-        if not disk:
-            return
-        key_path, value = ("tuning", "kv_tiers", "disk"), f"{disk / 2**30:g}Gi"
-        if not all(group.nvme for group in groups.resolve_pool(self.fleet, self.role.pool)):
-            reason = f"the nodes of the pool {self.role.pool} start without NVMe"
-            fix = "remove disk, or use a pool of types with NVMe, such as g6e or p5en, that has disk: nvme"
-            raise PlacementError(Conflict(key_path, reason, fix, value))
-        smallest = min(types, key=lambda instance: instance.nvme_gb)
-        room_gib = int(smallest.nvme_gb * 1e9 * DISK_SHARE / 2**30)
-        if disk > room_gib * 2**30:
-            reason = (
-                f"{smallest.name} has {smallest.nvme_gb} GB of NVMe, of which {DISK_SHARE:.0%} may hold cached "
-                "prompts: images, compiled programs and what is written between two cleanings need the rest"
-            )
-            raise PlacementError(Conflict(key_path, reason, f"set disk: {room_gib}Gi or less", value))
-
     def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:
             pool_groups = groups.resolve_pool(self.fleet, self.role.pool)
@@ -553,19 +466,3 @@ class PlacementSearch:
             return ()
         taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
         return tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints)
-
-
-def count_accelerators(instance: Instance) -> int:
-    """Return ways that one node can split a model; 0 where it has no accelerator."""
-    return memory.count_ranks(instance.accelerators) if instance.accelerators else 0
-
-
-def count_units(instance: Instance) -> int:
-    """Return replicas of one accelerator that a node carries; one if a replica takes all of its CPUs."""
-    return max(1, count_accelerators(instance))
-
-
-def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
-    """Return nodes for `replicas` of `accelerators` each."""
-    per_node = count_units(instance) // accelerators
-    return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_units(instance))

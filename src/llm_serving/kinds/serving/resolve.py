@@ -38,8 +38,8 @@ from llm_serving.kinds.serving.deployment import (
     ServingDeployment,
 )
 from llm_serving.kinds.serving.frameworks import base as frameworks
-from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.placement import PlacementError, PlacementSearch
+from llm_serving.kinds.serving.placed_role import PlacedRole, PlacementError
+from llm_serving.kinds.serving.placement import PlacementSearch
 from llm_serving.kinds.serving.roles import (
     compute_fixed_replicas,
     get_max_requests,

@@ -14,8 +14,9 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import options
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import Context
+from llm_serving.kinds.serving.node_shares import count_accelerators
 from llm_serving.kinds.serving.options import Node
-from llm_serving.kinds.serving.placement import count_accelerators, splits_prompts
+from llm_serving.kinds.serving.placement import splits_prompts
 from llm_serving.kinds.serving.roles import EngineRole, get_shared, resolve_scale
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict

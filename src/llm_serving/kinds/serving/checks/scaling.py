@@ -9,9 +9,9 @@ from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import map_latencies
+from llm_serving.kinds.serving.node_shares import count_nodes, count_units
 from llm_serving.kinds.serving.objectives import LATENCIES, find_lowest_limit, list_latencies
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.placement import count_nodes, count_units
 from llm_serving.settings.document import Conflict
 from llm_serving.settings.units import format_count
 

@@ -11,8 +11,8 @@ from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.kinds.serving import auth
 from llm_serving.kinds.serving.checks import caches, engine_limits, scaling
 from llm_serving.kinds.serving.context import Context
+from llm_serving.kinds.serving.node_shares import count_accelerators
 from llm_serving.kinds.serving.placed_role import PlacedRole
-from llm_serving.kinds.serving.placement import count_accelerators
 from llm_serving.kinds.serving.roles import compute_fixed_replicas
 from llm_serving.services import load_balancer, orchestrators
 from llm_serving.services.rendered import split_location
