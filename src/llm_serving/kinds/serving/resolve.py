@@ -38,6 +38,7 @@ from llm_serving.kinds.serving.deployment import (
     ServingDeployment,
 )
 from llm_serving.kinds.serving.frameworks import base as frameworks
+from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.placed_role import PlacedRole, PlacementError
 from llm_serving.kinds.serving.placement import PlacementSearch
 from llm_serving.kinds.serving.roles import (
@@ -64,7 +65,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     Raises:
         InputError: it cannot work; with every reason at its line of the blueprint.
     """
-    settings, context = blueprint.value, _place_checked_roles(blueprint, fleet, environment)
+    context = _place_checked_roles(blueprint, fleet, environment)
     if context.copies_cache:
         limited = [placed.limit_cache() for placed in context.placed_roles]
         context = dataclasses.replace(context, placed_roles=limited)
@@ -75,30 +76,41 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)
     adapted = frameworks.adapt(context, (*engine_services, router_service))
-    framework, shared_prefix = settings.framework_row, router_policy.resolve_shared_prefix(settings, environment)
-    deployment = ServingDeployment(
+    deployment = _build_deployment(context, (*engine_roles, router), adapted)
+    update = {
+        "notes": (
+            *notes.list_notes(context, engine_services, adapted.config),
+            *measurements.list_shortages(deployment),
+        ),
+        "stack": _build_stack(context, deployment, engine_services),
+    }
+    return deployment.model_copy(update=update)
+
+
+def _build_deployment(context: Context, roles: tuple[Role, ...], adapted: Adapted) -> ServingDeployment:
+    """Build all of a deployment but its notes and its stack, which follow from the rest."""
+    settings, environment = context.blueprint, context.environment
+    return ServingDeployment(
         name=context.name,
         pattern=settings.pattern,
         task=settings.task,
         target=environment.target,
-        fleet=fleet.value.name,
+        fleet=context.fleet.name,
         engine=settings.engine,
         framework=settings.framework,
-        objects=framework.objects,
+        objects=settings.framework_row.objects,
         framework_config=dict(adapted.config),
-        workload=framework.workload,
+        workload=settings.framework_row.workload,
         image_user=context.pair.image_user if context.pair else None,
         tuning=settings.tuning,
-        roles=(*engine_roles, router),
+        roles=roles,
         services=tuple(adapted.services),
-        url=environment.conventions.url.format(
-            deployment=context.name, namespace=environment.namespace, port=router_process.select_entry_port(context)
-        ),
+        url=_build_url(context),
         door=context.door,
         request_timeout_s=router_process.compute_request_timeout_s(settings),
-        pool_master=_build_pool_master(context, engine_roles),
-        is_monitored=context.conventions.is_kubernetes and fleet.value.add_ons.observability,
-        load_balancer=_build_load_balancer(settings, fleet.value) if not context.conventions.is_local else None,
+        pool_master=_build_pool_master(context, roles),
+        is_monitored=context.conventions.is_kubernetes and context.fleet.add_ons.observability,
+        load_balancer=_build_load_balancer(context),
         balancer_ranges=_list_balancer_ranges(context),
         disruption=settings.disruption,
         traffic=settings.traffic,
@@ -106,17 +118,19 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         admitted=settings.roles.admitted,
         unused_keys=settings.unused_keys,
         environment=environment,
-        notes=tuple(notes.list_notes(context, engine_services, adapted.config)),
         emulated=(*notes.list_emulated(context), *environment.emulated),
-        cached_prompts=tuple(
-            line for placed in context.placed_roles for line in kv_tiers.describe(placed, shared_prefix)
-        ),
+        cached_prompts=_describe_cached_prompts(context),
     )
-    update = {
-        "notes": (*deployment.notes, *measurements.list_shortages(deployment)),
-        "stack": _build_stack(context, deployment, engine_services),
-    }
-    return deployment.model_copy(update=update)
+
+
+def _build_url(context: Context) -> str:
+    port = router_process.select_entry_port(context)
+    return context.conventions.url.format(deployment=context.name, namespace=context.environment.namespace, port=port)
+
+
+def _describe_cached_prompts(context: Context) -> tuple[str, ...]:
+    shared_prefix = router_policy.resolve_shared_prefix(context.blueprint, context.environment)
+    return tuple(line for placed in context.placed_roles for line in kv_tiers.describe(placed, shared_prefix))
 
 
 def _fold(context: Context) -> tuple[list[Role], list[Service]]:
@@ -342,12 +356,12 @@ def _build_pool_master(context: Context, engine_roles: Sequence[Role]) -> PoolMa
     )
 
 
-def _build_load_balancer(settings: Blueprint, fleet: Fleet) -> ResolvedLoadBalancer | None:
-    row = settings.load_balancer
-    if row is None:
+def _build_load_balancer(context: Context) -> ResolvedLoadBalancer | None:
+    row = context.blueprint.load_balancer
+    if row is None or context.conventions.is_local:
         return None
-    drain_s = min(load_balancer.MAX_DRAIN_S, math.ceil(settings.disruption.drain))
-    stack = load_balancer.resolve(row, drain_s, () if row.public else load_balancer.list_ranges(fleet))
+    drain_s = min(load_balancer.MAX_DRAIN_S, math.ceil(context.blueprint.disruption.drain))
+    stack = load_balancer.resolve(row, drain_s, () if row.public else load_balancer.list_ranges(context.fleet))
     return ResolvedLoadBalancer(**dict(stack), public=row.public, gateway=row.gateway or "")
 
 
