@@ -12,7 +12,8 @@ import pytest
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm_blocks
 from llm_serving.engines.memory import Split
-from llm_serving.prediction import problem, search
+from llm_serving.prediction import configurations, problem, search
+from llm_serving.prediction.configurations import Preparation
 from llm_serving.prediction.problem import Limit, Problem
 from llm_serving.prediction.step_time import apply_precision
 from llm_serving.prediction.workload import Length, Workload
@@ -76,7 +77,7 @@ def find(name: str) -> problem.Result:
 
 
 class _TriesEverything(search._Search):
-    def _get_ceiling(self, entry: search._Prepared) -> float:  # noqa: ARG002
+    def _get_ceiling(self, entry: configurations.Prepared) -> float:  # noqa: ARG002
         return self._problem.max_usd_h
 
 
@@ -86,8 +87,10 @@ def measure_gap(problem: Problem, candidate: problem.Candidate, seed: int) -> fl
     assert device
     searching = search._Search(replace(problem, seed=seed))
     model = apply_precision(problem.model, own.precision)
-    fit = search._compute_fit(model, own.instance, own.split, problem.context or problem.workload.longest, own.kv_type)
-    [prepared] = searching._prepare(own, model, device, fit)
+    fit = configurations.compute_fit(
+        model, own.instance, own.split, problem.context or problem.workload.longest, own.kv_type
+    )
+    [prepared] = Preparation(problem, searching._reject).prepare(own, model, device, fit)
     entry = prepared._replace(prefill=candidate.prefill_replicas)
     return searching._compute_gap(searching._play(entry, candidate.replicas, search.REQUESTS, 1.0))
 
@@ -156,10 +159,11 @@ def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: s
     instance, split = instances.find(kind), Split(1)
     own = problem.Configuration(instance, 1.0, split, "fp8", "auto", None)
     model = apply_precision(asked.model, "fp8")
-    fit = search._compute_fit(model, instance, split, context, "auto")
+    fit = configurations.compute_fit(model, instance, split, context, "auto")
     total = vllm_blocks.count_cache_blocks(model, fit.cache_bytes, context=context).total
     assert instance.accelerators
-    [entry] = search._Search(asked)._prepare(own, model, instance.accelerators, fit)
+    preparation = Preparation(asked, search._Search(asked)._reject)
+    [entry] = preparation.prepare(own, model, instance.accelerators, fit)
     limits = entry.limits
     own_tokens = length.input_tokens - length.shared_tokens + length.output_tokens
     assert limits.sequences == total // blocks < fit.cache_tokens // own_tokens

@@ -7,24 +7,17 @@ exceeds the best one found.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from llm_serving.catalog import step_times
-from llm_serving.catalog.instances import Accelerators, Instance
-from llm_serving.catalog.models import Model
-from llm_serving.catalog.step_times import Interval
-from llm_serving.engines import vllm
-from llm_serving.engines.memory import Fit, ReplicaSetup, Split, count_ranks, list_tensor_sizes
+from llm_serving.catalog.instances import Instance
 from llm_serving.prediction import disaggregation
+from llm_serving.prediction.configurations import Preparation, Prepared
 from llm_serving.prediction.problem import (
     METRICS,
     Candidate,
-    Configuration,
     Latency,
     Limit,
     Measured,
@@ -42,7 +35,7 @@ from llm_serving.prediction.simulation import (
     compute_percentile,
     compute_weighted_percentile,
 )
-from llm_serving.prediction.step_time import StepTime, apply_precision, has_facts
+from llm_serving.prediction.step_time import StepTime
 from llm_serving.prediction.workload import Workload
 
 REQUESTS = 800
@@ -51,24 +44,10 @@ REQUESTS = 800
 SCOUTS = 250
 """Simulated first: what misses its limits by far with these is out."""
 
-_BOUND_MARGIN = 0.9
-"""Of the optimistic bound: a batch may be better than the one it was taken at."""
-
-_BOUND_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
 _SMALLER_STEPS = (2048, 512)
 """Tokens of a step that are tried beside the engine's own: smaller ones shorten the gaps that prompts make."""
 
 _MAX_REPLICAS = 4096
-
-_WITHOUT_ENGINE = ("Trainium", "Inferentia2")
-"""Accelerators that AWS leaves to NxD Inference, which is in maintenance (AWS Neuron documentation 2.32, 2026-08)."""
-
-_PIPELINES = (2, 4)
-"""Stages, each on a node of its own. As many batches are under way at once, each with its share of the requests."""
-
-_COPIES = (2, 4, 8)
-"""Of the attention layers of a mixture of experts, in a node."""
 
 _CLEARLY = 1.15
 """Multiple of a limit at which a scout's answer stands."""
@@ -80,51 +59,9 @@ _CUT_OFF = 3.0
 """Multiple of the time of arrivals after which what is still under way shows an overload."""
 
 
-class _Prepared(NamedTuple):
-    """A configuration that fits, with its bound."""
-
-    configuration: Configuration
-    step: StepTime
-    interval: Interval
-    limits: Limits
-    least_replicas: int
-    prefill: int = 0
-    """Replicas that read prompts: the least, then those that are tried."""
-    token_s: float = 0.0
-    """Of the transfer of a prompt's token from these."""
-
-    def compute_usd_h(self, replicas: int) -> float:
-        """Return what so many replicas cost, with those of prefill."""
-        return self.configuration.count_nodes(self.prefill + replicas) * self.configuration.usd_h
-
-    @property
-    def least_usd_h(self) -> float:
-        """What cannot be stayed below."""
-        return self.compute_usd_h(self.least_replicas)
-
-
 def search(problem: Problem) -> Result:
     """Find the deployments that meet the SLO."""
     return _Search(problem).run()
-
-
-def compute_busy_s(step: StepTime, limits: Limits, workload: Workload, read_tokens: float) -> float:
-    """Return seconds of a step that a request takes, at the batch that takes least.
-
-    Args:
-        read_tokens: of each prompt that are not found in the cache.
-    """
-    context = workload.mean_input + workload.mean_output / 2
-    own_context = context - workload.mean_shared
-    busy_s = math.inf
-    for sequences in _BOUND_SEQUENCES:
-        if sequences > limits.sequences or (sequences > 1 and sequences * own_context > limits.cache_tokens):
-            break
-        prompts = sequences * read_tokens / workload.mean_output
-        step_s = step.compute_base_s(round(sequences + prompts), sequences)
-        step_s += step.compute_cache_s(sequences, sequences * context)
-        busy_s = min(busy_s, workload.mean_output * step_s / sequences)
-    return busy_s
 
 
 def find_highest_rate(step: Step, limits: Limits, workload: Workload, slo: Sequence[Limit], most: float) -> float:
@@ -146,14 +83,14 @@ class _Search:
         self._best_by_type: dict[str, float] = {}
         self._reasons: dict[str, list[tuple[float, Rejection]]] = {}
         self._met: list[Candidate] = []
-        self._missed: list[tuple[float, _Prepared, int, Outcome]] = []
+        self._missed: list[tuple[float, Prepared, int, Outcome]] = []
         self._measured = [measured.configuration for measured in problem.measured]
         self._read: dict[tuple[StepTime, int, int, float], Outcome] = {}
 
     def run(self) -> Result:
         for measured in self._problem.measured:
             self._add_measured(measured)
-        for entry in sorted(self._prepare_all(), key=_rank):
+        for entry in sorted(Preparation(self._problem, self._reject).prepare_all(), key=_rank):
             if entry.least_usd_h > self._get_ceiling(entry):
                 self._reject_dearer(entry)
             else:
@@ -161,7 +98,7 @@ class _Search:
         self._conclude()
         return self._result
 
-    def _get_ceiling(self, entry: _Prepared) -> float:
+    def _get_ceiling(self, entry: Prepared) -> float:
         """Return the price above which a configuration cannot be among those to find."""
         prices = sorted(self._best_by_type.values())
         last = prices[self._problem.top - 1] if len(prices) >= self._problem.top else math.inf
@@ -215,115 +152,9 @@ class _Search:
         workload = self._problem.workload
         return usd_h / (3600 * workload.rate * workload.mean_output) * 1e6
 
-    # What fits
-
-    def _prepare_all(self) -> Iterator[_Prepared]:
-        seen: dict[tuple[str, int, int], tuple[str, float]] = {}
-        for instance, usd_h in sorted(self._problem.prices, key=lambda entry: entry[1]):
-            device = instance.accelerators
-            if device is None:
-                continue
-            key = (device.name, device.memory_mib, device.count)
-            if key in seen:
-                other, _ = seen[key]
-                reason = f"the same accelerators as {other}, which costs less"
-                self._reject(instance, reason, "price", math.inf)
-                continue
-            seen[key] = instance.name, usd_h
-            if device.kind == "neuron":
-                # Where the plugin runs, `blueprint check` takes neither part of a node nor any model or step.
-                reason = (
-                    f"AWS's plugin of vLLM runs on Trainium2 and later, not on {device.name}"
-                    if device.name in _WITHOUT_ENGINE
-                    else "AWS's plugin of vLLM takes whole nodes and compiles for few requests, which is not tried"
-                )
-                self._reject(instance, reason, "engine", math.inf)
-                continue
-            if not has_facts(device):
-                self._reject(instance, f"the catalog lacks operations of 16 bits of {device.name}", "catalog", math.inf)
-                continue
-            yield from self._prepare_type(instance, usd_h, device)
-
-    def _prepare_type(self, instance: Instance, usd_h: float, device: Accelerators) -> Iterator[_Prepared]:
-        problem, is_any, lacking = self._problem, False, list[tuple[str, float]]()
-        context = problem.context or problem.workload.longest
-        for precision, kv_type in _list_number_types(problem.model, device):
-            model = apply_precision(problem.model, precision)
-            for split in _list_splits(model, instance):
-                fit = _compute_fit(model, instance, split, context, kv_type)
-                if not fit.fits:
-                    lacking.append((fit.why.removesuffix("."), 1e9 / split.tensor))
-                    continue
-                is_any = True
-                configuration = Configuration(instance, usd_h, split, precision, kv_type, None)
-                yield from self._prepare(configuration, model, device, fit)
-                if split.data == 1 and disaggregation.can_transfer(instance, split):
-                    configuration = replace(configuration, is_disaggregated=True)
-                    yield from self._prepare(configuration, model, device, fit)
-        if not is_any and instance.efa_interfaces:
-            is_any = yield from self._prepare_pipelines(instance, usd_h, device, context)
-        for reason, rank in [] if is_any else lacking:
-            self._reject(instance, reason, "memory", rank)
-
-    def _prepare_pipelines(
-        self, instance: Instance, usd_h: float, device: Accelerators, context: int
-    ) -> Generator[_Prepared, None, bool]:
-        """Yield replicas of several nodes, for a model that none of them holds; returns whether there are any."""
-        tensor = list_tensor_sizes(self._problem.model, instance)[-1]
-        for pipeline in _PIPELINES:
-            split = Split(tensor, pipeline)
-            fit = _compute_fit(self._problem.model, instance, split, context, "auto")
-            if fit.fits:
-                configuration = Configuration(instance, usd_h, split, "bf16", "auto", None)
-                yield from self._prepare(configuration, self._problem.model, device, fit)
-                return True
-        return False
-
-    def _prepare(
-        self, configuration: Configuration, model: Model, device: Accelerators, fit: Fit
-    ) -> Iterator[_Prepared]:
-        """Yield a configuration unless one request alone misses a limit."""
-        split, kv_type, workload = configuration.split, configuration.kv_type, self._problem.workload
-        key = (step_times.build_key(device), split, configuration.precision)
-        times = self._problem.calibrations.get(key, step_times.load())
-        step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
-        interval = times.intervals[step.basis]
-        if missed := self._find_impossible(step, interval):
-            self._reject(configuration.instance, *missed, 1e6 / split.ranks)
-            return
-        batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
-        setup = ReplicaSetup(**dataclasses.asdict(split), dtype=kv_type)
-        running = vllm.count_running(model, fit.cache_bytes, setup, workload.mean_own)
-        sequences = min(batch.sequences, running or batch.sequences)
-        limits = Limits(max(1, sequences // stages), batch_tokens, fit.cache_tokens // stages)
-        tokens, prefill, token_s = max(1.0, workload.mean_input - workload.mean_shared), 0, 0.0
-        if configuration.is_disaggregated:
-            prefill = self._bound_lanes(step.compute_base_s(batch_tokens, 1) * tokens / batch_tokens, interval)
-            token_s = disaggregation.compute_transfer_s(model, configuration.instance, split, kv_type)
-            tokens = 1.0  # that decode computes again
-        busy_s = compute_busy_s(step, Limits(sequences, batch_tokens, fit.cache_tokens), workload, tokens)
-        least = math.ceil(self._bound_lanes(busy_s, interval) / split.lanes)
-        yield _Prepared(configuration, step, interval, limits, least, prefill, token_s)
-
-    def _bound_lanes(self, busy_s: float, interval: Interval) -> int:
-        return max(1, math.ceil(self._problem.workload.rate * busy_s * interval.high * _BOUND_MARGIN))
-
-    def _find_impossible(self, step: StepTime, interval: Interval) -> tuple[str, str] | None:
-        """Return why a limit is missed even by one request alone, and the metric; None where none is."""
-        workload = self._problem.workload
-        tokens = max(1, round(workload.mean_input - workload.mean_shared))
-        step_s = interval.high * (step.compute_base_s(1, 1) + step.compute_cache_s(1, workload.mean_input))
-        first_s = interval.high * step.compute_base_s(tokens, 1) + step.first_token_s
-        alone = {"ttft_ms": first_s, "itl_ms": step_s, "e2e_ms": first_s + step_s * (workload.mean_output - 1)}
-        for limit in self._problem.limits:
-            ms = 1000 * alone[limit.metric]
-            if ms > limit.ms and limit.statistic in ("p95", "p99"):
-                return f"one request alone takes {ms:,.3g} ms, more than {limit}", limit.metric.removesuffix("_ms")
-        return None
-
     # Simulation
 
-    def _try(self, entry: _Prepared) -> None:
+    def _try(self, entry: Prepared) -> None:
         """Try a configuration with the engine's own steps, and with smaller ones where these need more replicas."""
         if entry.prefill:
             self._try_prefill(entry)
@@ -338,7 +169,7 @@ class _Search:
             if self._find_replicas(entry) == entry.least_replicas:
                 return
 
-    def _try_prefill(self, entry: _Prepared) -> None:
+    def _try_prefill(self, entry: Prepared) -> None:
         """Try more prefill replicas, until prompts hardly wait for them."""
         for prefill in range(entry.prefill, 2 * entry.prefill + 2):
             entry = entry._replace(prefill=prefill)
@@ -348,7 +179,7 @@ class _Search:
             if self._meets(self._read_prompts(entry, REQUESTS, entry.interval.high)):
                 self._find_replicas(entry)
 
-    def _find_replicas(self, entry: _Prepared) -> int | None:
+    def _find_replicas(self, entry: Prepared) -> int | None:
         """Return the fewest replicas that meet the SLO at a price that can win; None where there are none."""
         if entry.configuration in self._measured:
             return None
@@ -377,14 +208,14 @@ class _Search:
         self._add(self._describe(entry, replicas, met))
         return replicas
 
-    def _simulate(self, entry: _Prepared, replicas: int) -> Outcome:
+    def _simulate(self, entry: Prepared, replicas: int) -> Outcome:
         """Return what becomes of the load at the pessimistic end; of a few requests, where these show a miss."""
         scout = self._play(entry, replicas, SCOUTS, entry.interval.high)
         if not scout.is_complete or self._compute_gap(scout) > _CLEARLY:
             return scout
         return self._play(entry, replicas, REQUESTS, entry.interval.high)
 
-    def _play(self, entry: _Prepared, replicas: int, count: int, share: float) -> Outcome:
+    def _play(self, entry: Prepared, replicas: int, count: int, share: float) -> Outcome:
         """Return what becomes of requests to one of the replicas whose steps take `share` of what is predicted."""
         requests = self._draw(replicas * entry.configuration.split.lanes, count)
         if entry.prefill:
@@ -394,7 +225,7 @@ class _Search:
             requests = list(disaggregation.hand_over(requests, read.ttft_s, share * entry.token_s))
         return self._run(entry, requests, share)
 
-    def _read_prompts(self, entry: _Prepared, count: int, share: float) -> Outcome:
+    def _read_prompts(self, entry: Prepared, count: int, share: float) -> Outcome:
         """Return what becomes of requests in one of the prefill replicas, which write one token each."""
         key = (entry.step, entry.prefill, count, share)
         if key not in self._read:
@@ -405,7 +236,7 @@ class _Search:
     def _draw(self, replicas: int, count: int) -> list[Request]:
         return self._problem.workload.draw(count, replicas, self._problem.seed)
 
-    def _run(self, entry: _Prepared, requests: Sequence[Request], share: float) -> Outcome:
+    def _run(self, entry: Prepared, requests: Sequence[Request], share: float) -> Outcome:
         self._result.simulations += 1
         limit_s = _CUT_OFF * (requests[-1].at_s + 1)
         return Simulation(entry.step.stretch(share), entry.limits).run(requests, limit_s=limit_s)
@@ -425,7 +256,7 @@ class _Search:
         limits = self._problem.limits
         return max(limits, key=lambda limit: compute_statistic(outcome, limit) / limit.ms, default=None)
 
-    def _describe(self, entry: _Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
+    def _describe(self, entry: Prepared, replicas: int, pessimistic: Outcome) -> Candidate:
         """Return a configuration with what it is predicted to do in the middle and at both ends."""
         configuration = entry.configuration
         middle = self._play(entry, replicas, REQUESTS, 1.0)
@@ -457,7 +288,7 @@ class _Search:
 
     # Reasons
 
-    def _record_missed(self, entry: _Prepared, replicas: int, outcome: Outcome | None) -> None:
+    def _record_missed(self, entry: Prepared, replicas: int, outcome: Outcome | None) -> None:
         if outcome is None:
             self._reject_dearer(entry)
             return
@@ -471,7 +302,7 @@ class _Search:
             self._missed.append((self._compute_gap(outcome), entry, replicas, outcome))
         self._reject(entry.configuration.instance, reason, name, entry.least_usd_h)
 
-    def _reject_dearer(self, entry: _Prepared) -> None:
+    def _reject_dearer(self, entry: Prepared) -> None:
         price, best = entry.least_usd_h, min([*self._best_by_type.values(), self._problem.max_usd_h])
         count = _count(entry.prefill + entry.least_replicas)
         reason = f"at least {count} for {price:,.2f} USD/h, more than {best:,.2f}"
@@ -505,38 +336,11 @@ def _count(replicas: int) -> str:
     return f"{replicas} replica{'s' if replicas > 1 else ''}"
 
 
-def _rank(entry: _Prepared) -> tuple[float, int, bool, bool, bool, bool, int]:
+def _rank(entry: Prepared) -> tuple[float, int, bool, bool, bool, bool, int]:
     """Return the order in which configurations are tried: the cheapest first, then what changes least."""
     own = entry.configuration
     is_changed = (own.is_disaggregated, own.precision != "bf16", own.kv_type != "auto", own.batch_tokens is not None)
     return (entry.least_usd_h, own.split.data, *is_changed, own.split.ranks)
-
-
-def _list_splits(model: Model, instance: Instance) -> Iterator[Split]:
-    """Yield the splits of a node; whole experts are spread where parts of each are not possible, and over copies of the
-    attention layers, which keep a cache each."""
-    assert instance.accelerators
-    whole_blocks = vllm.lacks_fp8(instance.accelerators)
-    for tensor in list_tensor_sizes(model, instance):
-        misfit = vllm.describe_indivisible(model, Split(tensor), whole_blocks=whole_blocks)
-        yield Split(tensor, whole_experts=model.experts > 0 and misfit != "")
-        for data in _COPIES if model.experts else ():
-            if tensor * data <= count_ranks(instance.accelerators):
-                yield Split(tensor, whole_experts=True, data=data)
-
-
-def _compute_fit(model: Model, instance: Instance, split: Split, context: int, kv_type: str) -> Fit:
-    setup = ReplicaSetup(**dataclasses.asdict(split), context=context, dtype=kv_type)
-    return vllm.compute_fit(model, instance, setup)
-
-
-def _list_number_types(model: Model, device: Accelerators) -> Iterable[tuple[str, str]]:
-    """Yield types of weights and of the KV cache that the hardware multiplies."""
-    has_fp8 = "fp8" in device.dense_tflops
-    for precision in ("bf16", "fp8") if has_fp8 and not model.scheme else ("bf16",):
-        yield precision, "auto"
-        if has_fp8:
-            yield precision, "fp8"
 
 
 def compute_statistic(outcome: Outcome, limit: Limit) -> float:

@@ -13,7 +13,7 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.engines.memory import Split
-from llm_serving.prediction import search
+from llm_serving.prediction import configurations, search
 
 ASKED = (
     "--model", "Qwen/Qwen3-8B", "--arrivals", "2/s", "--input-tokens", "500..1500", "--output-tokens", "100..200",
@@ -137,7 +137,7 @@ def test_copies_of_the_attention_layers_are_written_as_such(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search, "_list_splits", lambda *_: [Split(data=8, whole_experts=True)])
+    monkeypatch.setattr(configurations, "_list_splits", lambda *_: [Split(data=8, whole_experts=True)])
     words = ("--model", "Qwen/Qwen3-30B-A3B", "--arrivals", "2/s", "--input-tokens", "500..1000",
              "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p5.48xlarge")  # fmt: skip
     chosen = run_json(capsys, *words, "--write", "mine")["chosen"]

@@ -16,7 +16,7 @@ from llm_serving.kinds.serving.checks import pictures
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL, Role, ServingDeployment
 from llm_serving.kinds.serving.placement import apply_quantization
 from llm_serving.kinds.serving.roles import MAX_WEIGHT
-from llm_serving.prediction import problem, search, step_time
+from llm_serving.prediction import configurations, problem, search, step_time
 from llm_serving.prediction.problem import Limit
 from llm_serving.prediction.simulation import Limits, Simulation
 from llm_serving.prediction.step_time import StepTime
@@ -189,7 +189,7 @@ def _predict_role(
         tokens = found.limits.batch_tokens
         return found.lanes / (found.step.compute_base_s(tokens, 1) * workload.mean_input / tokens)
     read_tokens = 1.0 if role.name == DECODE else max(1.0, workload.mean_input - workload.mean_shared)
-    most = 1 / search.compute_busy_s(found.step, found.limits, workload, read_tokens)
+    most = 1 / configurations.compute_busy_s(found.step, found.limits, workload, read_tokens)
     if role.name != DECODE and limits:
         most = search.find_highest_rate(found.step, found.limits, workload, limits, most)
     return found.lanes * most
