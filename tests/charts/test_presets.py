@@ -14,7 +14,7 @@ from llm_serving.catalog import engines, instances, models, routers
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
 from llm_serving.engines.memory import ReplicaSetup
-from llm_serving.kinds.serving import engine_process
+from llm_serving.kinds.serving import answer_parsers, engine_process
 from llm_serving.settings import own_yaml
 from tests import engines_own
 from tests.charts import objects
@@ -174,6 +174,31 @@ def test_weights_stream_with_clients_and_memory_that_the_machine_has(values: Map
         limit = config.get("memory_limit", engine_process.MAX_STREAM_BYTES)
         free = (parse_gib(engine.get_resource("memory")) - shared) * 2**30
         assert limit <= free * engine_process.STREAM_SHARE
+
+
+@each_engine
+def test_a_start_may_take_as_long_as_weights_from_a_hub_do(values: Mapping[str, Any], engine: Engine) -> None:
+    probe = {**DEFAULTS["engine"]["probes"]["startup"], **engine.role.get("probes", {}).get("startup", {})}
+    device = engine.types[0].accelerators
+    assert device
+    start_s = engines.load_engines()["vllm"].platforms[device.kind].start_s
+    load_s = models.find(values["model"]["name"]).weight_bytes / engine_process.MIN_LOAD_BYTES_S
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= start_s + load_s
+
+
+@each_engine
+def test_answers_are_read_with_the_parsers_of_the_model(values: Mapping[str, Any], engine: Engine) -> None:
+    """Without them vLLM refuses a request with tools, and thoughts are part of the answer."""
+    model = models.find(values["model"]["name"])
+    row, words = answer_parsers.find_row("vllm", model), engine.role["command"]
+    tools = ("--enable-auto-tool-choice", *(f"--tool-call-parser={name}" for name in row.tools[:1]))
+    thoughts = [f"--reasoning-parser={name}" for name in row.reasoning[:1]]
+    config = [f"--hf-overrides={row.model_config_json}"] if row.model_config_json else []
+    assert {*(tools if row.tools else ()), *thoughts, *config} <= {*words}
+    is_own_image = "image" in values and values["image"]
+    assert bool(row.tools and row.chat_template and not is_own_image) == any(
+        "--chat-template=" in word for word in words
+    )
 
 
 @each_engine
