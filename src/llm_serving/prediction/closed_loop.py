@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from llm_serving.catalog.instances import Instance
+from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes, load
 from llm_serving.engines import vllm
@@ -49,16 +49,7 @@ def predict(
         InputError: the type has no accelerators or too few of them, or the model cannot be split so often.
         CheckFailed: the model or a request has no room.
     """
-    device = instance.accelerators
-    if device is None:
-        raise InputError(f"--type: {instance.name}: it has no accelerators. Fix: use a type that has.")
-    if tensor > count_ranks(device):
-        raise InputError(f"--tensor: {tensor}: {instance.name} has {count_ranks(device)}. Fix: use that or less.")
-    if misfit := vllm.describe_indivisible(model, Split(tensor)):
-        sizes = [
-            size for size in list_tensor_sizes(model, instance) if not vllm.describe_indivisible(model, Split(size))
-        ]
-        raise InputError(f"--tensor: {tensor}: {misfit}. Fix: use {' or '.join(map(str, sizes))}.")
+    device = _require_split(model, instance, tensor)
     context = round((input_tokens + output_tokens) * (1 + _SPREAD))
     fit = vllm.compute_fit(model, instance, ReplicaSetup(tensor, context=context))
     if not fit.fits:
@@ -84,3 +75,20 @@ def predict(
         interval=(times or load()).intervals[step.basis],
         preemptions=outcome.preemptions,
     )
+
+
+def _require_split(model: Model, instance: Instance, tensor: int) -> Accelerators:
+    """Return the accelerators of a type over which the model can be split so often."""
+    device = instance.accelerators
+    if device is None:
+        raise InputError(f"--type: {instance.name}: it has no accelerators. Fix: use a type that has.")
+    if tensor > count_ranks(device):
+        raise InputError(f"--tensor: {tensor}: {instance.name} has {count_ranks(device)}. Fix: use that or less.")
+    if misfit := vllm.describe_indivisible(model, Split(tensor)):
+        possible_sizes = [
+            str(size)
+            for size in list_tensor_sizes(model, instance)
+            if not vllm.describe_indivisible(model, Split(size))
+        ]
+        raise InputError(f"--tensor: {tensor}: {misfit}. Fix: use {' or '.join(possible_sizes)}.")
+    return device

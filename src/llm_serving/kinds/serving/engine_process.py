@@ -115,11 +115,8 @@ def build_engine_service(
         **_build_cache_values(context, tier_key),
     }
     settings = command_parts.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
-    templates = (
-        *context.engine.command,
-        *(text for part in parts for text in part.arguments),
-        *(context.engine.settings_arguments if settings else ()),
-    )
+    arguments = [text for part in parts for text in part.arguments]
+    templates = (*context.engine.command, *arguments, *(context.engine.settings_arguments if settings else ()))
     own_arguments = format_engine_arguments(context, role)
     words = (*command_parts.fill_arguments(templates, values), *own_arguments)
     if tuning.keeper and tuning.keeper.names_lack_command:
@@ -128,8 +125,9 @@ def build_engine_service(
     folder_bytes = {folder: tuning.folder_bytes[tier] for tier, folder in _locate_tiers(context, tier_key).items()}
     cache_server = command_parts.fill_arguments((word for part in parts for word in part.beside), values)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
-    own_address = environment.hidden_host if context.conventions.is_local else ""
+    own_addresses = dict.fromkeys(address_variables, environment.hidden_host) if context.conventions.is_local else {}
     start_limit_s = _compute_start_limit_s(node.platform, served_model)
+    health, warm_prompt = context.engine.health, _read_warm_prompt(context, role)
     return Service(
         name=process_name,
         role=placed.name,
@@ -144,14 +142,12 @@ def build_engine_service(
             **environment.env,
             **command_parts.fill_env((context.engine.environment, *(part.environment for part in parts)), values),
             **context.blueprint.merge_environment(role),
-            **(dict.fromkeys(address_variables, own_address) if own_address else {}),
+            **own_addresses,
         },
         host=environment.hidden_host,
         port=context.select_port(process_name, ENGINE_PORT),
-        probe=None
-        if rank
-        else build_probe(context, served_model, start_limit_s, context.engine.health, _read_warm_prompt(context, role)),
-        address_variables=() if own_address else address_variables,
+        probe=build_probe(context, served_model, start_limit_s, health, warm_prompt) if not rank else None,
+        address_variables=address_variables if not own_addresses else (),
         resources=Resources(memory_bytes=_compute_memory_bytes(context, placed, served_model)),
     )
 
