@@ -154,18 +154,20 @@ SCHEDULERS = "add_ons: {schedulers: on}\n"
 SCALING = "add_ons: {operators: on, observability: on}\n"
 
 
-@pytest.mark.parametrize(("preset", "split"), [("two-machines", (8, 2, 1)), ("wide-experts", (1, 1, 16))])
+@pytest.mark.parametrize(
+    ("preset", "name", "split"), [("two-machines", "p5", (8, 2, 1)), ("wide-experts", "p5en", (1, 1, 16))]
+)
 def test_a_preset_of_two_machines_uses_both_of_the_pool_in_its_comment(
-    run_cli: Command, preset: str, split: tuple[int, int, int]
+    run_cli: Command, preset: str, name: str, split: tuple[int, int, int]
 ) -> None:
     run_cli("new", "mine", "--from", "distributed", "--preset", preset)
-    pool = "p5en: {types: p5en.48xlarge, zones: us-west-2a, size: 2, efa: on}"
+    pool = f"{name}: {{types: {name}.48xlarge, zones: us-west-2a, size: 2, efa: on}}"
     Path("fleet.yaml").write_text(
         f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n{SCHEDULERS}"
     )
     code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
-    assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 nodes, pool p5en" in out
+    assert f"worker    1 x 16 accelerator(s) of {name}.48xlarge over 2 nodes, pool {name}" in out
     worker = load(Path("mine/blueprint.yaml"), Blueprint).value.roles.worker
     assert worker is not None
     assert (worker.tensor, worker.pipeline, worker.data) == split

@@ -74,7 +74,7 @@ def test_a_state_takes_a_block_of_the_cache_however_short_the_request_is(tmp_pat
 def test_sglang_runs_more_requests_where_each_has_one_state(tmp_path: Path) -> None:
     hybrid = {"model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "accelerators": 4, "ttft": 10**5}
     cached, uncached = (
-        _estimate(tmp_path, engine="sglang", **hybrid, sequences=2000, tuning=f", prefix_cache: {switch}")
+        _estimate(tmp_path, engine="sglang", **hybrid, sequences=700, tuning=f", prefix_cache: {switch}")
         for switch in ("on", "off")
     )
     assert cached and uncached and cached < uncached

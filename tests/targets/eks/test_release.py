@@ -604,8 +604,8 @@ def test_deploy_waits_for_a_replica_over_several_machines(
     """No such controller runs here: what it would write, this test does, once the deployment was seen to wait."""
     shutil.copytree(ROOT / "blueprints" / "distributed", working_folder / "wide")
     shutil.copy(working_folder / "wide/presets/two-machines.yaml", working_folder / "wide/blueprint.yaml")
-    pool = "{types: p5en.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}"
-    edit(working_folder / "fleet.yaml", "pools:\n", f"add_ons: {{schedulers: on}}\npools:\n  p5en: {pool}\n")
+    pool = "{types: p5.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}"
+    edit(working_folder / "fleet.yaml", "pools:\n", f"add_ons: {{schedulers: on}}\npools:\n  p5: {pool}\n")
     seen_late: list[str] = []
     original = readiness.list_pending_roles
     state = {"status": {"observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "updatedReplicas": 1}}
