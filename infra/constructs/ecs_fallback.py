@@ -54,15 +54,14 @@ def _add_calls(
     A cluster has 20 groups at the most, whose names fit in the 2,048 characters of a pattern. Source: EventBridge user
     guide, "Amazon EventBridge quotas", 2026-11.
     """
+    names = [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]
     description = "Each minute: tasks that wait too long, and those that are served again"
     minute_rule = alarm.add_rule(stack, f"{NAME}-minute", description, schedule="rate(1 minute)")
-    _add_trigger(stack, function, minute_rule, input=json.dumps({"cluster": stack.cluster_name}))
+    _add_trigger(stack, function, minute_rule, input=json.dumps({"cluster": stack.cluster_name, "groups": names}))
     failed_starts = {
         "source": ["aws.autoscaling"],
         "detail-type": ["EC2 Instance Launch Unsuccessful"],
-        "detail": {
-            "AutoScalingGroupName": [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]
-        },
+        "detail": {"AutoScalingGroupName": names},
     }
     description = "At once: a group could not start an instance"
     failure_rule = alarm.add_rule(stack, f"{NAME}-failed", description, failed_starts)

@@ -27,8 +27,11 @@ is for two. So a service with the tag `unavailable`, that number, gets the perce
 rollout is under way: else no rollout could end while tasks are in two choices, nor the one that takes it back, and one
 of a role that scales would stop half of its tasks at the height of the day, or all where it may have none.
 
+Auto Scaling gives up a group for which no start succeeds in a day, as of accelerators that nobody has: it suspends the
+group's processes, and only who looks resumes them. Here they are resumed; what a person suspended stays so.
+
 It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
-    {"cluster": NAME}
+    {"cluster": NAME, "groups": [NAME of an Auto Scaling group, ...]}
     {"cluster": NAME, "failed_group": NAME of the Auto Scaling group}
 """
 
@@ -67,6 +70,11 @@ RETURN_SHARE = 0.05
 
 STOP_TAG = {"key": "gpu-repair", "value": "stopped"}
 """Of the cluster, after a storm of faults; see gpu_repair."""
+
+BY_PERSON = "User suspended"
+"""How the reason begins of processes that somebody suspended. Source: EC2 Auto Scaling user guide, "Suspend and resume
+Amazon EC2 Auto Scaling processes", administrative suspension, 2026-11; DescribeAutoScalingGroups' answers, as recorded
+in public projects: "User suspended at 2025-10-20T22:56:42Z"."""
 
 METRIC_NAMESPACE, METRIC = "Fleet/ECS", "provisioning"
 """CloudWatch's namespace and name of the number of tasks that wait for an instance, of all services of the cluster."""
@@ -128,6 +136,9 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
     if not failure:  # who waits is known of all
         changed += _shift_tasks(ecs, event["cluster"], roles)
     _log_metric(event["cluster"], sum(choice.waiting_count for choices in roles for choice in choices), now)
+    if event.get("groups"):
+        autoscaling = boto3.client("autoscaling")
+        _resume_starts(autoscaling, event["groups"])
     if failure:
         raise failure
     return changed
@@ -211,6 +222,19 @@ def _shift_tasks(ecs: Any, cluster: str, roles: Sequence[Sequence[Choice]]) -> I
 def _count_ending(ecs: Any, cluster: str, service: str) -> int:
     tasks = _list_tasks(ecs, cluster, service, desiredStatus="STOPPED")
     return sum(task["lastStatus"] != "STOPPED" for task in tasks)
+
+
+def _resume_starts(autoscaling: Any, groups: Sequence[str]) -> None:
+    for described in autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=groups)["AutoScalingGroups"]:
+        given_up = [
+            process["ProcessName"]
+            for process in described["SuspendedProcesses"]
+            if not process["SuspensionReason"].startswith(BY_PERSON)
+        ]
+        if given_up:
+            group = described["AutoScalingGroupName"]
+            autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=given_up)
+            print(json.dumps({"group": group, "resumed": given_up}))
 
 
 def _log_metric(cluster: str, waiting_count: int, now: datetime.datetime) -> None:

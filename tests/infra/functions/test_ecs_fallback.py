@@ -462,6 +462,41 @@ def test_the_function_reads_who_gives_way_from_its_tag_and_does_nothing_in_a_sto
     ecs.stub.assert_no_pending_responses()
 
 
+def test_a_group_that_auto_scaling_gave_up_tries_again_and_what_a_person_suspended_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of Auto Scaling's own reason no page has the words."""
+    ecs = Ecs(monkeypatch, [])
+    auto_scaling = boto3.Session("test", "test", region_name="us-west-2").client("autoscaling")
+    monkeypatch.setattr(boto3, "client", {"ecs": ecs.client, "autoscaling": auto_scaling}.__getitem__)
+    reasons = {
+        "demo-h100": {"Launch": "Administratively suspended", "AZRebalance": "User suspended at 2025-10-20T22:56:42Z"},
+        "demo-l40s": {"Launch": "User suspended at 2025-10-20T22:56:42Z"},
+        "demo-h200": {},
+    }
+    described = [
+        {
+            "AutoScalingGroupName": name,
+            "MinSize": 0,
+            "MaxSize": 2,
+            "DesiredCapacity": 2,
+            "DefaultCooldown": 300,
+            "AvailabilityZones": ["us-west-2a"],
+            "HealthCheckType": "EC2",
+            "CreatedTime": compute_time(),
+            "SuspendedProcesses": [{"ProcessName": key, "SuspensionReason": why} for key, why in suspended.items()],
+        }
+        for name, suspended in reasons.items()
+    ]
+    with Stubber(auto_scaling) as stub:
+        names = {"AutoScalingGroupNames": list(reasons)}
+        stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": described}, names)
+        resumed = {"AutoScalingGroupName": "demo-h100", "ScalingProcesses": ["Launch"]}
+        stub.add_response("resume_processes", {}, resumed)
+        ecs_fallback.handler({"cluster": "demo", "groups": list(reasons)})
+        stub.assert_no_pending_responses()
+
+
 @mock_aws
 def test_an_emulated_ecs_returns_a_fallback_count_once_unneeded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {

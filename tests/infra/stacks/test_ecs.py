@@ -204,7 +204,7 @@ def test_the_function_may_not_update_a_first_choice(stacks: Stacks) -> None:
         "Null": {"aws:ResourceTag/fallback": "false"},
     }
     wildcards = [sid for sid, statement in by_sid.items() if statement["Resource"] == "*"]
-    assert wildcards == ["List", "ReadDefinitions"], "AWS takes no narrower resource for these"
+    assert wildcards == ["List", "ReadDefinitions", "ReadGroups"], "AWS takes no narrower resource for these"
 
 
 @pytest.mark.parametrize("shape", ["instances", "ecs-multi-az", "ads-scale"])
@@ -213,6 +213,8 @@ def test_the_function_hears_of_the_fleets_own_groups_alone(stacks: Stacks, shape
     pattern = json.loads(filter_by_type(stack, "aws_cloudwatch_event_rule")["ecs-fallback-failed"]["event_pattern"])
     own = [group["name"] for group in filter_by_type(stack, "aws_autoscaling_group").values()]
     assert sorted(pattern["detail"]["AutoScalingGroupName"]) == sorted(own)
+    target = filter_by_type(stack, "aws_cloudwatch_event_target")["ecs-fallback-minute-target"]
+    assert sorted(json.loads(target["input"])["groups"]) == sorted(own)
 
 
 def test_the_names_of_all_groups_fit_in_a_pattern(stacks: Stacks, synth_folder: Path) -> None:
