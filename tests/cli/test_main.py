@@ -134,6 +134,14 @@ def test_json_has_what_the_system_refuses(
     assert output.err == f"{message}\n"
 
 
+def test_json_has_what_is_wrong_with_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["check", "--json"]) == 2
+    output = capsys.readouterr()
+    message = "blueprint check: missing argument 'DIR'. (blueprint check --help shows more)"
+    assert json.loads(output.out) == {"ok": False, "mistakes": [{"message": message}]}
+    assert output.err == f"{message}\n"
+
+
 @pytest.mark.parametrize("position", ["before", "after", "environment"])
 def test_debug_shows_the_traceback(position: str, monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
     arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]

@@ -134,21 +134,29 @@ def _list_own(arguments: list[str]) -> list[str]:
 
 
 def _run_app(arguments: list[str]) -> int:
-    """Run one command line; returns its exit code, or that of a mistake in it."""
+    """Run one command line; return its exit code. With `--json`, a mistake is printed as JSON too."""
     try:
-        code = app(arguments, prog_name="blueprint", standalone_mode=False)
+        return _call(arguments)
     except (InputError, Unavailable, OSError) as error:
         known = program.convert_error(error)
         if known and "--json" in _list_own(arguments):
             mistakes = known.to_list() if isinstance(known, InputError) else [{"message": str(known)}]
             console.print_json({"ok": False, "mistakes": mistakes})
         raise
+
+
+def _call(arguments: list[str]) -> int:
+    try:
+        code = app(arguments, prog_name="blueprint", standalone_mode=False)
     except typer.Abort as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):
-            return program.print_error("No terminal to confirm on; pass --yes", InputError.exit_code)
+            raise InputError("No terminal to confirm on; pass --yes") from None
         raise KeyboardInterrupt from None
     except typer.TyperException as error:
-        return _report_usage_error(error)
+        text = _describe_usage_error(error)
+        if not text:  # no argument at all: the help is printed already
+            return InputError.exit_code
+        raise InputError(text) from None
     except SystemExit as error:
         # Typer, and Rich in a help, end with 1, a failed check, when a pipe is closed.
         if isinstance(error.__context__, BrokenPipeError):
@@ -160,12 +168,9 @@ def _run_app(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _report_usage_error(error: typer.TyperException) -> int:
-    """Print in one line what is wrong with a command line."""
+def _describe_usage_error(error: typer.TyperException) -> str:
+    """Describe in one line what is wrong with a command line; "" where it is empty."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "blueprint"
     text = " ".join(error.format_message().split()).replace("Value error, ", "")
-    if not text:  # no argument at all: the help is printed already
-        return InputError.exit_code
-    hint = f"({command} --help shows more)"
-    return program.print_error(f"{command}: {text[0].lower()}{text[1:]} {hint}", InputError.exit_code)
+    return text and f"{command}: {text[0].lower()}{text[1:]} ({command} --help shows more)"

@@ -105,7 +105,7 @@ def test_mistakes_of_both_files_are_reported_together(capsys: pytest.CaptureFixt
     assert (code, out, err.splitlines()) == (2, "", messages)
     code, out, err = check(capsys, "mine", "--json")
     response = json.loads(out)
-    assert (code, err, response["ok"]) == (2, "", False)
+    assert (code, err.splitlines(), response["ok"]) == (2, messages, False)
     assert [mistake["message"] for mistake in response["mistakes"]] == messages
     assert response["mistakes"][0] | {"message": ""} == {
         "file": "fleet.yaml",

@@ -180,7 +180,9 @@ def test_json_names_the_mistakes_and_exits_2(tmp_path: Path, run_command: RunCom
     file.write_text(FLEET.replace("100000 USD/h", "10 USD/h"))
     result = run_command("fleet", "show", "--fleet", str(file), "--json")
     assert result.code == 2
-    assert [mistake["field"] for mistake in json.loads(result.out)["mistakes"]] == ["spend_limit"]
+    response = json.loads(result.out)
+    assert not response["ok"] and [mistake["field"] for mistake in response["mistakes"]] == ["spend_limit"]
+    assert result.err == response["mistakes"][0]["message"] + "\n"
 
 
 def test_the_default_is_the_fleet_file_of_this_folder(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from llm_serving import console
 from llm_serving.catalog import eks
 from llm_serving.fleet.model import Fleet
 from llm_serving.options import arguments
 from llm_serving.services import kinds
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 
@@ -27,13 +24,7 @@ def check(
 
     Prints every mistake with its line and fix, or what the two files resolve to.
     """
-    try:
-        plan = planning.plan_offline(folder, fleet, target)
-    except InputError as error:
-        if not as_json:
-            raise
-        console.print_json({"ok": False, "mistakes": error.to_list()})
-        raise typer.Exit(error.exit_code) from None
+    plan = planning.plan_offline(folder, fleet, target)
     if as_json:
         console.print_json({"ok": True, "mistakes": [], "deployment": _build_payload(plan)})
     else:

@@ -39,13 +39,14 @@ def show(fleet: arguments.Fleet = arguments.FLEET, as_json: arguments.AsJson = F
     fleet_capacity = capacity.compute(document.value) if is_in_catalog else None
     if as_json:
         payload = {
+            "ok": not mistakes,
             **fleet_table.build_payload(document.value, deployed),
             "image_platforms": _list_platforms(document.value) if is_in_catalog else [],
             "scale": build_capacity_payload(fleet_capacity) if fleet_capacity else None,
             "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
         console.print_json(payload)
-        raise typer.Exit(InputError.exit_code if mistakes else 0)
+        raise typer.Exit(console.print_error(InputError(mistakes)) if mistakes else 0)
     table = fleet_table.render(document.value, console.out.width, deployed)
     console.out.print(table, soft_wrap=False)
     if fleet_capacity:
