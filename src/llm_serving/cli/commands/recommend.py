@@ -24,45 +24,56 @@ from llm_serving.validation.pages import charts
 
 _PURCHASES = ("on-demand", "spot")
 
+Folder = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Blueprint with the traffic and the SLO.")]
+Model = Annotated[
+    str | None, typer.Option(help="Model, as in blueprint.yaml.", autocompletion=completions.complete_models)
+]
+Arrivals = Annotated[str | None, typer.Option(metavar="RATE", help="Requests a second, such as 10/s.")]
+InputTokens = Annotated[str | None, typer.Option(metavar="RANGE", help="Tokens of a prompt: 500..1500.")]
+OutputTokens = Annotated[str | None, typer.Option(metavar="RANGE", help="Tokens of an answer: 100..300.")]
+SharedPrefix = Annotated[int | None, typer.Option(min=0, metavar="N", help="Tokens that all prompts begin with.")]
+TtftLimit = Annotated[
+    float | None, typer.Option("--ttft-p95", min=0.001, metavar="MS", help="Limit of the time to first token.")
+]
+ItlLimit = Annotated[
+    float | None, typer.Option("--itl-p95", min=0.001, metavar="MS", help="Limit of the time between tokens.")
+]
+Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace whose times and lengths count.")]
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--type", help="Consider this type only; repeatable.", autocompletion=completions.complete_instance_types
+    ),
+]
+Region = Annotated[str | None, typer.Option(help="Region of the prices; default is the fleet's.")]
+Fleet = Annotated[Path | None, typer.Option(metavar="FILE", help="Consider what this fleet rents.")]
+Purchase = Annotated[str, typer.Option(help="on-demand or spot.")]
+MaxCost = Annotated[float | None, typer.Option(min=0.001, metavar="USD", help="Most that it may cost an hour.")]
+Top = Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Types to compare.")]
+Explain = Annotated[str | None, typer.Option(metavar="TYPE", help="Say why this type is out.")]
+Chart = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the latencies of the cheapest as SVG.")]
+Write = Annotated[Path | None, typer.Option(metavar="DIR", help="Write the best as a blueprint.")]
+
 
 def recommend(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Blueprint with the traffic and the SLO.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model, as in blueprint.yaml.", autocompletion=completions.complete_models)
-    ] = None,
-    arrivals: Annotated[str | None, typer.Option(metavar="RATE", help="Requests a second, such as 10/s.")] = None,
-    input_tokens: Annotated[str | None, typer.Option(metavar="RANGE", help="Tokens of a prompt: 500..1500.")] = None,
-    output_tokens: Annotated[str | None, typer.Option(metavar="RANGE", help="Tokens of an answer: 100..300.")] = None,
-    shared_prefix: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Tokens that all prompts begin with.")
-    ] = None,
-    ttft_p95: Annotated[
-        float | None, typer.Option("--ttft-p95", min=0.001, metavar="MS", help="Limit of the time to first token.")
-    ] = None,
-    itl_p95: Annotated[
-        float | None, typer.Option("--itl-p95", min=0.001, metavar="MS", help="Limit of the time between tokens.")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace whose times and lengths count.")] = None,
-    type_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--type", help="Consider this type only; repeatable.", autocompletion=completions.complete_instance_types
-        ),
-    ] = None,
-    region: Annotated[str | None, typer.Option(help="Region of the prices; default is the fleet's.")] = None,
-    fleet: Annotated[Path | None, typer.Option(metavar="FILE", help="Consider what this fleet rents.")] = None,
-    buy: Annotated[str, typer.Option(help="on-demand or spot.")] = "on-demand",
-    max_usd_per_hour: Annotated[
-        float | None, typer.Option(min=0.001, metavar="USD", help="Most that it may cost an hour.")
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Types to compare.")] = 3,
-    explain: Annotated[str | None, typer.Option(metavar="TYPE", help="Say why this type is out.")] = None,
-    chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the latencies of the cheapest as SVG.")
-    ] = None,
-    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the best as a blueprint.")] = None,
+    folder: Folder = None,
+    model: Model = None,
+    arrivals: Arrivals = None,
+    input_tokens: InputTokens = None,
+    output_tokens: OutputTokens = None,
+    shared_prefix: SharedPrefix = None,
+    ttft_p95: TtftLimit = None,
+    itl_p95: ItlLimit = None,
+    trace: Trace = None,
+    type_: Types = None,
+    region: Region = None,
+    fleet: Fleet = None,
+    buy: Purchase = "on-demand",
+    max_usd_per_hour: MaxCost = None,
+    top: Top = 3,
+    explain: Explain = None,
+    chart: Chart = None,
+    write: Write = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the cheapest deployment that meets an SLO.
@@ -72,38 +83,42 @@ def recommend(
     """
     require_choice("--buy", buy, "way to buy", _PURCHASES)
     question = Question(
-        folder,
-        model,
-        quantities.parse("--arrivals", arrivals, Rate) if arrivals else None,
-        quantities.parse("--input-tokens", input_tokens, TokenRange) if input_tokens else None,
-        quantities.parse("--output-tokens", output_tokens, TokenRange) if output_tokens else None,
-        shared_prefix,
-        ttft_p95,
-        itl_p95,
-        trace,
-        type_ or (),
-        region,
-        fleet,
-        buy,
-        max_usd_per_hour,
-        top,
+        folder=folder,
+        model=model,
+        arrivals=quantities.parse("--arrivals", arrivals, Rate) if arrivals else None,
+        input_tokens=quantities.parse("--input-tokens", input_tokens, TokenRange) if input_tokens else None,
+        output_tokens=quantities.parse("--output-tokens", output_tokens, TokenRange) if output_tokens else None,
+        shared_prefix=shared_prefix,
+        ttft_p95=ttft_p95,
+        itl_p95=itl_p95,
+        trace=trace,
+        types=type_ or (),
+        region=region,
+        fleet=fleet,
+        buy=buy,
+        max_usd_h=max_usd_per_hour,
+        top=top,
     )
     if write:
         patterns.require_new_folder(write, "--write")
     answer = recommendation.recommend(question)
     if chart:
         chart.write_text(_render_chart(answer), encoding="utf-8")
-    if as_json:
-        console.print_json(recommendation.build_payload(answer))
-    elif explain:
-        console.out.print(recommendation.explain(answer, explain), markup=False)
-    else:
-        console.print_result(_render(answer))
+    _print(answer, explain, as_json=as_json)
     _require_met(answer)
     if write:
         _write(answer, write, is_quiet=as_json)
     elif not as_json and not explain:
         console.out.print("Next: the same command with --write DIR", markup=False)
+
+
+def _print(answer: Answer, explained: str | None, *, as_json: bool) -> None:
+    if as_json:
+        console.print_json(recommendation.build_payload(answer))
+    elif explained:
+        console.out.print(recommendation.explain(answer, explained), markup=False)
+    else:
+        console.print_result(_render(answer))
 
 
 def _require_met(answer: Answer) -> None:

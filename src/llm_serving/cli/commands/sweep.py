@@ -26,36 +26,39 @@ from llm_serving.validation.search import sweep as sweeps
 from llm_serving.validation.search.knee import UNITS, Axis, Point, Sweep
 from llm_serving.validation.search.sweep import Options
 
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", callback=require_url, help="Another endpoint of the deployment, such as a gateway's."),
+]
+By = Annotated[str | None, typer.Option(metavar="rate|users", help="What to increase; default: as in `traffic`.")]
+Lowest = Annotated[
+    float | None, typer.Option("--from", min=0, metavar="LOAD", help="Lowest load: requests/s, or users.")
+]
+Highest = Annotated[float | None, typer.Option("--to", min=0, metavar="LOAD", help="Highest load.")]
 Precision = Annotated[
     float,
     typer.Option(min=0.5, max=100, metavar="PERCENT", help="Largest gap between the passing and the failing load."),
 ]
-
 PointTime = Annotated[str, typer.Option(metavar="TIME", help="Minimum time per load; longer if that is inconclusive.")]
+TimeLimit = Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")]
+
 POINT_TIME = "60s"
 """In shorter loads a queue has no time to grow: docs/validation.md has by how much they find too much."""
+
+TIME_LIMIT = "1h"
 
 
 def sweep(
     folder: Folder,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", callback=require_url, help="Another endpoint of the deployment, such as a gateway's."
-        ),
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="rate|users", help="What to increase; default: as in `traffic`.")
-    ] = None,
-    from_: Annotated[
-        float | None, typer.Option("--from", min=0, metavar="LOAD", help="Lowest load: requests/s, or users.")
-    ] = None,
-    to: Annotated[float | None, typer.Option("--to", min=0, metavar="LOAD", help="Highest load.")] = None,
+    url: Url = None,
+    by: By = None,
+    from_: Lowest = None,
+    to: Highest = None,
     precision: Precision = 10,
     point_time: PointTime = POINT_TIME,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")] = "1h",
+    time_limit: TimeLimit = TIME_LIMIT,
     origin: Origin = None,
     as_json: AsJson = False,
 ) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llm_serving import console, processes
-from llm_serving.cli.commands.sweep import POINT_TIME, PointTime, Precision, require_limits
+from llm_serving.cli.commands.sweep import POINT_TIME, TIME_LIMIT, PointTime, Precision, TimeLimit, require_limits
 from llm_serving.options import confirm, quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, Yes
 from llm_serving.services.kinds import Capability
@@ -27,20 +27,23 @@ from llm_serving.validation.search.sweep import Options
 from llm_serving.workflows import tune as tuning_workflow
 from llm_serving.workflows.tune import Job, Limits
 
+Over = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE,VALUE", help="Values of a key of blueprint.yaml to try; repeatable."),
+]
+SpendLimit = Annotated[
+    float | None,
+    typer.Option(min=0.01, metavar="USD", help="Start no load after the engines' instances have cost this much."),
+]
+
 
 def tune(
     folder: Folder,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE,VALUE", help="Values of a key of blueprint.yaml to try; repeatable."),
-    ] = None,
+    over: Over = None,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")] = "1h",
-    spend_limit: Annotated[
-        float | None,
-        typer.Option(min=0.01, metavar="USD", help="Start no load after the engines' instances have cost this much."),
-    ] = None,
+    time_limit: TimeLimit = TIME_LIMIT,
+    spend_limit: SpendLimit = None,
     precision: Precision = 10,
     point_time: PointTime = POINT_TIME,
     origin: Origin = None,
