@@ -349,7 +349,7 @@ def test_a_server_other_than_vllm_is_validated_with_the_users_prompts(
 ) -> None:
     prompt = "one two " * 50
     (tmp_path / "own.jsonl").write_text(
-        f'{{"prompt": "{prompt}", "expected": "w0 w1"}}\n{{"prompt": "{prompt}three", "expected": "y"}}\n'
+        f'{{"prompt": "{prompt}", "expected": "w0 w1"}}\n{{"prompt": "{prompt}three", "expected": "y", "id": 1, "temprature": 0.7}}\n'
     )
     traffic = {
         "users": 2, "requests": 6, "api": "completions", "data": "own.jsonl", "output_tokens": "1..2", "warm_up": 1,
@@ -360,6 +360,7 @@ def test_a_server_other_than_vllm_is_validated_with_the_users_prompts(
         (prompt, "w0 w1 ", True),
         (f"{prompt}three", "w0 w1 ", False),
     ]
+    assert "These keys of own.jsonl were not sent: id, temprature." in finished.report.remarks
     assert finished.report.tokens.output_mean == 2
     assert {sample.input_tokens for sample in finished.samples} == {100, 101}
     shared = finished.report.shared

@@ -160,8 +160,13 @@ class Traffic(Settings):
     """Number of groups of prompts with a common prefix."""
 
     data: PromptFile | None = None
-    """A JSONL file beside the blueprint with prompts (and expected answers, and lengths of answers) to send instead of
-    generated ones; or the first prompts of ShareGPT's conversations, with answers as long as theirs."""
+    """A JSONL file beside the blueprint with prompts to send instead of generated ones; or the first prompts of
+    ShareGPT's conversations, with answers as long as theirs. A line has `prompt` or `messages`, and may have the
+    answer's exact length as `output_tokens`, an answer to compare with as `expected`, and fields of its request:
+    `chat_template_kwargs`, `frequency_penalty`, `logit_bias`, `logprobs`, `max_completion_tokens`, `max_tokens`,
+    `min_p`, `parallel_tool_calls`, `presence_penalty`, `reasoning_effort`, `repetition_penalty`, `response_format`,
+    `seed`, `stop`, `temperature`, `tool_choice`, `tools`, `top_k`, `top_logprobs` and `top_p`. Other keys are not sent;
+    the report names them."""
 
     score_by: Literal["exact", "contains", "json_schema", "similarity", "judge"] = "exact"
     """How answers are scored against the expected ones of `data`: equal except for white space, containing them, JSON

@@ -57,6 +57,7 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
     folder, user_file, load_source = options.folder, options.user_file, options.load_source
     target = _override(target, options.url, options.requests)
     rows, notes = _read_trace(target.traffic, folder)
+    notes += _check_data(target.traffic, folder)
     if target.traffic.replays_times:
         target = _override(target, None, len(rows))
     api_key.build_headers(target.url)  # refuse before the driver starts
@@ -114,10 +115,7 @@ def _score(traffic: Traffic, samples: Sequence[Sample], work: Path, drop_in: Dri
 
 
 def _write_plan(target: LoadTarget, options: ValidationOptions, work: Path, rows: Sequence[TraceRow]) -> LoadPlan:
-    traffic, load_source, data = target.traffic, options.load_source, None
-    if traffic.data is not None:
-        data = (options.folder / traffic.data).resolve()
-        data_rows.read_rows(data, traffic)  # report mistakes before anything starts
+    traffic, load_source = target.traffic, options.load_source
     metrics_urls = {page.name: page.url for page in load_source.pages} if load_source else target.metrics_urls
     cores, least = os.cpu_count() or 1, 1
     if load_source and load_source.play:
@@ -129,7 +127,7 @@ def _write_plan(target: LoadTarget, options: ValidationOptions, work: Path, rows
         admitted=target.admitted,
         nonce=secrets.token_hex(8),
         task=target.task,
-        data=str(data) if data else None,
+        data=str((options.folder / traffic.data).resolve()) if traffic.data else None,
         first_prompt=options.first_prompt,
         trace=tuple(rows),
         metrics_urls=metrics_urls,
@@ -157,6 +155,15 @@ def _read_trace(traffic: Traffic, folder: Path) -> tuple[tuple[TraceRow, ...], t
         f"output_tokens {outputs}, and were moved to the bounds."
     )
     return played, (note,) if changed else ()
+
+
+def _check_data(traffic: Traffic, folder: Path) -> tuple[str, ...]:
+    """Report mistakes of the user's prompts before anything starts; return a note on keys that are not sent."""
+    if traffic.data is None:
+        return ()
+    rows = data_rows.read_rows((folder / traffic.data).resolve(), traffic)
+    notes = sorted(frozenset[str]().union(*(row.notes for row in rows)))
+    return (f"These keys of {traffic.data} were not sent: {', '.join(notes)}.",) if notes else ()
 
 
 def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from llm_serving import paths
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.load import data_rows
@@ -99,10 +101,18 @@ def test_the_request_has_the_fields_of_its_row(tmp_path: Path) -> None:
     lines = [{**fields, "id": 1, "seed": None}, {"max_completion_tokens": 9}, {}]
     file.write_text("\n".join(json.dumps({"prompt": "a", **line}) for line in lines))
     plan = LoadPlan(url="http://x", models=("tiny",), traffic=CHAT, folder="/x")
-    prompts = itertools.islice(cycle_prompts(plan, "load", data_rows.read_rows(file, CHAT), {}), 3)
+    rows = data_rows.read_rows(file, CHAT)
+    assert [row.notes for row in rows] == [{"id"}, set(), set()]
+    prompts = itertools.islice(cycle_prompts(plan, "load", rows, {}), 3)
     whole, bounded, plain = (prompt.build_body("tiny", "chat", engine_dialect=True) for prompt in prompts)
     assert whole.items() >= fields.items() and not {"id", "seed", "min_tokens"} & whole.keys()
     assert (bounded["max_tokens"], plain["max_tokens"], plain["temperature"]) == (9, 64, 0)
+
+
+def test_the_settings_name_every_key_of_a_row() -> None:
+    blueprint_schema = paths.PATTERNS / "blueprint.schema.json"
+    described = re.search(r'A JSONL file beside the blueprint[^"]*', blueprint_schema.read_text())
+    assert described and set(re.findall(r"`(\w+)`", described[0])) == data_rows.OWN | data_rows.SENT
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ _EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
 _HUMAN, _ASSISTANT = ("human", "user"), ("gpt", "chatgpt", "assistant")
 
 
-_SENT = {
+OWN = {"prompt", "messages", "expected", "output_tokens", "max_completion_tokens"}
+"""Keys of a row that we read."""
+
+SENT = {
     *("chat_template_kwargs", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "min_p", "presence_penalty"),
     *("parallel_tool_calls", "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop"),
     *("temperature", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
@@ -48,6 +51,9 @@ class DataRow:
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What its request has besides, such as tools."""
+
+    notes: frozenset[str] = frozenset()
+    """Keys that its request does not have, such as an id."""
 
 
 def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
@@ -100,7 +106,8 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
     if not isinstance(data, dict):
         raise _RowError("", "it is not a JSON object")
     expected = _parse_expected(data.get("expected"), traffic)
-    fields = {key: value for key, value in data.items() if key in _SENT and value is not None}
+    fields = {key: value for key, value in data.items() if key in SENT and value is not None}
+    notes = frozenset(data.keys() - OWN - SENT)
     if (most := data.get("max_completion_tokens")) is not None:
         fields["max_tokens"] = most
     output_tokens = data.get("output_tokens")
@@ -113,7 +120,7 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
     if "prompt" in data:
         if not isinstance(data["prompt"], str) or not data["prompt"]:
             raise _RowError("prompt", "it is empty or not a string")
-        return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens, fields=fields)
+        return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens, None, fields, notes)
     if traffic.api != "chat":
         raise _RowError(
             "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "write prompt: TEXT"
@@ -124,7 +131,7 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
         raise _RowError(
             "messages", "it is not a list of chat messages", 'write "messages": [{"role": "user", "content": "Hi"}]'
         )
-    return DataRow(tuple(messages), expected, output_tokens, fields=fields)
+    return DataRow(tuple(messages), expected, output_tokens, None, fields, notes)
 
 
 def _is_message(message: Any) -> bool:
