@@ -13,6 +13,7 @@ from llm_serving.validation.pages import comparison_page
 from llm_serving.validation.reports import comparison
 from llm_serving.validation.reports.comparison import Comparison
 from llm_serving.validation.reports.validation_run import ValidationRun
+from llm_serving.validation.statistics import time_series
 
 SETTINGS = {"traffic": {"arrivals": 10}, "slo": {}, "target": "local", "model": "tiny"}
 
@@ -214,15 +215,35 @@ def test_fewer_requests_within_every_limit_are_worse_in_points() -> None:
 
 def test_cost_is_compared_where_both_runs_have_a_price() -> None:
     runs = [_simulate(seed) for seed in (1, 2)]
-    for run, usd_h in zip(runs, (1.0, 3.0), strict=True):
-        run.report["cost"] = {"usd_h": usd_h}  # type: ignore[index]
+    for run, usd in zip(runs, (1.0, 3.0), strict=True):
+        run.report["cost"] = {"per_million_tokens": usd}  # type: ignore[index]
     change = _get(comparison.compare(*runs), "usd_per_million_tokens")
     assert change.verdict == "worse"
     assert change.low < 2 < change.high, "three times the price for the same tokens"
-    tokens_per_s = sum(sample.output_tokens or 0 for sample in runs[0].samples) / runs[0].report["duration_s"]
-    assert change.baseline == pytest.approx(1.0 / 3600 / tokens_per_s * 1e6, rel=0.01)
+    assert (change.baseline, change.value) == pytest.approx((1.0, 3.0)), "as the reports have it"
     unpriced = comparison.compare(_simulate(1), runs[1])
     assert all(other.metric != "usd_per_million_tokens" for other in unpriced.changes)
+
+
+def test_ramp_and_drain_are_no_difference() -> None:
+    """Ten requests a second answered in 1 s, and in 8 s: the rate is that of the arrivals."""
+    runs = []
+    for title, e2e_ms in (("quick", 1000.0), ("slow", 8000.0)):
+        samples = [Sample(number, number / 10, e2e_ms=e2e_ms, output_tokens=10) for number in range(400)]
+        steady = time_series.compute_steady_rates(samples)
+        assert steady
+        report = {"duration_s": 39.9 + e2e_ms / 1000, "settings": SETTINGS, "steady": steady.model_dump()}
+        runs.append(ValidationRun(title, report, samples))
+    change = _get(comparison.compare(*runs), "output_tokens_per_s")
+    assert (change.baseline, change.value, change.verdict) == (
+        pytest.approx(100, rel=0.01),
+        pytest.approx(100, rel=0.01),
+        "no difference shown",
+    )
+    # The negative control: over the whole time the slow one has fewer.
+    for run in runs:
+        del run.report["steady"]  # type: ignore[attr-defined]
+    assert _get(comparison.compare(*runs), "output_tokens_per_s").change < -0.1
 
 
 def test_what_is_compared_is_named_apart_from_loads_that_differ() -> None:

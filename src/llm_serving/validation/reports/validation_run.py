@@ -47,7 +47,9 @@ class ValidationRun:
         if not isinstance(self.report["settings"]["traffic"], dict):
             raise ValueError("settings.traffic is no mapping")
         Slo.model_validate(self.report["settings"]["slo"])
-        float(self.report["duration_s"])
+        steady = self.report.get("steady") or {"from_s": 0, "to_s": 0}
+        for number in (self.report["duration_s"], steady["from_s"], steady["to_s"]):
+            float(number)
 
     @property
     def answered(self) -> list[Sample]:
@@ -76,16 +78,25 @@ class ValidationRun:
         return [distribution.collect(samples) for samples in self.split()]
 
     def compute_rates(self, count: Callable[[Sample], int]) -> list[float]:
-        """Return what answered requests count a second in each unit: the runs, or equal parts of one run's time."""
+        """Return what answered requests count a second in each unit: the runs, or equal parts of one run's time.
+
+        Without ramp and drain: they are the longer, the longer an answer takes, and the shorter the load.
+        """
         if self.repeats:
-            totals = ((sum(map(count, run.answered)), run.duration_s) for run in (self, *self.repeats))
-            return [total / duration_s if duration_s else 0.0 for total, duration_s in totals]
-        counts, width = [0.0] * BATCHES, self.duration_s / BATCHES
-        for sample in self.answered:
-            if sample.e2e_ms is not None and width:
-                end_s = sample.start_s + sample.e2e_ms / 1000
-                counts[min(BATCHES - 1, int(end_s / width))] += count(sample)
-        return [total / width for total in counts] if width else counts
+            return [fmean(run.compute_batch_rates(count)) for run in (self, *self.repeats)]
+        return self.compute_batch_rates(count)
+
+    def compute_batch_rates(self, count: Callable[[Sample], int]) -> list[float]:
+        """Return the rates in equal parts of this run's own time."""
+        ended = [(sample.start_s + sample.e2e_ms / 1000, sample) for sample in self.answered if sample.e2e_ms]
+        whole = {"from_s": 0.0, "to_s": max([self.duration_s, *(end_s for end_s, _ in ended)])}
+        steady = self.report.get("steady") or whole
+        start, end = steady["from_s"], steady["to_s"]
+        counts, width = [0.0] * BATCHES, (end - start) / BATCHES
+        for end_s, sample in ended:
+            if start < end_s <= end:
+                counts[min(BATCHES - 1, int((end_s - start) / width))] += count(sample) / width
+        return counts
 
 
 Measure = Callable[[ValidationRun, float], Interval]
@@ -105,7 +116,7 @@ def select_measures(runs: Sequence[ValidationRun]) -> dict[str, Measure]:
         if is_pooled
         else {"output_tokens_per_s": _measure_rate(lambda sample: sample.output_tokens or 0)}
     )
-    is_priced = all(report.get("cost") for report in reports)
+    is_priced = all((report.get("cost") or {}).get("per_million_tokens") for report in reports)
     return {
         **{f"{metric}.{name}": _measure_latency(metric, name) for metric in latencies for name in COMPARED},
         **rate,
@@ -130,10 +141,13 @@ def _measure_rate(count: Callable[[Sample], int]) -> Measure:
 
 
 def _measure_cost(run: ValidationRun, confidence: float) -> Interval:
-    """US dollars per million tokens, input and output, at the measured rate."""
+    """US dollars per million tokens, as the reports have it, with the bounds of the rate of tokens."""
     rates = run.compute_rates(lambda sample: (sample.input_tokens or 0) + (sample.output_tokens or 0))
-    rate, usd = _estimate_mean(rates, confidence), run.report["cost"]["usd_h"] / 3600 * 1e6
-    return Interval(*(usd / value if value > 0 else math.inf for value in (rate.high, rate.value, rate.low)))
+    rate = _estimate_mean(rates, confidence)
+    usd = fmean(entry.report["cost"]["per_million_tokens"] for entry in (run, *run.repeats))
+    return Interval(
+        *(usd * rate.value / bound if bound > 0 else math.inf for bound in (rate.high, rate.value, rate.low))
+    )
 
 
 def _measure_goodput(run: ValidationRun, confidence: float) -> Interval:
