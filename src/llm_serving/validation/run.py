@@ -28,6 +28,7 @@ from llm_serving.validation.load.trace import TraceRow
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports import report_builder, run_folder
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.reports.report import Report
 from llm_serving.validation.reports.terminal_summary import render as render
 from llm_serving.validation.statistics import scoring
@@ -54,7 +55,7 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
         Unavailable: the target does not respond, the driver cannot run, another validation is running, or the
             report cannot be written.
     """
-    folder, user_file, load_source = options.folder, options.user_file, options.load_source
+    folder, user_file = options.folder, options.user_file
     target = _override(target, options.url, options.requests)
     rows, notes = _read_trace(target.traffic, folder)
     notes += _check_data(target.traffic, folder)
@@ -72,21 +73,24 @@ def validate(target: LoadTarget, options: ValidationOptions) -> tuple[Report, Pa
             f"--user: {quote_value(user_file)}: there is no such file. Fix: use the path of a Python file."
         )
     with run_folder.lock_work(options.logs, target.name) as work:
-        driver_plan = _write_plan(target, options, work, rows)
-        if drop_in:
-            job.check(drop_in, driver_plan)
-            result, samples = job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
-        else:
-            play = (load_source and load_source.play) or run_locust
-            play(driver_plan, user_file or LOCUSTFILE)
-            result, samples = collect(driver_plan)
+        result, samples = _send(_write_plan(target, options, work, rows), work, drop_in, options)
         unscored = _score(target.traffic, samples, work, drop_in)
         prompts_digest = compute_prompts_digest(target.traffic, folder)
-        run_report = report_builder.build(
-            target, result, samples, prompts_digest, notes, drop_in, load_source, unscored
-        )
+        measured = Measured(target, result, samples, prompts_digest, notes, drop_in, options.load_source, unscored)
+        run_report = report_builder.build(measured)
         page = html_report.render(run_report, samples)
         return run_report, run_folder.publish(run_report, page, work, options.runs / target.name)
+
+
+def _send(
+    driver_plan: LoadPlan, work: Path, drop_in: Driver | None, options: ValidationOptions
+) -> tuple[DriverResult, list[Sample]]:
+    if drop_in:
+        job.check(drop_in, driver_plan)
+        return job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
+    play = (options.load_source and options.load_source.play) or run_locust
+    play(driver_plan, options.user_file or LOCUSTFILE)
+    return collect(driver_plan)
 
 
 def _override(target: LoadTarget, url: str | None, requests: int | None) -> LoadTarget:

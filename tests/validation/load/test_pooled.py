@@ -28,6 +28,7 @@ from llm_serving.validation.load.prompt import Prompt
 from llm_serving.validation.load.stream import Connection
 from llm_serving.validation.pages import html_report
 from llm_serving.validation.reports import comparison, report_builder, terminal_summary
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.reports.report import Report
 from llm_serving.validation.reports.validation_run import ValidationRun
 from llm_serving.validation.search import sweep
@@ -137,7 +138,7 @@ def build_report(make_target: TargetFactory) -> Callable[..., Report]:
         traffic = settings.pop("traffic", {"arrivals": "10/s"})
         target = make_target("http://127.0.0.1:1", traffic, slo, **settings)
         result = DriverResult(started_at="2026-01-02T03:04:05+00:00", duration_s=10.0, planned=len(samples))
-        return report_builder.build(target, result, samples)
+        return report_builder.build(Measured(target, result, samples))
 
     return build
 

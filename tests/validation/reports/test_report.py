@@ -16,6 +16,7 @@ from llm_serving.validation.load.answer import Gap, Sample
 from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
 from llm_serving.validation.pages import charts, html_report
 from llm_serving.validation.reports import report, report_builder
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.reports.report import Report, WeightLoading
 from llm_serving.validation.search import sweep
 from llm_serving.validation.statistics import sample_statistics, time_series
@@ -60,7 +61,7 @@ def make_report(
     weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
     target = target.model_copy(update={"weights": weights, "versions": {"vllm": "0.32.0"}, "framework": framework})
     result = DriverResult(**{**defaults, **outcome})
-    return report_builder.build(target, result, samples, source=source)
+    return report_builder.build(Measured(target, result, samples, source=source))
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_the_rate_of_users_is_held_against_its_minimum_without_ramp_and_end(
     target = build_target("http://127.0.0.1:1", {**traffic, "requests": 100}, {"requests_per_s": minimum})
     samples = [_build_sample(number, e2e_ms=2000.0) for number in range(100)]
     result = DriverResult(duration_s=11.9, planned=100, started_at="2026-11-29T06:00:00+00:00")
-    built = report_builder.build(target, result, samples)
+    built = report_builder.build(Measured(target, result, samples))
     assert (built.verdict, round(built.throughput.requests_per_s, 1)) == (verdict, 8.4)
     assert ("8.40, 10 without ramp and drain" in html_report.render(built, samples)) == ("users" in traffic)
     point = sweep.build_point(built, 20, 12, "")

@@ -18,6 +18,7 @@ from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.pages import charts, sweep_page
 from llm_serving.validation.reports import report_builder
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.reports.report import Report, Steady
 from llm_serving.validation.search import sweep
 from llm_serving.validation.search.knee import Knee, Point, Sweep
@@ -90,7 +91,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Traffic, int]]:
         result = DriverResult(duration_s=traffic.requests / traffic.arrivals + 50, planned=traffic.requests)
         folder = options.runs / "known" / "run"
         folder.mkdir(parents=True)
-        return report_builder.build(target, result, samples), folder
+        return report_builder.build(Measured(target, result, samples)), folder
 
     monkeypatch.setattr(run, "validate", validate)
     return loads

@@ -105,19 +105,8 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     time.sleep(plan.metrics_delay_s)
     result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
     result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    log = work / f"{driver.name}.log"
     with console.step(f"Run {driver.title} {result.versions[driver.name]}") as step:
-        console.run(
-            driver.build_command(job, executables),
-            log=log,
-            cwd=folder,
-            environment={"DO_NOT_TRACK": "1", **driver.environment},
-            timeout_s=START_LIMIT_S + timeout_s,
-        )
-        if not job.result.is_file():
-            fix = f"correct what its log names, {console.shorten_path(log)}"
-            raise Unavailable(f"{driver.title} wrote no results. Fix: {fix}.")
-        samples = _complete(job, driver.read(job))
+        samples = _send(driver, job, executables, work / f"{driver.name}.log", START_LIMIT_S + timeout_s)
         step.note = f"{len(samples)} requests"
     time.sleep(SETTLE_S + plan.metrics_delay_s)
     result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
@@ -125,6 +114,20 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     result.duration_s = max(ends, default=0.0)
     shutil.copy(job.result, work / f"{driver.name}{job.result.suffix}")
     return result, samples
+
+
+def _send(driver: Driver, job: Job, executables: Path, log: Path, timeout_s: float) -> list[Sample]:
+    console.run(
+        driver.build_command(job, executables),
+        log=log,
+        cwd=job.folder,
+        environment={"DO_NOT_TRACK": "1", **driver.environment},
+        timeout_s=timeout_s,
+    )
+    if not job.result.is_file():
+        fix = f"correct what its log names, {console.shorten_path(log)}"
+        raise Unavailable(f"{driver.title} wrote no results. Fix: {fix}.")
+    return _complete(job, driver.read(job))
 
 
 def _complete(job: Job, samples: Sequence[Sample]) -> list[Sample]:

@@ -14,11 +14,11 @@ from llm_serving.catalog.engines import Engine
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
 from llm_serving.validation.base import LoadSource
-from llm_serving.validation.drivers.base import Driver
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.reports import report_remarks
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.reports.report import (
     Bound,
     ExpectedAnswers,
@@ -80,82 +80,108 @@ DRAWING_METHOD = (*METHOD[:3], "End-to-end latency ends at the last byte of the 
 """Where answers are pictures."""
 
 
-def build(
-    target: LoadTarget,
-    result: DriverResult,
-    samples: Sequence[Sample],
-    prompts_digest: str = "",
-    notes: Sequence[str] = (),
-    driver: Driver | None = None,
-    source: LoadSource | None = None,
-    unscored: str = "",
-) -> Report:
-    """Build the report of a load that a drop-in `driver` sent or, without one, our own."""
-    answered = [sample for sample in samples if sample.error is None]
-    unmeasured = {**(driver.unmeasured if driver else {}), **({"score": unscored} if unscored else {})}
-    metrics = _summarize_metrics(target, answered, unmeasured)
-    throughput = _compute_throughput(answered, result.duration_s, pooled=bool(target.pooled))
-    readings = _read_engines(target, result, source)
-    unlike = _summarize_unlike(target, readings)
-    tokens = _count_tokens(answered)
-    overlap = _measure_overlap(result, readings.cached_share, prompts_digest)
-    stall_s = soundness.find_longest_stall(samples, target.traffic.deadline)
-    steady = time_series.compute_steady_rates(samples, target.traffic.users or 0)
-    judgement = _judge(target, result, samples, throughput, steady, overlap, stall_s, unmeasured, unlike)
+def build(measured: Measured) -> Report:
+    """Build the report of a load."""
+    target, samples, answered = measured.target, measured.samples, measured.answered
+    readings = _read_engines(measured)
+    numbers = _compute_numbers(measured, readings)
+    judgement = _judge(measured, numbers)
     is_kept = judgement["verdict"] == "pass"
+    lasting_per_s = _compute_lasting_rate(target.traffic, samples, numbers.steady, numbers.throughput, is_kept=is_kept)
     return Report(
         **judgement,
-        not_measured=unmeasured,
-        cost=load_cost.estimate(
-            target.price, answered, _compute_lasting_rate(target.traffic, samples, steady, throughput, is_kept=is_kept)
-        ),
-        driver=result.processes,
-        longest_stall_s=round(stall_s, 3),
-        requests=_count_requests(samples, result.planned),
-        metrics=metrics,
+        **_describe_run(measured),
+        not_measured=measured.unmeasured,
+        cost=load_cost.estimate(target.price, answered, lasting_per_s),
+        driver=measured.result.processes,
+        longest_stall_s=round(numbers.stall_s, 3),
+        requests=_count_requests(samples, measured.result.planned),
+        metrics=numbers.metrics,
         further={
-            name: Latency(count=0) if name in unmeasured else latency
+            name: Latency(count=0) if name in measured.unmeasured else latency
             for name, latency in further_latencies.summarize(answered).items()
         },
-        throughput=throughput,
+        throughput=numbers.throughput,
         by_input=_group_by_input(answered) if target.pooled else [],
-        by_model=_group_by_model(target, samples, result.duration_s, unmeasured),
-        steady=steady,
+        by_model=_group_by_model(measured),
+        steady=numbers.steady,
         replicas=readings.replicas,
-        unlike_workers=unlike,
-        routers=_count_router_requests(target, result, source),
-        weights=target.weights,
-        settings=_collect_settings(target) | ({"driver": driver.name} if driver else {}),
-        versions={
+        unlike_workers=numbers.unlike,
+        routers=_count_router_requests(measured),
+        tokens=numbers.tokens,
+        shared=numbers.overlap,
+        kv_transfers=_summarize_transfers(target, readings, numbers.metrics),
+        agreement=_compare_metrics(target, readings, numbers.metrics),
+        expected=_compare_expected(target.traffic, samples),
+        answers=_select_shown(samples),
+        remarks=_list_remarks(measured, numbers, readings),
+        method=_list_method(measured),
+    )
+
+
+def _describe_run(measured: Measured) -> dict[str, Any]:
+    """Return the fields that say what ran, when, and with which settings."""
+    target, result, driver = measured.target, measured.result, measured.driver
+    return {
+        "name": target.name,
+        "started_at": result.started_at,
+        "duration_s": round(result.duration_s, 3),
+        "settings": _collect_settings(target) | ({"driver": driver.name} if driver else {}),
+        "weights": target.weights,
+        "images": target.images,
+        "emulated": list(target.emulated),
+        "versions": {
             **result.versions,
             "blueprint": importlib.metadata.version("llm-serving-blueprints"),
             **target.versions,
         },
-        images=target.images,
-        emulated=list(target.emulated),
-        name=target.name,
-        started_at=result.started_at,
-        duration_s=round(result.duration_s, 3),
-        tokens=tokens,
-        shared=overlap,
-        kv_transfers=_summarize_transfers(target, readings, metrics),
-        agreement=_compare_metrics(target, readings, metrics),
-        expected=_compare_expected(target.traffic, samples),
-        answers=_select_shown(samples),
-        remarks=[
-            *([source.described] if source and source.is_limit else []),
-            *notes,
-            *([f"The answers were not scored: {unscored}."] if unscored else []),
-            *(driver.list_notes(target.traffic) if driver else ()),
-            *unlike_workers.list_unclear(unlike),
-            *report_remarks.build(target, result, samples, tokens, overlap, readings.answering_replicas, unmeasured),
-        ],
-        method=[
-            *([source.described] if source and not source.is_limit else []),
-            _describe_clock(target, result, driver),
-            *(DRAWING_METHOD if target.task == tasks.DRAW else POOLED_METHOD if target.pooled else METHOD),
-        ],
+    }
+
+
+class _Numbers(NamedTuple):
+    """What is computed from a load once, for its verdict, its tables and its remarks."""
+
+    metrics: dict[Metric, Latency]
+    throughput: Throughput
+    steady: Steady | None
+    tokens: Tokens
+    overlap: PromptOverlap
+    stall_s: float
+    unlike: list[UnlikeWorkers]
+
+
+def _compute_numbers(measured: Measured, readings: _EngineReadings) -> _Numbers:
+    target, result, samples, answered = measured.target, measured.result, measured.samples, measured.answered
+    return _Numbers(
+        metrics=_summarize_metrics(target, answered, measured.unmeasured),
+        throughput=_compute_throughput(answered, result.duration_s, pooled=bool(target.pooled)),
+        steady=time_series.compute_steady_rates(samples, target.traffic.users or 0),
+        tokens=_count_tokens(answered),
+        overlap=_measure_overlap(result, readings.cached_share, measured.prompts_digest),
+        stall_s=soundness.find_longest_stall(samples, target.traffic.deadline),
+        unlike=_summarize_unlike(target, readings),
     )
+
+
+def _list_remarks(measured: Measured, numbers: _Numbers, readings: _EngineReadings) -> list[str]:
+    target, driver, source = measured.target, measured.driver, measured.source
+    return [
+        *([source.described] if source and source.is_limit else []),
+        *measured.notes,
+        *([f"The answers were not scored: {measured.unscored}."] if measured.unscored else []),
+        *(driver.list_notes(target.traffic) if driver else ()),
+        *unlike_workers.list_unclear(numbers.unlike),
+        *report_remarks.build(measured, numbers.tokens, numbers.overlap, readings.answering_replicas),
+    ]
+
+
+def _list_method(measured: Measured) -> list[str]:
+    target, source = measured.target, measured.source
+    return [
+        *([source.described] if source and not source.is_limit else []),
+        _describe_clock(measured),
+        *(DRAWING_METHOD if target.task == tasks.DRAW else POOLED_METHOD if target.pooled else METHOD),
+    ]
 
 
 class _EngineReadings(NamedTuple):
@@ -183,12 +209,13 @@ class _EngineReadings(NamedTuple):
         return engine_metrics.compute_cached_share(self.before, self.after)
 
 
-def _read_engines(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> _EngineReadings:
+def _read_engines(measured: Measured) -> _EngineReadings:
+    target, result = measured.target, measured.result
     if not target.engine:
         return _EngineReadings(None, {}, {}, [], {}, set())
     engine = frameworks.get_engine(target.engine, target.framework)
     before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
-    roles = _list_replica_roles(target, source)
+    roles = _list_replica_roles(target, measured.source)
     unanswered = engine.finish_reasons.unanswered
     counts_requests = bool(result.metrics_after) and "finished" in engine.metrics
     replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
@@ -208,40 +235,31 @@ def _summarize_metrics(
     return metrics
 
 
-def _judge(
-    target: LoadTarget,
-    result: DriverResult,
-    samples: Sequence[Sample],
-    throughput: Throughput,
-    steady: Steady | None,
-    overlap: PromptOverlap,
-    stall_s: float,
-    unmeasured: Mapping[str, str],
-    unlike: Sequence[UnlikeWorkers],
-) -> dict[str, Any]:
+def _judge(measured: Measured, numbers: _Numbers) -> dict[str, Any]:
     """Return the report's verdict, and what it rests on.
 
     A driver that was starved may have missed the SLO by itself: then only a latency counts that it cannot explain.
     """
+    target, result, samples = measured.target, measured.result, measured.samples
     slo, distributions = target.slo, distribution.collect(samples)
     goodput = gate.count_goodput(slo, samples, result.duration_s)
-    failed = sum(sample.error is not None for sample in samples)
+    failed = len(samples) - len(measured.answered)
     missed, unshown = gate.judge(
         slo,
         distributions,
         len(samples),
         failed,
-        compute_lasting_rates(throughput, steady, target.traffic.users),
+        compute_lasting_rates(numbers.throughput, numbers.steady, target.traffic.users),
         goodput,
-        stall_s=stall_s,
-        unmeasured=unmeasured,
+        stall_s=numbers.stall_s,
+        unmeasured=measured.unmeasured,
         score=scoring.compute_mean(samples),
         kept_up=target.traffic.is_open_loop and soundness.has_kept_up(samples),
     )
-    missed += unlike_workers.list_missed(unlike, slo.errors)
+    missed += unlike_workers.list_missed(numbers.unlike, slo.errors)
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)
     lasting = soundness.find_lasting_doubts(
-        target.traffic, result, samples, shared=overlap.prompts, cached=overlap.cached
+        target.traffic, result, samples, shared=numbers.overlap.prompts, cached=numbers.overlap.cached
     )
     doubts = soundness.find_doubts(target.traffic, slo, result, samples)
     not_shown = [*(doubt.reason for doubt in driver_doubts), *lasting, *doubts, *unshown]
@@ -254,7 +272,9 @@ def _judge(
         "shown_by_no_load": lasting,
         "goodput": Goodput(share=goodput.share, requests_per_s=goodput.requests_per_s),
         "share_bounds": _build_share_bounds({"errors": failed, "goodput": goodput.good}, len(samples)),
-        "bounds": {metric: _build_bounds(metric, distributions[metric], unmeasured) for metric in list_metrics(target)},
+        "bounds": {
+            metric: _build_bounds(metric, distributions[metric], measured.unmeasured) for metric in list_metrics(target)
+        },
     }
 
 
@@ -298,7 +318,8 @@ def _list_replica_roles(target: LoadTarget, source: LoadSource | None) -> dict[s
     return {name: role.name for role in target.roles for name in role.instances}
 
 
-def _count_router_requests(target: LoadTarget, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
+def _count_router_requests(measured: Measured) -> dict[str, int]:
+    target, result, source = measured.target, measured.result, measured.source
     counts = dict[str, int]()
     for page in source.pages if source and target.router_requests else ():
         if page.role == target.router:
@@ -417,11 +438,10 @@ def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
     return rows
 
 
-def _group_by_model(
-    target: LoadTarget, samples: Sequence[Sample], duration_s: float, unmeasured: Mapping[str, str]
-) -> list[ModelLoad]:
+def _group_by_model(measured: Measured) -> list[ModelLoad]:
+    target, duration_s = measured.target, measured.result.duration_s
     groups: dict[str, list[Sample]] = {}
-    for sample in sorted(samples, key=lambda sample: sample.number):
+    for sample in sorted(measured.samples, key=lambda sample: sample.number):
         groups.setdefault(sample.model or target.models[0], []).append(sample)
     loads = []
     for model, group in groups.items():
@@ -431,7 +451,7 @@ def _group_by_model(
                 model=model,
                 requests=len(group),
                 failed=len(group) - len(answered),
-                metrics=_summarize_metrics(target, answered, unmeasured),
+                metrics=_summarize_metrics(target, answered, measured.unmeasured),
                 throughput=_compute_throughput(answered, duration_s, pooled=bool(target.pooled)),
             )
         )
@@ -507,9 +527,9 @@ def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
     return shown
 
 
-def _describe_clock(target: LoadTarget, result: DriverResult, driver: Driver | None) -> str:
-    if driver:
+def _describe_clock(measured: Measured) -> str:
+    if driver := measured.driver:
         return f"A request's times run from when {driver.clock}, to when it read the bytes, as {driver.title} says."
-    start = "it was due (open loop)" if target.traffic.is_open_loop else "it was sent"
-    end = "the kernel received the bytes" if result.kernel_times else "the driver read the bytes"
+    start = "it was due (open loop)" if measured.target.traffic.is_open_loop else "it was sent"
+    end = "the kernel received the bytes" if measured.result.kernel_times else "the driver read the bytes"
     return f"A request's times run from when {start}, including connecting, to when {end}."

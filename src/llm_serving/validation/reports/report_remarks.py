@@ -9,6 +9,7 @@ from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load_target import LoadTarget
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.reports.report import PromptOverlap, Tokens
 from llm_serving.validation.statistics import sample_statistics, soundness
 from llm_serving.validation.statistics.engine_metrics import Replica
@@ -32,21 +33,14 @@ MIN_SHARED_TEXT = 0.1
 """Share of prompts' text above which an empty cache is worth a remark: chat templates alone make up a few percent."""
 
 
-def build(
-    target: LoadTarget,
-    result: DriverResult,
-    samples: Sequence[Sample],
-    tokens: Tokens,
-    overlap: PromptOverlap,
-    replicas: Sequence[Replica],
-    unmeasured: Mapping[str, str],
-) -> list[str]:
+def build(measured: Measured, tokens: Tokens, overlap: PromptOverlap, replicas: Sequence[Replica]) -> list[str]:
     """Return the remarks of a validation, in the order in which the report shows them."""
+    target, result, samples = measured.target, measured.result, measured.samples
     return [
         *_describe_load(target, result, samples),
         *_describe_driver(target.traffic, result, samples),
         *_describe_prompts(target, result, samples, tokens),
-        *_build_latency_remarks(target.traffic, target.slo, samples, unmeasured),
+        *_build_latency_remarks(target.traffic, target.slo, samples, measured.unmeasured),
         *_build_cache_remarks(target, overlap, tokens),
         *_build_replica_remarks(samples, replicas),
         *target.remarks,

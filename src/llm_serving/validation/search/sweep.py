@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_serving import console
 from llm_serving.services.environment import MeasuredCapacity
@@ -93,48 +93,71 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
     runs = validation.runs / target.name
     with _collect_folder(runs, started) as collected:
         loader = Loader(target, axis, options.point_s, dataclasses.replace(validation, runs=collected))
-        deadline = time.monotonic() + (math.inf if options.limit_s is None else options.limit_s)
-        search = build_search(target.traffic, axis, options)
-        measured, ends = list[Point](), list[tuple[float, BlueprintError | KeyboardInterrupt]]()
-
-        def measure(load: float, earlier: Point | None) -> Point:
-            try:
-                measured.append(loader.measure(load, earlier))
-            except (BlueprintError, KeyboardInterrupt) as error:
-                if not measured:
-                    raise
-                ends.append((load, error))
-                raise SearchEndedError from None
-            return measured[-1]
-
-        bracket, points = knee.find_knee(measure, search, lambda: time.monotonic() >= deadline)
-        notes = [*(_describe_end(load, axis, error) for load, error in ends), *_list_notes(target, bracket, axis)]
-        if options.limit_s is not None and time.monotonic() >= deadline:
-            limit = f"{options.limit_s / 60:g} min"
-            notes.append(f"The time limit of {limit} was reached: the loads may lie further apart than asked.")
-        capacity = _build_capacity(target, bracket, axis, started)
-        shares = capacity.replicas.items() if capacity else ()
-        result = Sweep(
-            name=target.name,
-            target=target.target,
-            axis=axis,
-            precision=options.precision,
-            started_at=started.isoformat(timespec="seconds"),
-            seconds=round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 1),
-            kept=bracket.kept,
-            missed=bracket.missed,
-            capacity=capacity,
-            per_replica={name: round(capacity.requests_per_s / count, 3) for name, count in shares if capacity},
-            points=sorted(points, key=lambda point: point.load),
-            settings=loader.settings,
-            interrupted=any(isinstance(error, KeyboardInterrupt) for _, error in ends),
-            notes=notes,
-        )
+        found = _search(loader, build_search(target.traffic, axis, options), options.limit_s)
+        result = _build_result(target, options, found, loader.settings, started)
         (collected / SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
         destination = _choose_path(runs, started)
         collected.rename(destination)
         return result, destination
+
+
+class _Found(NamedTuple):
+    """What a search found, and what ended it early."""
+
+    bracket: Knee
+    points: list[Point]
+    end: tuple[float, BlueprintError | KeyboardInterrupt] | None
+    """The load that could not be sent, and why."""
+
+    is_late: bool
+    """Whether the time limit was reached."""
+
+
+def _search(loader: Loader, search: Search, limit_s: float | None) -> _Found:
+    deadline = time.monotonic() + (math.inf if limit_s is None else limit_s)
+    measured, ends = list[Point](), list[tuple[float, BlueprintError | KeyboardInterrupt]]()
+
+    def measure(load: float, earlier: Point | None) -> Point:
+        try:
+            measured.append(loader.measure(load, earlier))
+        except (BlueprintError, KeyboardInterrupt) as error:
+            if not measured:
+                raise
+            ends.append((load, error))
+            raise SearchEndedError from None
+        return measured[-1]
+
+    bracket, points = knee.find_knee(measure, search, lambda: time.monotonic() >= deadline)
+    return _Found(bracket, points, next(iter(ends), None), time.monotonic() >= deadline)
+
+
+def _build_result(
+    target: LoadTarget, options: Options, found: _Found, settings: dict[str, Any], started: datetime.datetime
+) -> Sweep:
+    axis, bracket = choose_axis(target.traffic, options), found.bracket
+    capacity = _build_capacity(target, bracket, axis, started)
+    shares = capacity.replicas.items() if capacity else ()
+    return Sweep(
+        name=target.name,
+        target=target.target,
+        axis=axis,
+        precision=options.precision,
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 1),
+        kept=bracket.kept,
+        missed=bracket.missed,
+        capacity=capacity,
+        per_replica={name: round(capacity.requests_per_s / count, 3) for name, count in shares if capacity},
+        points=sorted(found.points, key=lambda point: point.load),
+        settings=settings,
+        interrupted=found.end is not None and isinstance(found.end[1], KeyboardInterrupt),
+        notes=[
+            *([_describe_end(found.end[0], axis, found.end[1])] if found.end else []),
+            *_list_notes(target, bracket, axis),
+            *([_describe_limit(options.limit_s)] if options.limit_s is not None and found.is_late else []),
+        ],
+    )
 
 
 def require_kept(result: Sweep) -> None:
@@ -343,6 +366,10 @@ def _describe_end(load: float, axis: Axis, error: BlueprintError | KeyboardInter
         return f"The load of {format_load(load, axis)} was interrupted, and the search ended there."
     reason = str(error).partition("\n")[0]
     return f"The load of {format_load(load, axis)} could not be sent, and the search ended there: {reason}"
+
+
+def _describe_limit(limit_s: float) -> str:
+    return f"The time limit of {limit_s / 60:g} min was reached: the loads may lie further apart than asked."
 
 
 @contextlib.contextmanager

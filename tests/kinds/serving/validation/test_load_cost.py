@@ -13,6 +13,7 @@ from llm_serving.settings.units import Bounds
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.reports import report_builder
+from llm_serving.validation.reports.measured import Measured
 from llm_serving.validation.statistics import load_cost
 from llm_serving.validation.statistics.load_cost import Cost
 from tests.validation.conftest import build_deployment, build_target
@@ -63,7 +64,7 @@ def test_the_ramp_and_the_end_of_a_load_cost_nothing(traffic: dict[str, Any], sp
         for number in range(100)
     ]
     target = build_target("http://127.0.0.1:1", {**traffic, "requests": 100}).model_copy(update={"price": (36.0, "")})
-    report = report_builder.build(target, DriverResult(duration_s=11.9, planned=100), samples)
+    report = report_builder.build(Measured(target, DriverResult(duration_s=11.9, planned=100), samples))
     assert report.throughput.requests_per_s < 8.5
     assert report.cost and report.cost.per_thousand_requests == pytest.approx(1.0, rel=0.02)
 
