@@ -67,6 +67,18 @@ def test_a_rate_is_sent_for_the_least_time_with_the_requests_that_bounds_need(ta
     assert longer.requests == 3 * fast.requests
 
 
+@pytest.mark.parametrize(
+    ("traffic", "think_time"),
+    [({"arrivals": 20, "turns": 4, "think_time": "9s"}, 9), ({"users": 2, "think_time": "9s"}, None)],
+    ids=["of sessions", "of users"],
+)
+def test_a_rate_keeps_the_pauses_of_sessions_and_not_of_users(
+    make_target: TargetFactory, traffic: dict[str, Any], think_time: float | None
+) -> None:
+    target = make_target(URL, traffic, SLO)
+    assert sweep.build_traffic(target, "rate", 5, 30, 0.0, 1).think_time == think_time
+
+
 def test_users_send_several_requests_each_and_for_the_least_time_once_the_rate_is_known(
     target: LoadTarget,
 ) -> None:

@@ -238,7 +238,7 @@ class Loader:
         traffic = build_traffic(self.target, self._axis, load, point_s, self._rate, times)
         target = self.target.model_copy(update={"traffic": traffic})
         report, saved = run.validate(target, dataclasses.replace(self._options, first_prompt=self._sent))
-        self.settings, self._rate = report.settings, report.throughput.requests_per_s / load
+        self.settings = report.settings
         self._sent += traffic.requests + traffic.warm_up
         results = self._options.runs
         kept_folder = results / POINTS / f"{load:g}"
@@ -251,6 +251,7 @@ class Loader:
         (results / run_folder.LATEST).unlink(missing_ok=True)
         folder = str(kept_folder.relative_to(results))
         point = build_point(report, load, time.monotonic() - start, folder)
+        self._rate = point.requests_per_s / load
         return point.model_copy(update={"longer": times > 1}), report
 
 
@@ -260,7 +261,8 @@ def build_traffic(target: LoadTarget, axis: Axis, load: float, point_s: float, r
     if axis == "rate":
         requests = times * max(least, math.ceil(load * point_s))
         time_limit = 2 * requests / load + point_s
-        loop: dict[str, Any] = {"arrivals": load, "users": None, "think_time": None}
+        think_time = target.traffic.think_time if target.traffic.turns.max > 1 else None  # else that of users
+        loop: dict[str, Any] = {"arrivals": load, "users": None, "think_time": think_time}
     else:
         requests = times * max(least, math.ceil(TURNS * load), math.ceil(rate * load * point_s))
         time_limit = times * max(target.traffic.time_limit, point_s)
