@@ -315,12 +315,17 @@ def test_users_of_the_closed_loop_think_between_requests(validate_server: Server
     assert any("a service that stops gets no more requests" in remark for remark in finished.report.remarks)
 
 
-def test_users_of_the_closed_loop_begin_one_after_the_other(validate_server: ServerValidator) -> None:
+@pytest.mark.parametrize("think_time", [None, "0.001s"])
+def test_users_of_the_closed_loop_begin_one_after_the_other(
+    validate_server: ServerValidator, think_time: str | None
+) -> None:
     """Within three answers of the warm-up, while those who began send their next."""
     traffic = {"users": 8, "requests": 40, "output_tokens": 1, "input_tokens": 16, "warm_up": 2}
-    finished = validate_server(Behaviour(0.2, 0.001), traffic)
+    finished = validate_server(Behaviour(0.2, 0.001), {**traffic, "think_time": think_time})
     in_flight = time_series.compute_in_flight(finished.samples, 0.1)
     assert in_flight[0] < 4 and max(in_flight) > 6
+    steady = finished.report.steady
+    assert steady and steady.from_s >= 0.6, "three answers of 0.2 s, not the first answer's end"
 
 
 def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(

@@ -58,7 +58,10 @@ def test_each_missed_objective_is_named_with_its_value_and_limit() -> None:
 def test_a_rate_that_the_load_did_not_ask_for_is_not_shown_rather_than_missed() -> None:
     """Arrivals of 10/s, all answered at once, are 9.5/s from the first request to the end of the last."""
     slo, rates = Slo.model_validate({"requests_per_s": 10}), {**_GOOD_RATES, "requests_per_s": 9.5}
-    kept, lagged = (gate.judge(slo, {}, 300, 0, rates, Goodput(300, 300, 1.0), kept_up=up) for up in (True, False))
+    kept, lagged = (
+        gate.judge(slo, {}, 300, 0, rates, Goodput(300, 300, 1.0), rate_doubt=doubt)
+        for doubt in ("the load asked for no more; needs more arrivals", "")
+    )
     reason = "requests_per_s of 10: 9.50, and the load asked for no more; needs more arrivals"
     assert kept == Judgement([], [reason])
     assert [miss.metric for miss in lagged.missed] == ["requests_per_s"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 
@@ -71,6 +72,23 @@ def test_steady_rates_leave_out_ramp_and_drain() -> None:
     assert time_series.compute_steady_rates(samples[:5]) is None, "all were sent before the first was answered"
     ramp = time_series.compute_steady_rates(samples, users=31)
     assert ramp and ramp.from_s == 3.0, "in the closed loop all users have begun"
+
+
+def test_users_who_begin_over_several_answers_are_no_steady_load() -> None:
+    """Thirty users of one second each, who begin over three: thirty requests a second once all of them send."""
+    users, ramp_s = 30, 3.0
+    ready = [ramp_s * user / users for user in range(users)]
+    samples = []
+    for number in range(150):
+        start = heapq.heappop(ready)
+        heapq.heappush(ready, start + 1.0)
+        samples.append(Sample(number, start, e2e_ms=1000.0))
+    rates = time_series.compute_steady_rates(samples, users, ramp_s)
+    assert rates and (rates.from_s, rates.requests_per_s) == (ramp_s, pytest.approx(users, rel=0.02))
+    # The negative control: as many requests as users are sent when a third of the users are still to begin.
+    early = time_series.compute_steady_rates(samples, users)
+    assert early and early.from_s < 2.1 and early.requests_per_s < 0.93 * users
+    assert time_series.compute_steady_rates(samples[:80], users, ramp_s) is None, "less than an answer takes is left"
 
 
 def test_a_failed_request_is_in_flight_until_it_fails() -> None:

@@ -97,6 +97,7 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     result.warm_up_sent, result.warm_up_failed = server.warm_up(warm_up)
     if job.due is None:
         job = dataclasses.replace(job, ramp_s=RAMP_ANSWERS * server.answer_s)
+        result.ramp_s = job.ramp_s if driver.ramps else 0.0
     overlap = PrefixOverlap()
     for prompt in job.prompts:
         overlap.add(prompt)

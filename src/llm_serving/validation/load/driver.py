@@ -122,6 +122,7 @@ def _play(load: Load, start_time: float, result: DriverResult) -> None:
     load.play(start_time)
     result.processes = [watch.finish()]
     result.duration_s = load.end_time - load.start_time
+    result.ramp_s = load.ramp_s
     load.overlap.save(Path(load.plan.folder) / driver_result.name_part(driver_result.OVERLAP_FILE, load.shard.index))
 
 

@@ -100,6 +100,9 @@ class DriverResult(BaseModel):
     duration_s: float = 0.0
     """From the start of the counted load to the end of its last request."""
 
+    ramp_s: float = 0.0
+    """Time from that start in which the users of the closed loop began; 0 where they began at once."""
+
     planned: int = 0
     """Counted requests of the blueprint."""
 

@@ -203,11 +203,14 @@ class Load:
                 return
             self._progress.sent += 1
 
+    @property
+    def ramp_s(self) -> float:
+        """Time in which the users of the closed loop begin one after the other; 0 in the open loop."""
+        return 0.0 if self.plan.traffic.is_open_loop else RAMP_ANSWERS * self.answer_s
+
     def _wait_for_ramp(self) -> None:
-        """Wait until one more user of the closed loop may begin; those who think come one after the other anyway."""
-        traffic = self.plan.traffic
-        ramp_s = 0.0 if traffic.think_time else RAMP_ANSWERS * self.answer_s
-        users = count_users(traffic, shard=self.shard)
+        """Wait until one more user of the closed loop may begin."""
+        ramp_s, users = self.ramp_s, count_users(self.plan.traffic, shard=self.shard)
         while (elapsed := time.perf_counter() - self.start_time) < ramp_s and self._busy > users * elapsed / ramp_s:
             gevent.sleep(RAMP_POLL_S)
 

@@ -22,6 +22,7 @@ from llm_serving.validation.reports.report import Report, Throughput, compute_la
 from llm_serving.validation.statistics import further_latencies, time_series
 from llm_serving.validation.statistics.engine_metrics import Agreement
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
+from llm_serving.validation.statistics.time_series import Steady
 from llm_serving.validation.statistics.unlike_workers import EngineLatency
 
 METRIC_NAMES: dict[Metric, str] = {
@@ -219,10 +220,15 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
         yield build_total("Longest stall", f"{number(run_report.longest_stall_s)} s", most, "stall")
     yield from _build_rates(run_report, build_total)
     if steady := run_report.steady:
-        answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
-        tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
-        span = f"{number(steady.from_s)} s to {number(steady.to_s)} s"
-        yield build_total("Without ramp and drain", f"{answered}{tokens}, from {span}")
+        yield build_total("Without ramp and drain", describe_steady(run_report, steady))
+
+
+def describe_steady(run_report: Report, steady: Steady) -> str:
+    """Describe the rates without ramp and drain, and of which time they are."""
+    number = charts.format_number
+    answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
+    tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
+    return f"{answered}{tokens}, from {number(steady.from_s)} s to {number(steady.to_s)} s"
 
 
 def _build_rates(run_report: Report, build_total: Callable[..., Total]) -> Iterator[Total]:
@@ -231,7 +237,7 @@ def _build_rates(run_report: Report, build_total: Callable[..., Total]) -> Itera
     counted = "inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s"
     for key, name in (("requests_per_s", "Requests/s"), (counted, _describe_throughput(run_report)[0])):
         limit, value = slo.get(key) or 0, charts.format_number(getattr(run_report.throughput, key))
-        if limit and users:
+        if limit and users and run_report.steady:
             value += f", {charts.format_number(rates[key])} without ramp and drain"
         yield build_total(name, value, f"at least {limit:g}" if limit else "", key, is_shown=rates[key] >= limit)
 

@@ -155,7 +155,7 @@ def _compute_numbers(measured: Measured, readings: _EngineReadings) -> _Numbers:
     return _Numbers(
         metrics=_summarize_metrics(target, answered, measured.unmeasured),
         throughput=_compute_throughput(answered, result.duration_s, pooled=bool(target.pooled)),
-        steady=time_series.compute_steady_rates(samples, target.traffic.users or 0),
+        steady=time_series.compute_steady_rates(samples, target.traffic.users or 0, result.ramp_s),
         tokens=_count_tokens(answered),
         overlap=_measure_overlap(result, readings.cached_share, measured.prompts_digest),
         stall_s=soundness.find_longest_stall(samples, target.traffic.deadline),
@@ -254,7 +254,7 @@ def _judge(measured: Measured, numbers: _Numbers) -> dict[str, Any]:
         stall_s=numbers.stall_s,
         unmeasured=measured.unmeasured,
         score=scoring.compute_mean(samples),
-        kept_up=target.traffic.is_open_loop and soundness.has_kept_up(samples),
+        rate_doubt=soundness.find_rate_doubt(target.traffic, samples, numbers.steady),
     )
     missed += unlike_workers.list_missed(numbers.unlike, slo.errors)
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)

@@ -33,12 +33,19 @@ def render(report: Report, folder: Path) -> RenderableType:
             if rates.inputs_per_s is None
             else f"{format_number(rates.inputs_per_s)} {html_report.name_counted(report)}/s"
         ),
+        *_list_steady_lines(report),
         *_list_model_tables(report),
         *_list_lines(report),
         *_list_transfer_lines(report),
         *_list_unlike_lines(report),
         *kind_report.render_end(report, folder, (*report.remarks, *_list_disagreements(report))),
     )
+
+
+def _list_steady_lines(report: Report) -> Iterator[str]:
+    """Yield the rates of a closed loop that goes on: those that the SLO and a sweep count."""
+    if report.settings["traffic"].get("users") and report.steady:
+        yield f"Without ramp and drain: {html_report.describe_steady(report, report.steady)}"
 
 
 def _list_lines(report: Report) -> Iterator[str]:

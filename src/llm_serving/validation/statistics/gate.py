@@ -71,15 +71,15 @@ def judge(
     stall_s: float = 0.0,
     unmeasured: Mapping[str, str] | None = None,
     score: float | None = None,
-    kept_up: bool = False,
+    rate_doubt: str = "",
 ) -> Judgement:
-    """Judge a load; `kept_up` says that requests were answered as fast as they came, so that no rate was missed."""
+    """Judge a load; `rate_doubt` says why a rate below its minimum is not missed, and which load would show it."""
     nothing = MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
     findings = [
         *([] if total else [nothing]),
         *_judge_latencies(slo, distributions, failed, unmeasured or {}),
         *_judge_errors(slo.errors, total, failed),
-        *_judge_throughput(slo, throughput, kept_up=kept_up),
+        *_judge_throughput(slo, throughput, rate_doubt),
         *_judge_stall(slo.stall, stall_s, unmeasured or {}),
         *_judge_score(slo.score, score, unmeasured or {}),
         *_judge_goodput(slo.goodput, goodput),
@@ -191,13 +191,13 @@ def _judge_errors(limit: float, total: int, failed: int) -> Findings:
         yield f"errors within {limit * 100:g}%: {bound}; {need}"
 
 
-def _judge_throughput(slo: Slo, throughput: Mapping[str, float], *, kept_up: bool) -> Findings:
+def _judge_throughput(slo: Slo, throughput: Mapping[str, float], doubt: str) -> Findings:
     for name in ("output_tokens_per_s", "requests_per_s", "inputs_per_s"):
         minimum = getattr(slo, name)
         if minimum is None or throughput[name] >= minimum:
             continue
-        if kept_up:
-            yield f"{name} of {minimum:g}: {throughput[name]:.2f}, and the load asked for no more; needs more arrivals"
+        if doubt:
+            yield f"{name} of {minimum:g}: {throughput[name]:.2f}, and {doubt}"
         else:
             reason = f"{throughput[name]:.2f}/s; the minimum is {minimum:g}/s"
             yield MissedObjective(metric=name, value=throughput[name], limit=minimum, why=reason)

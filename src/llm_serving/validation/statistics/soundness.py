@@ -18,6 +18,7 @@ from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.statistics import sample_statistics, time_series
 from llm_serving.validation.statistics.sample_statistics import METRICS, Metric
+from llm_serving.validation.statistics.time_series import Steady
 
 GROWTH = 1.25
 """Growth of the requests in flight from the middle third of a load to its last, above which the queue still grows."""
@@ -117,6 +118,15 @@ def has_kept_up(samples: Sequence[Sample]) -> bool:
     """Return whether requests are answered at the rate at which they come, ramp and drain left out."""
     steady = time_series.compute_steady_rates(samples)
     return steady is not None and steady.requests_per_s >= MIN_SERVED * steady.offered_per_s
+
+
+def find_rate_doubt(traffic: Traffic, samples: Sequence[Sample], steady: Steady | None) -> str:
+    """Return why a low rate of answers is the load's doing, and what would show another; "" where it is not."""
+    if traffic.is_open_loop and has_kept_up(samples):
+        return "the load asked for no more; needs more arrivals"
+    if not traffic.is_open_loop and samples and steady is None:
+        return "it is all ramp and end; needs more requests"
+    return ""
 
 
 def _check_duration(result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
@@ -66,13 +67,21 @@ class Steady(PublishedData):
     """Generated tokens per second."""
 
 
-def compute_steady_rates(samples: Sequence[Sample], users: int = 0) -> Steady | None:
-    """Return the rates of a load, of users or none, without its ramp and its drain; None where nothing is left."""
+def compute_steady_rates(samples: Sequence[Sample], users: int = 0, ramp_s: float = 0.0) -> Steady | None:
+    """Return the rates of a load without its ramp and its drain; None where nothing is left.
+
+    Of users that is less than an answer takes on average: who happens to end in it decides.
+
+    Args:
+        users: of the closed loop; 0 in the open loop.
+        ramp_s: time in which they began: longer than an answer takes, the first send again before the last begin.
+    """
     answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
     starts = sorted(sample.start_s for sample in samples)
-    first, last = max([min(ends, default=0.0), *starts[:users]]), max(starts, default=0.0)
-    if last <= first:
+    first, last = max([min(ends, default=0.0), ramp_s, *starts[:users]]), max(starts, default=0.0)
+    least_s = fmean(sample.e2e_ms or 0.0 for sample in answered) / 1000 if users and answered else 0.0
+    if last - first <= least_s:
         return None
 
     def count_within(times: Iterable[float]) -> int:
