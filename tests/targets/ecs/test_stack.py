@@ -479,3 +479,16 @@ def test_the_tasks_of_a_role_are_those_in_which_commands_run(
     assert [(entry.name, entry.answers) for entry in containers] == [("a1", True), ("a2", True), ("a3", True)]
     containers[0].run(["true"], "line", limit_s=5)
     assert [call[1:] for call in calls] == [("fabric", "a1", "worker", ["true"], "line", 5)]
+
+
+def test_a_role_with_more_choices_than_ecs_describes_at_once_is_waited_for(
+    aws: Ecs, deployment_plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning.write_rendered(deployment_plan)
+    deployed = tasks.read_deployed(deployment_plan)
+    choices = [f"aggregated-worker-{number}" for number in range(12)]
+    monkeypatch.setattr(tasks.EcsDeployment, "list_service_names", lambda *_: choices)
+    for name in choices:
+        monkeypatch.setitem(ROLE_OF, name, "worker")
+    aws.applied, aws.failed = True, {choices[-1]: "tasks failed to start"}
+    assert readiness._find_failure(deployed, deployed.rendered.entry, "arn/worker:2", ()) == "tasks failed to start"

@@ -94,7 +94,7 @@ def wait_until_steady(deployed: EcsDeployment, definitions: Mapping[str, str], *
 def _find_failure(deployed: EcsDeployment, service: Service, definition: str, past: Container[str]) -> str:
     """Return why ECS gave up a service's deployment; empty if it did not."""
     names = deployed.list_service_names(service)
-    for ecs_service in deployed.ecs.describe_services(cluster=deployed.cluster, services=names)["services"]:
+    for ecs_service in ecs_tasks.describe_services(deployed.ecs, deployed.cluster, names):
         for rollout in ecs_service["deployments"]:
             if rollout.get("rolloutState") == "FAILED" and rollout["id"] not in past:
                 return rollout.get("rolloutStateReason") or "the deployment failed"
