@@ -266,12 +266,7 @@ def _build_instance(
             "gpudirect_rdma": rdma["value"] if rdma else None,
             "layout_note": layout["note"] if layout else "",
             "prices": _merge_prices(name, listed_prices, region_facts, overlay["prices"]),
-            "unpriced": {
-                region: entry["why"]
-                for entry in overlay["unpriced"]
-                if name in entry["types"]
-                for region in entry["regions"]
-            },
+            "unpriced": _list_unpriced(name, overlay["unpriced"]),
             "sources": sources,
         }
     )
@@ -300,6 +295,15 @@ def _find_overlay_row(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[s
     return next((row for row in rows if name in row["types"]), None)
 
 
+def _list_unpriced(name: str, overlay_rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return why a type has no price, by region."""
+    reasons: dict[str, str] = {}
+    for row in overlay_rows:
+        if name in row["types"]:
+            reasons |= dict.fromkeys(row["regions"], row["why"])
+    return reasons
+
+
 def _merge_prices(
     name: str,
     listed_prices: Mapping[str, float],
@@ -307,11 +311,10 @@ def _merge_prices(
     price_blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Price]:
     """Return prices by region: AWS's own list where a refresh has read it, else what the overlay holds."""
-    overlay_prices = {
-        region: Price(usd_h=usd_h, source=parse_source(block))
-        for block in price_blocks
-        for region, usd_h in block["usd_per_hour"].get(name, {}).items()
-    }
+    overlay_prices: dict[str, Price] = {}
+    for block in price_blocks:
+        source, listed = parse_source(block), block["usd_per_hour"].get(name, {})
+        overlay_prices |= {region: Price(usd_h=usd_h, source=source) for region, usd_h in listed.items()}
     aws_prices = {
         region: Price(usd_h=usd_h, source=Source(name="AWS Price List", date=region_facts[region]["prices"]))
         for region, usd_h in listed_prices.items()

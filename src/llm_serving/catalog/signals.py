@@ -85,9 +85,5 @@ def list_program_names() -> Iterator[ProgramName]:
             yield ProgramName(name, signal.program, signal.name)
         else:
             programs: Sequence[tuple[str, Mapping[Any, str]]] = engines if signal.role == "engine" else routers
-            yield from (
-                ProgramName(name, program, part)
-                for program, metrics in programs
-                for part in metrics.get(name, "").split("|")
-                if part
-            )
+            for program, metrics in programs:
+                yield from (ProgramName(name, program, part) for part in metrics.get(name, "").split("|") if part)

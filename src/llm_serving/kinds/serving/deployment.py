@@ -265,13 +265,12 @@ class ServingDeployment(Deployment):
     @property
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """The models that the engines load, draft models among them, each once."""
-        loaded = [
-            loaded_model
-            for model in self.served_models
-            for loaded_model in (LoadedModel(model=model.model, weights=model.weights), model.draft)
-            if loaded_model
-        ]
-        return tuple({loaded_model.weights.uri: loaded_model for loaded_model in loaded}.values())
+        loaded: dict[str, LoadedModel] = {}
+        for model in self.served_models:
+            loaded[model.weights.uri] = LoadedModel(model=model.model, weights=model.weights)
+            if model.draft:
+                loaded[model.draft.weights.uri] = model.draft
+        return tuple(loaded.values())
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -379,12 +379,10 @@ class PlacementSearch:
                 f"no single instance type that {self.fleet.region} offers holds this one"
             )
         own_pool, count = self._pool, self.role.accelerators
-        other_pools = {
-            name: pool_name
-            for pool_name, pool in self.fleet.pools.items()
-            for name in pool.types
-            if name not in own_pool.types and pool.orchestrator == own_pool.orchestrator
-        }
+        other_pools: dict[str, str] = {}
+        for pool_name, pool in self.fleet.pools.items():
+            if pool.orchestrator == own_pool.orchestrator:
+                other_pools |= dict.fromkeys(set(pool.types).difference(own_pool.types), pool_name)
         own = [candidate for candidate in candidates if candidate.type in own_pool.types and candidate.degree > count]
         rented = [candidate for candidate in candidates if candidate.type in other_pools]
         same_count = [candidate for candidate in candidates if candidate.degree == count]

@@ -49,12 +49,9 @@ def _wait_for_change(plan: DeploymentPlan) -> None:
 def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
     try:
-        api = pods.open_api(plan)
-        resources = [
-            resource
-            for kind in _list_workloads(plan)
-            for resource in api.list_objects(kind, pods.get_namespace(plan), labels=pods.build_selector(plan))
-        ]
+        api, resources = pods.open_api(plan), list[Manifest]()
+        for kind in _list_workloads(plan):
+            resources += api.list_objects(kind, pods.get_namespace(plan), labels=pods.build_selector(plan))
     except Unavailable as error:  # the cluster may answer the next time
         yield str(error)
         return

@@ -203,14 +203,11 @@ def _check_transfer_kernels(context: Context) -> Iterator[Conflict]:
     kernels = context.engine.transfer_kernels
     if kernels is None:
         return
-    chosen = {
-        f"{placed.name} on {row.accelerators.name}": kernels.select(
-            row.accelerators.name, context.blueprint.merge_arguments(placed.role)
-        )
-        for placed in context.placed_roles
-        for row in placed.instances
-        if row.accelerators
-    }
+    chosen = {}
+    for placed in context.placed_roles:
+        arguments = context.blueprint.merge_arguments(placed.role)
+        for name in (row.accelerators.name for row in placed.instances if row.accelerators):
+            chosen[f"{placed.name} on {name}"] = kernels.select(name, arguments)
     if len({*chosen.values()}) > 1:
         last = context.placed_roles[-1]
         reason = (
