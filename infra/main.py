@@ -123,9 +123,9 @@ def main() -> None:
     try:
         run(os.environ)
     except Exception as error:  # noqa: BLE001 - Python's own code is 1, and that is a failed check's
-        if known := _convert(error):
-            print(known, file=sys.stderr)
-            sys.exit(known.exit_code)
+        if user_error := _convert(error):
+            print(user_error, file=sys.stderr)
+            sys.exit(user_error.exit_code)
         traceback.print_exc()
         sys.exit(70)  # as the command line
 
@@ -134,9 +134,9 @@ def _convert(error: Exception) -> BlueprintError | None:
     """Return the error that the user sees as its message only; None of one whose fix is not known."""
     if isinstance(error, BlueprintError):
         return error
-    if found := _NODE_ERROR.search(str(error)):
-        number = getattr(errno, found[1], 0)
-        error = OSError(number, os.strerror(number), found[2])
+    if node_error := _NODE_ERROR.search(str(error)):
+        number = getattr(errno, node_error[1], 0)
+        error = OSError(number, os.strerror(number), node_error[2])
     return os_errors.convert(error) if isinstance(error, OSError) else None
 
 

@@ -116,17 +116,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def read_points() -> list[Point]:
     """Return the closed loops of vLLM and of Neuron with known lengths."""
-    return [point for row, known in _read_rows() if (point := read_point(row, known))]
+    return [point for row, model_facts in _read_rows() if (point := read_point(row, model_facts))]
 
 
 def _read_rows() -> list[tuple[Mapping[str, str], Known]]:
     """Return the published measurements, each with what is known of the models."""
-    known = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
+    model_facts = yaml.safe_load(MODELS.read_text(encoding="utf-8"))
     with POINTS.open(encoding="utf-8", newline="") as rows:
-        return [(row, known) for row in csv.DictReader(rows)]
+        return [(row, model_facts) for row in csv.DictReader(rows)]
 
 
-def read_point(row: Mapping[str, str], known: Known) -> Point | None:
+def read_point(row: Mapping[str, str], model_facts: Known) -> Point | None:
     """Return a row as a point; None for other loads, engines of 2023, and lengths or splits that are not stated."""
     lengths = [_read_length(row[name]) for name in ("input_tokens", "output_tokens")]
     loop, _, users = row["load"].partition(" ")
@@ -141,7 +141,7 @@ def read_point(row: Mapping[str, str], known: Known) -> Point | None:
         output_tokens=lengths[1] or 0,
         users=int(users),
         tpot_s=float(row["tpot_ms"]) / 1000,
-        step=StepTime(build_model(shape, known), find_device(shape.gpu), Split(shape.tensor)),
+        step=StepTime(build_model(shape, model_facts), find_device(shape.gpu), Split(shape.tensor)),
     )
 
 
@@ -153,13 +153,13 @@ def _read_length(text: str) -> int | None:
     return int(words[words.index("p50") + 1]) if "p50" in words else None
 
 
-def build_model(shape: Shape, known: Known) -> Architecture:
+def build_model(shape: Shape, model_facts: Known) -> Architecture:
     """Return a model in the precision that was measured."""
-    config = known["configs"].get(shape.model)
+    config = model_facts["configs"].get(shape.model)
     if config:
         model: Architecture = config_json.parse(config, shape.model)  # type: ignore[arg-type]
     else:
-        model = models.load()[known["catalog"].get(shape.model, shape.model)]
+        model = models.load()[model_facts["catalog"].get(shape.model, shape.model)]
     scheme = {"fp8": FP8_TENSOR, "fp4": NVFP4, "int8": FP8_TENSOR.model_copy(update={"label": "int8"})}
     if model.scheme and shape.precision in (model.scheme.label, "mxfp4", "fp4") and "gpt-oss" in shape.model:
         return model
@@ -220,14 +220,14 @@ def read_maxima() -> list[Point]:
 
     Its KV cache type is the one that holds more requests.
     """
-    return [read_maximum(row, known) for row, known in _read_rows() if row["load"] == "offline maximum"]
+    return [read_maximum(row, model_facts) for row, model_facts in _read_rows() if row["load"] == "offline maximum"]
 
 
-def read_maximum(row: Mapping[str, str], known: Known) -> Point:
+def read_maximum(row: Mapping[str, str], model_facts: Known) -> Point:
     """Return a row as a point; `tensor` is a number behind letters."""
     shape = Shape(row["model"], row["gpu"], int(row["tensor"].lstrip("DEPT")), row["precision"].lower(), row["engine"])
     lengths = int(row["input_tokens"]), int(row["output_tokens"])
-    model, instance = build_model(shape, known), instances.find(LARGE_TYPES.get(shape.gpu, DEVICES[shape.gpu]))
+    model, instance = build_model(shape, model_facts), instances.find(LARGE_TYPES.get(shape.gpu, DEVICES[shape.gpu]))
     cache_tokens = _count_cache_tokens(model, instance, shape.tensor, sum(lengths))
     step = StepTime(model, find_device(shape.gpu), Split(shape.tensor), "fp8")
     users = min(MAX_SEQUENCES, int(cache_tokens / (lengths[0] + lengths[1] / 2)))
@@ -274,10 +274,12 @@ class OpenLoop:
 
 def read_open_loops() -> list[OpenLoop]:
     """Return the open loops with their percentiles, vLLM 0.15.1 on H100."""
-    return [read_open_loop(row, known) for row, known in _read_rows() if row["load"].startswith("open constant")]
+    return [
+        read_open_loop(row, model_facts) for row, model_facts in _read_rows() if row["load"].startswith("open constant")
+    ]
 
 
-def read_open_loop(row: Mapping[str, str], known: Known) -> OpenLoop:
+def read_open_loop(row: Mapping[str, str], model_facts: Known) -> OpenLoop:
     """Return a row as an open loop: `open constant 5/s`, `p50; p95 30.8; p99 46.0`."""
     shape = Shape(row["model"], row["gpu"], int(row["tensor"]), row["precision"], row["engine"])
     return OpenLoop(
@@ -288,7 +290,7 @@ def read_open_loop(row: Mapping[str, str], known: Known) -> OpenLoop:
         ttft_p50_s=float(row["ttft_ms"]) / 1000,
         ttft_p95_s=float(row["ttft_is"].split("p95 ")[1].split(";")[0]) / 1000,
         e2e_s=float(row["e2e_ms"]) / 1000,
-        step=StepTime(build_model(shape, known), find_device(shape.gpu), Split(shape.tensor)),
+        step=StepTime(build_model(shape, model_facts), find_device(shape.gpu), Split(shape.tensor)),
     )
 
 
@@ -316,8 +318,8 @@ def fit_all(points: Sequence[Point]) -> StepTimes:
             left_out += list_errors(of_key, fit(others))
     folds = []
     for fold in range(3):
-        kept = [point for point in points if _fold(point) != fold]
-        folds += list_errors([point for point in points if _fold(point) == fold], fit(kept))
+        training = [point for point in points if _fold(point) != fold]
+        folds += list_errors([point for point in points if _fold(point) == fold], fit(training))
     intervals = {
         "catalog": compute_interval(folds),
         "extrapolated": compute_interval(left_out),

@@ -216,15 +216,17 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as place:
         for instance in CAPABILITIES:
-            asked = [question for question in questions if question.instance == instance]
-            for question, answer in zip(asked, ask(engine, asked, instance, Path(place), packages), strict=True):
+            of_instance = [question for question in questions if question.instance == instance]
+            for question, answer in zip(
+                of_instance, ask(engine, of_instance, instance, Path(place), packages), strict=True
+            ):
                 if "error" in answer:
                     console.err.print(f"{question}: {answer['error']}", soft_wrap=True)
                 else:
                     about = {"model": question.model, "instance": instance}
                     about |= {"phase": question.phase} if question.phase else {}
                     rows.append({**about, **dataclasses.asdict(question.split), **answer})
-            print(f"{instance}: {len(asked)} asked", flush=True)
+            print(f"{instance}: {len(of_instance)} asked", flush=True)
     out = paths.ROOT / "tests" / "engines" / "data" / f"{engine}_ranks.json"
     out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 

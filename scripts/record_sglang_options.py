@@ -66,12 +66,12 @@ def record_server(package: Path) -> dict[str, Any]:
     """Return the metrics by kind, the paths that the server answers, and the ends of an answer."""
     sources = {file: file.read_text(encoding="utf-8") for file in sorted((package / "srt").rglob("*.py"))}
     server, batch = (package / "srt" / name for name in ("entrypoints/http_server.py", "managers/schedule_batch.py"))
-    metrics = {found for text in sources.values() for found in METRIC.findall(text)}
+    metrics = {declaration for text in sources.values() for declaration in METRIC.findall(text)}
     return {
         "version": metadata.version("sglang"),
         "source": "its wheel on PyPI, by scripts/record_sglang_options.py",
         "names": {
-            kind: sorted(name for found, name in metrics if found.lower() == kind)
+            kind: sorted(name for metric_class, name in metrics if metric_class.lower() == kind)
             for kind in ("counter", "gauge", "histogram")
         },
         "paths": sorted(set(ROUTE.findall(sources[server]))),

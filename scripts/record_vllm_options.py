@@ -62,13 +62,15 @@ def record(architectures: Iterable[str] = tuple(registry.ModelRegistry.models)) 
 
 def find_bounds() -> dict[str, dict[str, Any]]:
     """Return the bounds of numbers by the names of their fields, but for names whose fields have unlike ones."""
-    found: dict[str, list[dict[str, float]]] = {}
+    bounds_by_name: dict[str, list[dict[str, float]]] = {}
     for config in vars(vllm.config).values():
         for name, field in getattr(config, "__pydantic_fields__", {}).items():
             bounds = {key: getattr(item, key) for item in field.metadata for key in BOUNDS if hasattr(item, key)}
-            found.setdefault(name, []).append(bounds)
+            bounds_by_name.setdefault(name, []).append(bounds)
     return {
-        name: {"bounds": rows[0]} for name, rows in found.items() if rows[0] and all(row == rows[0] for row in rows)
+        name: {"bounds": rows[0]}
+        for name, rows in bounds_by_name.items()
+        if rows[0] and all(row == rows[0] for row in rows)
     }
 
 

@@ -159,9 +159,9 @@ def leave_out_communicators() -> None:
     start = parallel_state.GroupCoordinator.__init__
     names = list(inspect.signature(start).parameters)[1:]
 
-    def start_plain(self: Any, *values: Any, **named: Any) -> None:
-        given = dict(zip(names, values, strict=False)) | named
-        start(self, **{name: False if name.startswith("use_") else value for name, value in given.items()})
+    def start_plain(self: Any, *values: Any, **options: Any) -> None:
+        arguments = dict(zip(names, values, strict=False)) | options
+        start(self, **{name: False if name.startswith("use_") else value for name, value in arguments.items()})
 
     parallel_state.GroupCoordinator.__init__ = start_plain
 

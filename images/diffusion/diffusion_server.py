@@ -274,7 +274,7 @@ def computes() -> bool:
 
 def find_tokenizer(pipeline: Any, parameters: Mapping[str, inspect.Parameter]) -> tuple[Any, int]:
     """Return the tokenizer of a pipeline that reads the longest prompts, and the tokens that it reads."""
-    found: tuple[Any, int] = (None, 0)
+    widest: tuple[Any, int] = (None, 0)
     for name, tokenizer in pipeline.components.items():
         if not name.startswith("tokenizer") or tokenizer is None:
             continue
@@ -283,9 +283,9 @@ def find_tokenizer(pipeline: Any, parameters: Mapping[str, inspect.Parameter]) -
         default = parameters["max_sequence_length"].default if "max_sequence_length" in parameters else None
         if limit > UNBOUNDED_TOKENS:
             limit = default if isinstance(default, int) else ASSUMED_TOKENS
-        if limit > found[1]:
-            found = tokenizer, limit
-    return found
+        if limit > widest[1]:
+            widest = tokenizer, limit
+    return widest
 
 
 def read_size(text: str) -> tuple[int, int]:

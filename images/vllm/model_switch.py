@@ -116,12 +116,12 @@ class Bodies:
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise _build_excess()
         parts: list[bytes] = []
-        taken = 0
+        body_bytes = 0
         try:
             async for part in request.content.iter_any():
-                taken += len(part)
+                body_bytes += len(part)
                 self._free_bytes -= len(part)
-                if taken > MAX_BODY_BYTES:
+                if body_bytes > MAX_BODY_BYTES:
                     raise _build_excess()
                 if self._free_bytes < 0:
                     reason = "the requests that are here leave no room for its body"
@@ -131,7 +131,7 @@ class Bodies:
             parts.clear()
             yield body
         finally:
-            self._free_bytes += taken
+            self._free_bytes += body_bytes
 
 
 def _build_excess() -> Refusal:
@@ -359,8 +359,8 @@ class Switch:
         except (ValueError, AttributeError, RecursionError) as error:
             raise Refusal(400, "the body is not a JSON object. Fix: name a model of /v1/models in one.") from error
         if not isinstance(model, str) or model not in self._by_model:
-            known = ", ".join(sorted(self._by_model))
-            raise Refusal(404, f"model: {str(model)[:200]}: it is not served here. Fix: set one of {known}.")
+            model_names = ", ".join(sorted(self._by_model))
+            raise Refusal(404, f"model: {str(model)[:200]}: it is not served here. Fix: set one of {model_names}.")
         return self._by_model[model]
 
 

@@ -68,9 +68,11 @@ class SleepPages:
 def _count_from_arrival(add_request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Return the engine's `add_request`, which all that generates or embeds calls, with the arrival of its request."""
 
-    async def add(*values: Any, **named: Any) -> Any:
+    async def add(*values: Any, **options: Any) -> Any:
         arrived_at = _arrived_at.get()
-        return await add_request(*values, **(named if arrived_at is None else {**named, "arrival_time": arrived_at}))
+        return await add_request(
+            *values, **(options if arrived_at is None else {**options, "arrival_time": arrived_at})
+        )
 
     return add
 

@@ -88,10 +88,10 @@ def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list
 
 def _let_nodes_in(stack: FleetStack, groups: SecurityGroups) -> None:
     """Let the cluster's nodes, whose security groups pods have, reach the servers."""
-    named = stack.fleet.eks.node_security_groups
-    for group in named:
+    node_groups = stack.fleet.eks.node_security_groups
+    for group in node_groups:
         gateway.let_in(stack, groups, group, group)
-    if not named:
+    if not node_groups:
         name = names.find_eks_cluster(stack.fleet)
         cluster = aws.data_aws_eks_cluster.DataAwsEksCluster(stack, "cluster", name=name)
         gateway.let_in(stack, groups, "nodes", cluster.vpc_config.get(0).cluster_security_group_id)

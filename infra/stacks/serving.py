@@ -190,8 +190,8 @@ class _Deployment:
         Discovery reads Cloud Map's region, and what an engine must answer before it counts.
         """
         assert service.probe
-        asked = _select_engine_probe(self.serving.services, service.probe)
-        engine_probe = {"path": asked.path, "body": asked.body}
+        engine_check = _select_engine_probe(self.serving.services, service.probe)
+        engine_probe = {"path": engine_check.path, "body": engine_check.body}
         env = {"CLOUD_MAP_REGION": self.fleet.region, "ENGINE_PROBE": json.dumps(engine_probe)}
         probe = service.probe.model_copy(update={"health": _ROUTER_HEALTH, "deadline_s": _ROUTER_START_S})
         return service.model_copy(update={"env": {**service.env, **env}, "probe": probe})

@@ -53,11 +53,11 @@ def convert_error(error: Exception) -> BlueprintError | None:
 
 
 def _report_failure(error: Exception) -> int:
-    known = convert_error(error)
-    if known:
+    user_error = convert_error(error)
+    if user_error:
         from llm_serving import console  # imports rich, which a program that prints plain text alone does without
 
-        return console.print_error(known)
+        return console.print_error(user_error)
     hint = f"({DEBUG}=1 shows the traceback)"
     if isinstance(error, OSError | MemoryError):
         text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "out of memory"

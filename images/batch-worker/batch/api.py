@@ -251,12 +251,12 @@ class BatchApi:
         source = self._find_input(request, body)
         return self._show(self._jobs.submit(**source, **options))
 
-    def _choose_team(self, request: web.Request, named: str) -> str:
+    def _choose_team(self, request: web.Request, team: str) -> str:
         """Return the team of a batch: that of the key; an operator names one."""
         if request[TEAM] == EVERY_TEAM:
-            return named or next(iter(self._settings.teams))
-        if named and named != request[TEAM]:
-            raise BadSubmission("metadata.team", f"{named} is not the team of this key, {request[TEAM]}")
+            return team or next(iter(self._settings.teams))
+        if team and team != request[TEAM]:
+            raise BadSubmission("metadata.team", f"{team} is not the team of this key, {request[TEAM]}")
         return request[TEAM]
 
     def _find_input(self, request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -515,21 +515,21 @@ async def _read_purpose(part: BodyPartReader) -> str:
 def _parse_seconds(seconds: str | None, window: Any, most_s: float) -> float:
     """Parse the deadline of a batch in seconds; 0 for the deployment's own."""
     if seconds:
-        field, given = "metadata.deadline", f"{seconds} seconds are"
+        field, subject = "metadata.deadline", f"{seconds} seconds are"
         try:
             deadline_s = max(1.0, float(seconds))
         except ValueError:
             raise BadSubmission(field, f"{seconds} is not a number of seconds") from None
     elif window:
-        field, given = "completion_window", f"{str(window)[:80]} is"
+        field, subject = "completion_window", f"{str(window)[:80]} is"
         match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", str(window))
         if match is None:
-            raise BadSubmission(field, f"{given} not a number of minutes, hours or days, such as 24h")
+            raise BadSubmission(field, f"{subject} not a number of minutes, hours or days, such as 24h")
         deadline_s = float(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
     else:
         return 0.0
     if deadline_s > most_s:
-        raise BadSubmission(field, f"{given} more than {most_s / 86400:g} days, after which nothing of a job is kept")
+        raise BadSubmission(field, f"{subject} more than {most_s / 86400:g} days, after which nothing of a job is kept")
     return deadline_s
 
 

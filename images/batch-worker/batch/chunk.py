@@ -315,10 +315,10 @@ def _count_suspects(in_flight: int, fruitless: int) -> int:
 
 def append_parts(writer: Writer, parts: Iterable[Mapping[str, Any]], kind: str) -> list[str]:
     """Append the results of one kind of several parts; returns their keys."""
-    named = [part for part in parts if part[kind]]
-    for part in named:
+    stored_parts = [part for part in parts if part[kind]]
+    for part in stored_parts:
         writer.append_object(part[kind], part[SIZES[kind]])
-    return [part[kind] for part in named]
+    return [part[kind] for part in stored_parts]
 
 
 def take_chunk(

@@ -211,10 +211,10 @@ class Jobs:
         """
         ids = list(self._store.list_folders(self._keys.build(layout.JOBS)))
         read = self.read_all(job_id for job_id in ids if job_id not in self._known)
-        known = self._known | {job["id"]: (job["created_at"], job["team"]) for job in read}
-        self._known = {job_id: known[job_id] for job_id in ids if job_id in known}
+        ages_and_teams = self._known | {job["id"]: (job["created_at"], job["team"]) for job in read}
+        self._known = {job_id: ages_and_teams[job_id] for job_id in ids if job_id in ages_and_teams}
         own = (job_id for job_id, (_, owner) in self._known.items() if team in ("", owner))
-        return sorted(own, key=lambda job_id: -known[job_id][0])
+        return sorted(own, key=lambda job_id: -ages_and_teams[job_id][0])
 
     def read_all(self, job_ids: Iterable[str]) -> list[Job]:
         """Read jobs, the newest first; those that are gone are left out."""
@@ -258,8 +258,8 @@ class Jobs:
             return job
         heads = self._store.list_objects(self._keys.build(layout.HEADS, job["id"]))
         etags = {entry["key"]: entry["etag"] for entry in heads}
-        known = self._counts.get(job["id"], {})
-        by_chunk = self._store.read_changed(etags, known, lambda head: layout.count_rows([head]))
+        last_counts = self._counts.get(job["id"], {})
+        by_chunk = self._store.read_changed(etags, last_counts, lambda head: layout.count_rows([head]))
         self._counts[job["id"]] = by_chunk
         counted = layout.add_counts(counts for _, counts in by_chunk.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}

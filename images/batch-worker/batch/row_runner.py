@@ -180,7 +180,7 @@ class RowRunner:
     async def _send(self, request: _Request, body: dict[str, Any]) -> Answer:
         """Send until there is an answer, or a refusal that is final."""
         attempts = waits = 0
-        asked = request.url, str(body.get("model"))
+        url_and_model = request.url, str(body.get("model"))
         while True:
             answer: Answer | None = None
             failure: _RowFailed | None = None
@@ -188,8 +188,8 @@ class RowRunner:
             try:
                 answer = await self._endpoint.send(request.url, body, request.source)
                 if answer.status == 200:
-                    self._answered.add(asked)
-                if self._is_away(answer, asked):
+                    self._answered.add(url_and_model)
+                if self._is_away(answer, url_and_model):
                     self.refusals += 1
                 elif (failure := self._judge(answer, request.url)) is None:
                     return answer
@@ -216,9 +216,9 @@ class RowRunner:
             await asyncio.sleep(min(seconds, LOOK_S))
             seconds -= LOOK_S
 
-    def _is_away(self, answer: Answer, asked: tuple[str, str]) -> bool:
+    def _is_away(self, answer: Answer, url_and_model: tuple[str, str]) -> bool:
         """Return whether the row must wait: the endpoint is overloaded, or its model answered before and is gone."""
-        return answer.status in BUSY_STATUSES or (answer.status == NOT_FOUND and asked in self._answered)
+        return answer.status in BUSY_STATUSES or (answer.status == NOT_FOUND and url_and_model in self._answered)
 
     def _judge(self, answer: Answer, url: str) -> _RowFailed | None:
         """Describe an answer that is worth a retry; None for any other answer."""

@@ -183,8 +183,8 @@ class Steps:
             try:
                 row = rows.parse(line.content, job.get("endpoint", ""))
             except RowError as error:
-                named: Any = {"custom_id": error.custom_id, "code": error.code, "message": error.message}
-                faults.append(cast(RowFault, {"line": line.number, "offset": line.offset, **named}))
+                fault: Any = {"custom_id": error.custom_id, "code": error.code, "message": error.message}
+                faults.append(cast(RowFault, {"line": line.number, "offset": line.offset, **fault}))
                 if len(faults) > MAX_FAULTS:
                     raise Permanent(
                         "too_many_bad_rows",

@@ -89,19 +89,19 @@ class Store:
         return Stored(json.loads(response["Body"].read()), response["ETag"])
 
     def read_changed(
-        self, etags: Mapping[str, str], known: Mapping[str, tuple[str, T]], convert: Callable[[Any], T]
+        self, etags: Mapping[str, str], earlier: Mapping[str, tuple[str, T]], convert: Callable[[Any], T]
     ) -> dict[str, tuple[str, T]]:
         """Return what `convert` makes of each JSON object, with its ETag, by key.
 
         Args:
             etags: of the objects, as listed.
-            known: what an earlier call returned; only objects with another ETag are read.
+            earlier: what an earlier call returned; only objects with another ETag are read.
         """
-        kept = {key: known[key] for key, etag in etags.items() if key in known and known[key][0] == etag}
-        changed = [key for key in etags if key not in kept]
+        unchanged = {key: earlier[key] for key, etag in etags.items() if key in earlier and earlier[key][0] == etag}
+        changed = [key for key in etags if key not in unchanged]
         with ThreadPoolExecutor(READERS) as pool:
             stored = zip(changed, pool.map(self.read_json, changed), strict=True)
-            return kept | {key: (entry.etag, convert(entry.value)) for key, entry in stored if entry}
+            return unchanged | {key: (entry.etag, convert(entry.value)) for key, entry in stored if entry}
 
     def write_json(self, key: str, value: Any, *, etag: str | None = None, new: bool = False) -> str:
         """Write a JSON object; returns its ETag.

@@ -58,8 +58,8 @@ class TeamKeys:
         """Find the team of a key, EVERY_TEAM for an operator's; None if the key is nobody's. May block."""
         self._reread()
         digest, owner = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest(), None
-        for known, team in self._teams.items():  # all of them: the time says nothing about the keys
-            if hmac.compare_digest(known, digest):
+        for team_digest, team in self._teams.items():  # all of them: the time says nothing about the keys
+            if hmac.compare_digest(team_digest, digest):
                 owner = team
         return owner
 

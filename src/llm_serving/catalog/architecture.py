@@ -328,8 +328,8 @@ def _build_group(a: Architecture, shape: TensorShape, layers: int) -> TensorGrou
     plain_bytes = count * (shape.number_bytes or NUMBER_BYTES.get(a.dtype, 2.0))
     is_quantized = a.scheme and (shape.form == "expert" or (shape.form == "linear" and not a.scheme.experts_only))
     size, rest = 0.0, layers
-    for scheme, named in (*shape.named, (a.scheme if is_quantized else None, layers)):
-        stored = min(rest, named)
+    for scheme, scheme_layers in (*shape.named, (a.scheme if is_quantized else None, layers)):
+        stored = min(rest, scheme_layers)
         size += stored * (shape.times * scheme.compute_bytes(shape.rows, shape.columns) if scheme else plain_bytes)
         rest -= stored
     active_share = a.active_experts / a.experts if shape.routed else 1.0

@@ -300,15 +300,15 @@ class _Reader:
         if shape.form not in ("linear", "expert"):  # stored as it was in any case
             return shape
         layers, dense = range(self.numbers["layers"]), self.numbers["dense_layers"]
-        known: dict[str, Sequence[int]] = {"indexed": self._indexed_layers}
+        layers_by_kind: dict[str, Sequence[int]] = {"indexed": self._indexed_layers}
         if dense and self.numbers["sparse_step"] == 1:
-            known |= {"dense": layers[:dense], "sparse": layers[dense:]}
-        spared = modules.count_spared(shape.module, known.get(shape.layer_kind, layers))
-        named: list[tuple[Scheme | None, int]] = [(None, spared)] if spared else []
+            layers_by_kind |= {"dense": layers[:dense], "sparse": layers[dense:]}
+        spared = modules.count_spared(shape.module, layers_by_kind.get(shape.layer_kind, layers))
+        scheme_counts: list[tuple[Scheme | None, int]] = [(None, spared)] if spared else []
         is_fp8 = self.settings and self.settings.get("quant_method") == "fp8"
         if shape.form == "expert" and is_fp8 and self.config.get("expert_dtype") == "fp4":  # as in DeepSeek V4
-            named.append((quantizations.MXFP4, len(layers)))
-        return shape.model_copy(update={"named": tuple(named)}) if named else shape
+            scheme_counts.append((quantizations.MXFP4, len(layers)))
+        return shape.model_copy(update={"named": tuple(scheme_counts)}) if scheme_counts else shape
 
 
 def _count_schemes(shape: TensorShape, modules: NamedModules, layers: Sequence[int], count: int) -> TensorShape:
@@ -316,7 +316,7 @@ def _count_schemes(shape: TensorShape, modules: NamedModules, layers: Sequence[i
     if not shape.module:
         return shape
     schemes = modules.count_schemes(shape.module, layers)
-    spared = max(0, count - sum(named for _, named in schemes))
+    spared = max(0, count - sum(scheme_layers for _, scheme_layers in schemes))
     return shape.model_copy(update={"named": ((None, spared), *schemes)})
 
 

@@ -36,14 +36,14 @@ RELEASES: Mapping[Maker, Mapping[Ami, tuple[tuple[str, int], ...]]] = {"NVIDIA":
 
 def find_driver(maker: Maker, ami: Ami, release: str) -> int:
     """Return the driver in a release, such as NVIDIA's branch 580; 0 for a release older than all that are known."""
-    known = RELEASES[maker][ami]
-    return next((driver for first_release, driver in known if _split(release) >= _split(first_release)), 0)
+    releases = RELEASES[maker][ami]
+    return next((driver for first_release, driver in releases if _split(release) >= _split(first_release)), 0)
 
 
 def find_first_release(maker: Maker, ami: Ami, driver: int) -> str:
     """Return the first release with this driver or a newer one."""
-    known = RELEASES[maker][ami]
-    return min((first_release for first_release, known_driver in known if known_driver >= driver), key=_split)
+    releases = RELEASES[maker][ami]
+    return min((first_release for first_release, known_driver in releases if known_driver >= driver), key=_split)
 
 
 def _split(release: str) -> list[int]:

@@ -454,10 +454,13 @@ class Engine(NamedChoice):
         modules = arguments.get(self.adapter_modules)
         return tuple(map(str, modules)) if isinstance(modules, list) else ()
 
-    def count_adapters(self, arguments: Mapping[str, object], named: int) -> int:
+    def count_adapters(self, arguments: Mapping[str, object], adapter_count: int) -> int:
         """Return LoRA adapters in memory at once: as many as `engine_arguments` says, else those that are named."""
         options = [option for option, meaning in self.reckoned_arguments.items() if meaning == "adapters"]
-        return next((count for option in options if isinstance(count := arguments.get(option), int) and named), named)
+        return next(
+            (count for option in options if isinstance(count := arguments.get(option), int) and adapter_count),
+            adapter_count,
+        )
 
     def streams_on(self, platform: Platform) -> bool:
         """Return whether the engine streams weights from S3 on a platform."""

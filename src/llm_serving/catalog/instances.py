@@ -253,8 +253,8 @@ def _build_instance(
     rdma = _find_overlay_row(name, overlay["gpudirect_rdma"])
     layout = _find_overlay_row(name, overlay["layout"])
     processor = next((entry for entry in overlay["processors"] if name.split(".")[0] in entry["families"]), None)
-    found = {"processor": processor, "gpudirect_rdma": rdma, "layout_note": layout}
-    sources |= {field: parse_source(row) for field, row in found.items() if row}
+    overlay_rows = {"processor": processor, "gpudirect_rdma": rdma, "layout_note": layout}
+    sources |= {field: parse_source(row) for field, row in overlay_rows.items() if row}
     return Instance(
         **{
             **fields,

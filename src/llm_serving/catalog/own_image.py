@@ -35,8 +35,8 @@ class OwnImage:
     @functools.cached_property
     def contexts(self) -> Mapping[str, Path]:
         """Folders that the Dockerfile copies from: its own, and those that it names by `# context NAME: FOLDER`."""
-        named = re.findall(r"(?m)^# context (\w+): (\S+)$", self._read_dockerfile())
-        return {"": self.folder, **{name: paths.ROOT / path for name, path in named}}
+        folders = re.findall(r"(?m)^# context (\w+): (\S+)$", self._read_dockerfile())
+        return {"": self.folder, **{name: paths.ROOT / path for name, path in folders}}
 
     @functools.cached_property
     def tag(self) -> str:
@@ -59,8 +59,10 @@ class OwnImage:
     def list_files(self) -> list[Path]:
         """Return the files that the Dockerfile copies from its contexts, in one order."""
         copies = re.findall(r"(?m)^COPY (?:--from=(\w+) )?((?!--).+) \S+$", self._read_dockerfile())
-        named = [(self.contexts[context], words.split()) for context, words in copies if context in self.contexts]
-        sources = [folder / word for folder, words in named for word in words]
+        folders_and_words = [
+            (self.contexts[context], words.split()) for context, words in copies if context in self.contexts
+        ]
+        sources = [folder / word for folder, words in folders_and_words for word in words]
         files = [file for source in sources for file in (source.rglob("*") if source.is_dir() else [source])]
         return sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts)
 

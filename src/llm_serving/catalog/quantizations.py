@@ -252,10 +252,10 @@ class NamedModules:
         """
         names = [module, *(f"{prefix}.{layer}.{module}" for prefix in _PREFIXES for layer in layers)]
         names += {f"{name.partition('.experts.')[0]}.experts" for name in names}
-        found = [name for name in names if name in self._schemes]
-        for name in found:
+        scheme_names = [name for name in names if name in self._schemes]
+        for name in scheme_names:
             self._unread.pop(_NUMBER.sub("", name), None)
-        schemes = Counter(self._schemes[name] for name in found)
+        schemes = Counter(self._schemes[name] for name in scheme_names)
         return sorted(schemes.items(), key=lambda item: -item[0].bits)
 
     def check_read(self) -> None:

@@ -47,8 +47,8 @@ def describe_damage(size: int, expected: int | None) -> str:
 def list_missing(index: Any, names: Container[str]) -> list[str]:
     """Return files that an index names and that are not among `names`."""
     files = index.get("weight_map") if isinstance(index, dict) else None
-    named = {str(file) for file in files.values()} if isinstance(files, dict) else set()
-    return sorted(file for file in named if file not in names)
+    indexed_files = {str(file) for file in files.values()} if isinstance(files, dict) else set()
+    return sorted(file for file in indexed_files if file not in names)
 
 
 def has_tokenizer(names: Container[str]) -> bool:

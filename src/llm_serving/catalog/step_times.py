@@ -128,9 +128,9 @@ class StepTimes(PlainData):
             alone: what the step of one request takes: weights that are read, layers, sums; as a multiple.
             batch: what each token and each request adds: operations, caches, transfers; as a multiple.
         """
-        known = self.coefficients.model_dump()
-        scaled = {name: known[name] / (alone if name in _OF_WEIGHTS else batch) for name in EFFICIENCIES}
-        scaled |= {name: known[name] * (batch if name == "sequence_s" else alone) for name in SECONDS}
+        current = self.coefficients.model_dump()
+        scaled = {name: current[name] / (alone if name in _OF_WEIGHTS else batch) for name in EFFICIENCIES}
+        scaled |= {name: current[name] * (batch if name == "sequence_s" else alone) for name in SECONDS}
         coefficients = Coefficients(**scaled, first_token_s=first_token_s)
         return self.model_copy(update={"coefficients": coefficients, "is_calibrated": True})
 

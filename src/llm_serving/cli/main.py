@@ -138,9 +138,9 @@ def _run_app(arguments: list[str]) -> int:
     try:
         return _call(arguments)
     except (InputError, Unavailable, OSError) as error:
-        known = program.convert_error(error)
-        if known and "--json" in _list_own(arguments):
-            mistakes = known.to_list() if isinstance(known, InputError) else [{"message": str(known)}]
+        user_error = program.convert_error(error)
+        if user_error and "--json" in _list_own(arguments):
+            mistakes = user_error.to_list() if isinstance(user_error, InputError) else [{"message": str(user_error)}]
             console.print_json({"ok": False, "mistakes": mistakes})
         raise
 

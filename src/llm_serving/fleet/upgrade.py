@@ -251,9 +251,9 @@ def _compare_images(running: frozenset[str], catalog: Mapping[str, Image]) -> It
     for reference in running:
         repository, _, tag = reference.partition("@")[0].rpartition(":")
         tags = {
-            known.rpartition(":")[2]: known.rpartition(":")[0]
-            for known in catalog
-            if f"/{repository}".endswith(f"/{known.rpartition(':')[0]}")
+            image.rpartition(":")[2]: image.rpartition(":")[0]
+            for image in catalog
+            if f"/{repository}".endswith(f"/{image.rpartition(':')[0]}")
         }
         if tags and tag not in tags:
             yield f"{next(iter(tags.values()))} {tag} -> {' or '.join(tags)}"

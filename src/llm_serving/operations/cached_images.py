@@ -83,8 +83,8 @@ def rewrite_manifests(text: str, prefixes: Mapping[str, str]) -> str:
         return f"{match['key']}{match['quote']}{image}{match['quote']}"
 
     hosts = "|".join(map(re.escape, prefixes))
-    named = re.sub(rf"(?<![\w./-])({hosts})/(?=[a-z0-9])", lambda match: f"{prefixes[match[1]]}/", text)
-    return _IMAGE_LINE.sub(rewrite_line, named)
+    renamed_hosts = re.sub(rf"(?<![\w./-])({hosts})/(?=[a-z0-9])", lambda match: f"{prefixes[match[1]]}/", text)
+    return _IMAGE_LINE.sub(rewrite_line, renamed_hosts)
 
 
 def main(arguments: Sequence[str]) -> int:

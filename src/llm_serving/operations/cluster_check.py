@@ -118,14 +118,14 @@ def _check_controllers(fleet: Fleet, api: KubeApi) -> Iterator[CheckResult]:
         if not add_on.adds:
             continue
         version, _, kind = add_on.adds.partition(" ")
-        known = api.list_versions(Kind(version, kind))
-        if version in known:
+        served_versions = api.list_versions(Kind(version, kind))
+        if version in served_versions:
             yield CheckResult(add_on.name, "pass", add_on.adds)
             continue
         is_optional = add_on.when == "always"  # and no line of the file speaks of it
-        install = "install the version of charts/platform.yaml" if known else "install it"
+        install = "install the version of charts/platform.yaml" if served_versions else "install it"
         fix = install if is_optional else f"{install}, or set {add_on.when}: off in add_ons"
-        other = f", only {join_words(known)}" if known else ""
+        other = f", only {join_words(served_versions)}" if served_versions else ""
         message = f"the cluster does not know {add_on.adds}{other}: {add_on.why}"
         yield CheckResult(add_on.name, "warn" if is_optional else "fail", message, fix)
 

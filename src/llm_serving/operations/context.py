@@ -304,8 +304,8 @@ def _read_local_states(context: FleetContext, among: Collection[str] | None = No
         files = {file.parent.name: file for file in sorted(parent.glob("*/terraform.tfstate"))}
     else:
         prefix, suffix = _format_local_state(context, "*").name.split("*")
-        found = sorted(context.document.path.absolute().parent.glob(f"{prefix}*{suffix}"))
-        files = {file.name.removeprefix(prefix).removesuffix(suffix): file for file in found}
+        states = sorted(context.document.path.absolute().parent.glob(f"{prefix}*{suffix}"))
+        files = {file.name.removeprefix(prefix).removesuffix(suffix): file for file in states}
     for name, file in files.items():
         if among is None or name in among:
             yield name, file.read_text()

@@ -175,10 +175,12 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
         with console.step(f"Connect to the cluster {context.fleet.name}"):
             eks_cluster = cluster.connect(context.aws, context.fleet, context.data)
     except (Unavailable, console.CommandFailed) as error:
-        made = [*plan.karpenter_instances, *cluster.list_load_balancers(context.aws, context.fleet)]
-        if made:
-            them = "it" if len(made) == 1 else "them"
-            raise Unavailable(f"{join_words(made)} would outlive the cluster, which made {them}: {error}") from None
+        leftovers = [*plan.karpenter_instances, *cluster.list_load_balancers(context.aws, context.fleet)]
+        if leftovers:
+            them = "it" if len(leftovers) == 1 else "them"
+            raise Unavailable(
+                f"{join_words(leftovers)} would outlive the cluster, which made {them}: {error}"
+            ) from None
         console.err.print(f"  Skipped the cluster, which has created no resources: {error}", markup=False)
         return
     with console.step("Terminate the instances that Karpenter started"):

@@ -111,8 +111,8 @@ class KubeApi:
     def list_versions(self, kind: Kind) -> list[str]:
         """List the versions of a kind that the API server knows."""
         with _translate_errors(f"look up the kind {kind.kind}"):
-            found = self._dynamic.resources.search(group=kind.api_version.rpartition("/")[0], kind=kind.kind)
-        return sorted({resource.group_version for resource in found})
+            resources = self._dynamic.resources.search(group=kind.api_version.rpartition("/")[0], kind=kind.kind)
+        return sorted({resource.group_version for resource in resources})
 
     def create(self, manifest: Manifest) -> Manifest:
         """Create an object, and return it as the API server keeps it."""
@@ -385,12 +385,12 @@ def require_cluster(kubeconfig: Path | None, region: str, name: str) -> None:
     Raises:
         Unavailable: it does.
     """
-    named = _read_cluster_name(_locate(kubeconfig))
-    match = _EKS_CLUSTER.fullmatch(named)
+    cluster_name = _read_cluster_name(_locate(kubeconfig))
+    match = _EKS_CLUSTER.fullmatch(cluster_name)
     if match and (match["region"], match["name"]) != (region, name):
         raise Unavailable(
-            f"the kubeconfig leads to {named}, and the fleet's cluster is {name} in {region}. Nothing was changed. "
-            f"Fix: run aws eks update-kubeconfig --name {name} --region {region}, or set KUBECONFIG."
+            f"the kubeconfig leads to {cluster_name}, and the fleet's cluster is {name} in {region}. Nothing was "
+            f"changed. Fix: run aws eks update-kubeconfig --name {name} --region {region}, or set KUBECONFIG."
         )
 
 

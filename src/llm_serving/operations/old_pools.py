@@ -26,10 +26,10 @@ def retire_node_pools(api: KubeApi, manifests: Iterable[Manifest]) -> None:
 
     Nodes that run stay until they are empty: deleting their NodePool would end all at once.
     """
-    kept = _list_names(manifests, _NODE_POOL)
+    current_pools = _list_names(manifests, _NODE_POOL)
     for pool in api.list_objects(_NODE_POOL):
         name, spec = pool["metadata"]["name"], pool["spec"]
-        if name in kept or _OWN_LABEL not in spec["template"]["metadata"].get("labels", {}):
+        if name in current_pools or _OWN_LABEL not in spec["template"]["metadata"].get("labels", {}):
             continue
         nodes = api.list_objects(_NODE_CLAIM, labels=f"karpenter.sh/nodepool={name}")
         if not nodes:
@@ -47,9 +47,9 @@ def retire_node_pools(api: KubeApi, manifests: Iterable[Manifest]) -> None:
 
 def delete_spare(api: KubeApi, manifests: Iterable[Manifest]) -> None:
     """Delete the spare nodes' pods of pools that are not among the manifests: they would hold nodes for ever."""
-    kept = _list_names(manifests, _DEPLOYMENT)
+    current_names = _list_names(manifests, _DEPLOYMENT)
     for deployment in api.list_objects(_DEPLOYMENT, add_ons.SPARE):
-        if deployment["metadata"]["name"] not in kept:
+        if deployment["metadata"]["name"] not in current_names:
             api.delete(_DEPLOYMENT, deployment["metadata"]["name"], add_ons.SPARE)
 
 

@@ -31,22 +31,22 @@ def require_free(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
         CheckFailed: something has; names all of it, with its owner and the fix.
         Unavailable: AWS refuses, or does not answer.
     """
-    taken = [line for plan in stack_plans for line in _list_taken(context, plan)]
-    if taken:
+    taken_names = [line for plan in stack_plans for line in _list_taken(context, plan)]
+    if taken_names:
         raise CheckFailed(
-            f"{context.document.path}: names of the plan are taken: {join_words(taken)}. Nothing of it was changed. "
-            "Fix: choose another `name` of the deployment or the fleet"
+            f"{context.document.path}: names of the plan are taken: {join_words(taken_names)}. Nothing of it was "
+            "changed. Fix: choose another `name` of the deployment or the fleet"
         )
 
 
 def _list_taken(context: FleetContext, plan: StackPlan) -> Iterator[str]:
-    made = [
+    addresses = [
         address for address, change in plan.plan.resources.items() if "create" in change.actions or change.is_import
     ]
-    if not any(address.partition(".")[0] in _READERS for address in made):
+    if not any(address.partition(".")[0] in _READERS for address in addresses):
         return
     resources = stack_folder.read_stack(context.folders[plan.name])["resource"]
-    for address in made:
+    for address in addresses:
         kind, _, key = address.partition(".")
         name = resources[kind][key].get("name", "") if kind in _READERS and key in resources[kind] else ""
         if not name or "${" in name:

@@ -111,20 +111,20 @@ class _Search:
     def _add_measured(self, measured: Measured) -> None:
         """Add the replicas that a sweep shows to be enough: at a load that it measured, or less."""
         own, rate = measured.configuration, self._problem.workload.rate
-        kept = list(itertools.takewhile(lambda point: self._compute_measured_gap(point) <= 1, measured.points))
-        if not kept:
+        passing = list(itertools.takewhile(lambda point: self._compute_measured_gap(point) <= 1, measured.points))
+        if not passing:
             reason = f"{measured.source} shows that the lowest load measured misses the SLO"
             self._reject(own.instance, reason, "ttft", 0.0)
             return
-        replicas = max(1, math.ceil(rate / kept[-1].rate - 1e-9))
+        replicas = max(1, math.ceil(rate / passing[-1].rate - 1e-9))
         usd_h = own.count_nodes(replicas) * own.usd_h
         if usd_h > self._problem.max_usd_h:
             ceiling = self._problem.max_usd_h
             reason = f"{_count(replicas)}, as measured, for {usd_h:,.2f} USD/h, more than {ceiling:,.2f}"
             self._reject(own.instance, reason, "price", usd_h)
             return
-        above = next(point for point in kept if point.rate * replicas >= rate * (1 - 1e-9))
-        below = next((point for point in reversed(kept) if point.rate * replicas <= rate), above)
+        above = next(point for point in passing if point.rate * replicas >= rate * (1 - 1e-9))
+        below = next((point for point in reversed(passing) if point.rate * replicas <= rate), above)
         gap_metric = max(self._problem.limits, key=lambda limit: above.upper[limit.metric][limit.statistic] / limit.ms)
         self._add(
             Candidate(

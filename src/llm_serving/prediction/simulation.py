@@ -197,9 +197,9 @@ class Simulation:
         self._free -= count
         while count:
             chunk = self._queue[0]
-            taken = min(count, chunk.count)
-            chunk.count -= taken
-            count -= taken
+            block_count = min(count, chunk.count)
+            chunk.count -= block_count
+            count -= block_count
             if not chunk.count:
                 self._queue.popleft()
         self.least_free = min(self.least_free, self._free)
@@ -221,8 +221,8 @@ class Simulation:
         """Give a job's blocks back: the last ones are taken first."""
         full = max(0, min(job.computed // BLOCK_TOKENS - job.prefix_blocks, job.blocks))
         self._give(job.blocks - full)
-        kept = self._give(full)
-        job.free = kept if is_preempted else _Chunk()
+        full_blocks = self._give(full)
+        job.free = full_blocks if is_preempted else _Chunk()
         job.blocks = 0
         if job.prefix:
             job.prefix.users -= 1

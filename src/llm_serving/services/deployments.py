@@ -85,12 +85,12 @@ def require_serving(
         circle = (*environment.dependents[environment.dependents.index(name) :], name)
         reason = f"the deployments name each other in a circle: {' -> '.join(circle)}"
         raise DeploymentCircle([blueprint.build_mistake(key_path, name, reason, "name a serving deployment")])
-    found = find(name, blueprint.path.resolve().parent.parent, fleet, environment)
-    if found is None or found.kind not in ("", DEFAULT_KIND):
+    deployment = find(name, blueprint.path.resolve().parent.parent, fleet, environment)
+    if deployment is None or deployment.kind not in ("", DEFAULT_KIND):
         reason = "no serving deployment of this name is up here"
         fix = f"run blueprint deploy {name} first, from this directory"
         raise InputError([blueprint.build_mistake(key_path, name, reason, fix)])
-    return found
+    return deployment
 
 
 def read(file: Path) -> Deployment | None:

@@ -31,8 +31,8 @@ class ApiKey(Secret):
     """Field of its JSON; default is the whole text."""
 
 
-def list_read(*named: Secret | None) -> tuple[service.Secret, ...]:
-    return tuple(service.Secret(secret=row.secret, key=row.key or "") for row in named if row)
+def list_read(*secrets: Secret | None) -> tuple[service.Secret, ...]:
+    return tuple(service.Secret(secret=row.secret, key=row.key or "") for row in secrets if row)
 
 
 class TeamKeys(Settings):

@@ -107,12 +107,12 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
 
 def _suggest_choice(value: Any, choices: str) -> str:
     """Return what to write of `choices`, Pydantic's "'a', 'b' or 'c'"."""
-    known = {choice.lower(): choice for choice in choices.replace("'", "").replace(" or ", ", ").split(", ")}
+    choice_by_lower = {choice.lower(): choice for choice in choices.replace("'", "").replace(" or ", ", ").split(", ")}
     word = "" if isinstance(value, dict | list) else str(value).lower()
-    for match in difflib.get_close_matches(word, known, n=1):
-        nearest = known[match] if isinstance(value, str) else f"'{known[match]}', in quotes"
+    for match in difflib.get_close_matches(word, choice_by_lower, n=1):
+        nearest = choice_by_lower[match] if isinstance(value, str) else f"'{choice_by_lower[match]}', in quotes"
         return f"{nearest}; the choices are {choices}"
-    return f"one of {choices}" if len(known) > 1 else choices
+    return f"one of {choices}" if len(choice_by_lower) > 1 else choices
 
 
 def _list_keys(model_type: type[BaseModel], loc: KeyPath) -> str:

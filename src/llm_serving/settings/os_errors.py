@@ -56,9 +56,9 @@ def describe(error: OSError) -> str:
 
 def _find_path(error: OSError) -> str:
     """Return the file that an error is about; empty if unknown."""
-    named = error.filename2 or error.filename  # of a copy the second is the one that is written
-    if isinstance(named, str | bytes):
-        return os.fsdecode(named)
+    file = error.filename2 or error.filename  # of a copy the second is the one that is written
+    if isinstance(file, str | bytes):
+        return os.fsdecode(file)
     return _find_written_file(error.__traceback__)
 
 

@@ -135,18 +135,18 @@ def _write_value(text: str, steps: list[str], value: str, after: str) -> str:
     key = None
     for index, step in enumerate(steps):
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next((pair for pair in pairs if pair[0].value == step), None)
-        if found is None and pairs and not node.flow_style:
+        pair_of_step = next((pair for pair in pairs if pair[0].value == step), None)
+        if pair_of_step is None and pairs and not node.flow_style:
             above = next((pair for pair in pairs if pair[0].value == after and not index), pairs[-1])
             return _add_lines(text, node.start_mark.column, _find_end(above[1]), steps[index:], value)
-        if found is None:
+        if pair_of_step is None:
             added = _format_flow(steps[index:], value)
             if pairs:
                 end = _find_end(node.value[-1][1])
                 return f"{text[:end]}, {added}{text[end:]}"
             value = f"{{{added}}}"
             break
-        key, node = found
+        key, node = pair_of_step
     start = node.start_mark.index
     if key and key.start_mark.line != node.start_mark.line:
         start, value = key.end_mark.index + 1, f" {value}"

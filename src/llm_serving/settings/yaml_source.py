@@ -252,9 +252,9 @@ class _Builder:
         self.yaml_file.data = self._build_value(node, (), ())
 
     def _add_mistake(
-        self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str, known: Position | None = None
+        self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str, position: Position | None = None
     ) -> None:
-        line, column = (known.line, known.column) if known else (mark.line + 1, mark.column + 1)
+        line, column = (position.line, position.column) if position else (mark.line + 1, mark.column + 1)
         name = format_key_path(key_path)
         self.yaml_file.mistakes.append(Mistake(self.yaml_file.path, line, column, name, "", reason, fix))
 

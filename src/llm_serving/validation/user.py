@@ -77,11 +77,11 @@ class OpenAIUser(User):  # type: ignore[misc]
     def play_item(self) -> None:
         """Send one item of the load, and the other turns of its session."""
         idle_since = time.perf_counter()
-        taken = self.load.take()
+        next_item = self.load.take()
         try:
             # Before the first request too: users who all came at once would measure that one moment.
-            is_due = not taken.counted or self.plan.traffic.is_open_loop or self.load.pause()
-            item = taken if is_due else None
+            is_due = not next_item.counted or self.plan.traffic.is_open_loop or self.load.pause()
+            item = next_item if is_due else None
             while item:
                 item = self._play_turn(item, idle_since)
                 idle_since = time.perf_counter()

@@ -375,9 +375,9 @@ class _Session:
             data = yaml_source.read(file).data
             for key_path, values in changes.items():
                 role = functools.reduce(operator.getitem, key_path, data)
-                kept = {key: value for key, value in {**role, **values}.items() if value is not None}
+                merged = {key: value for key, value in {**role, **values}.items() if value is not None}
                 role.clear()
-                role.update(kept)
+                role.update(merged)
                 self.fixed[".".join((*key_path, "replicas"))] = values["replicas"]
             file.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
 

@@ -171,12 +171,12 @@ def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str], boun
     """Return the simulator's evaluation by action, for policies too that allow no role without the boundary."""
     iam = aws.client("iam")
     decisions: dict[str, Any] = {}
-    known = {"ContextKeyName": "iam:PermissionsBoundary", "ContextKeyValues": [boundary], "ContextKeyType": "string"}
+    context = {"ContextKeyName": "iam:PermissionsBoundary", "ContextKeyValues": [boundary], "ContextKeyType": "string"}
     for batch in session.split(sorted(wanted), _BATCH_SIZE):
         request = {
             "PolicySourceArn": principal_arn,
             "ActionNames": batch,
-            "ContextEntries": [known] if boundary else [],
+            "ContextEntries": [context] if boundary else [],
         }
         evaluations = session.list_all(iam, "simulate_principal_policy", "EvaluationResults", **request)
         decisions |= {evaluation["EvalActionName"]: evaluation for evaluation in evaluations}

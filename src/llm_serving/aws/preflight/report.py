@@ -85,9 +85,9 @@ def run_preflight(document: Document[Fleet], aws: AwsSession, *, further: Sequen
     with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)
     mistakes = checks.find_mistakes(document)
-    put = [*_list_checks(document, aws, caller, mistakes), *further]
+    all_checks = [*_list_checks(document, aws, caller, mistakes), *further]
     with console.step(f"Check {fleet.name} in {fleet.region}: asking {aws.describe_endpoint()}") as step:
-        groups = runner.run_checks(put, step)
+        groups = runner.run_checks(all_checks, step)
     return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))
 
 

@@ -26,7 +26,7 @@ guide, "Create a managed node group with Capacity Blocks for ML"; 2026-11."""
 
 
 def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
-    named = [
+    existing = [
         (
             f"{option.capacity_block or option.reservation} for {name}",
             functools.partial(_check_named, fleet, pool, option),
@@ -42,7 +42,9 @@ def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
         if group.reserve
     ]
     actions = ("ec2:DescribeCapacityReservations",)
-    return [Check("reservations", name, functools.partial(check, aws, name), actions) for name, check in [*named, *own]]
+    return [
+        Check("reservations", name, functools.partial(check, aws, name), actions) for name, check in [*existing, *own]
+    ]
 
 
 def _check_own(fleet: Fleet, group: Group, aws: AwsSession, check_name: str) -> CheckResult:

@@ -127,8 +127,8 @@ def _list_result(state: Tuning, folder: Path) -> Iterator[RenderableType]:
     if best is None or best.kept is None:
         yield Text("NO CONFIGURATION WAS SHOWN TO KEEP THE SLO", "bold red")
         return
-    kept = f"{sweep.format_load(best.kept.load, state.axis)} over {best.kept.seconds:.0f} s"
+    load = f"{sweep.format_load(best.kept.load, state.axis)} over {best.kept.seconds:.0f} s"
     cost = best.kept.usd_per_thousand_requests
     price = "" if cost is None else f", {cost:.3f} USD per 1,000 requests"
-    yield Text.assemble((f"BEST {best.title}", "bold green"), f" keeps {kept}{price}")
+    yield Text.assemble((f"BEST {best.title}", "bold green"), f" keeps {load}{price}")
     yield f"Its blueprint.yaml: {console.shorten_path(folder / racing.BEST_FILE)}"

@@ -236,8 +236,8 @@ def _find_long_deadlines(settings: Blueprint, fleet: Fleet) -> Iterator[Conflict
     for key_path, deadline_s in ((("limits", "deadline"), settings.limits.deadline), *deadlines.items()):
         if deadline_s is not None and deadline_s > kept_s:
             days = aws_limits.convert_to_days(kept_s)
-            kept = "storage.results_kept of the fleet"
-            reason = f"S3 deletes what a job has saved {days} days after it was written: {kept}"
+            setting = "storage.results_kept of the fleet"
+            reason = f"S3 deletes what a job has saved {days} days after it was written: {setting}"
             fix = f"use {days}d or less, or keep results for longer"
             yield Conflict(key_path, reason, fix, f"{deadline_s / 86_400:g}d")
 

@@ -57,10 +57,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     if in_containers:
         raise_mistakes(blueprint.locate(cloud.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
-    named = settings.endpoint.deployment
-    found = deployments.require_serving(blueprint, named, fleet, environment) if named else None
-    answering = _describe_endpoint(settings.endpoint, own_serving, found)
-    usd_h = settings.endpoint.usd_per_hour or (found.usd_h if found else None)
+    shared_name = settings.endpoint.deployment
+    shared = deployments.require_serving(blueprint, shared_name, fleet, environment) if shared_name else None
+    answering = _describe_endpoint(settings.endpoint, own_serving, shared)
+    usd_h = settings.endpoint.usd_per_hour or (shared.usd_h if shared else None)
     stack = None
     if in_containers:
         raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
@@ -117,7 +117,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         stack=stack,
         notes=(
             *(own_serving.notes if own_serving else ()),
-            *_list_notes(settings, fleet.value, environment, answering, found),
+            *_list_notes(settings, fleet.value, environment, answering, shared),
         ),
         emulated=(
             *_list_emulated(settings, environment),
@@ -187,12 +187,12 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 
 
 def _list_notes(
-    settings: Blueprint, fleet: Fleet, environment: Environment, answering: Answering, found: FoundDeployment | None
+    settings: Blueprint, fleet: Fleet, environment: Environment, answering: Answering, shared: FoundDeployment | None
 ) -> Iterator[str]:
-    if found:
-        yield from _describe_back_off(found, environment, answering)
-    if found and found.usd_h is not None and settings.endpoint.usd_per_hour is None:
-        yield f"Jobs cost their share of {found.name}, {found.usd_h:,.2f} USD/h on demand: {found.price}."
+    if shared:
+        yield from _describe_back_off(shared, environment, answering)
+    if shared and shared.usd_h is not None and settings.endpoint.usd_per_hour is None:
+        yield f"Jobs cost their share of {shared.name}, {shared.usd_h:,.2f} USD/h on demand: {shared.price}."
     if settings.schedules and not environment.conventions.is_local:
         days = aws_limits.convert_to_days(fleet.storage.results_kept)
         end = f"{days} days after it was written"
@@ -206,14 +206,14 @@ def _list_emulated(settings: Blueprint, environment: Environment) -> Iterator[st
         return
     if settings.schedules:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
-    if named := cloud.list_secrets(settings):
-        keys = " and ".join(".".join(key_path) for key_path, _ in named)
+    if secrets := cloud.list_secrets(settings):
+        keys = " and ".join(".".join(key_path) for key_path, _ in secrets)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
 
-def _describe_back_off(found: FoundDeployment, environment: Environment, answering: Answering) -> Iterator[str]:
+def _describe_back_off(shared: FoundDeployment, environment: Environment, answering: Answering) -> Iterator[str]:
     """Describe what slows rows down in favor of the shared deployment's own requests."""
-    fed, is_known = found.name, bool(found.kind)  # of another, the blueprint is not here
+    fed, is_known = shared.name, bool(shared.kind)  # of another, the blueprint is not here
     if answering.headers:
         condition = "" if is_known else ", if it has classes"
         yield f"{fed} holds rows back while people's requests wait: they are of its class low{condition}."
@@ -229,7 +229,7 @@ def _describe_back_off(found: FoundDeployment, environment: Environment, answeri
 
 
 def _describe_endpoint(
-    endpoint: Endpoint, own_serving: ServingDeployment | None, found: FoundDeployment | None
+    endpoint: Endpoint, own_serving: ServingDeployment | None, shared: FoundDeployment | None
 ) -> Answering:
     if own_serving:
         return Answering(
@@ -242,16 +242,16 @@ def _describe_endpoint(
     if endpoint.url:
         url = endpoint.url.rstrip("/").removesuffix("/v1")
         return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
-    if found is None:
+    if shared is None:
         raise ValueError("an endpoint has a model, a URL or a deployment")
     return Answering(
-        found.url,
-        found.metrics_urls,
+        shared.url,
+        shared.metrics_urls,
         is_shared=True,
-        has_priority=found.traits.has_priority,
-        headers=found.traits.classes.get("low", {}),
-        limits=tuple(worker_settings.list_limits(found)) if found.metrics_urls else (),
-        metrics=found.metrics,
+        has_priority=shared.traits.has_priority,
+        headers=shared.traits.classes.get("low", {}),
+        limits=tuple(worker_settings.list_limits(shared)) if shared.metrics_urls else (),
+        metrics=shared.metrics,
     )
 
 

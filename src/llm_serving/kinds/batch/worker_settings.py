@@ -192,16 +192,16 @@ def _build_cache(cache: Cache | None, queue: str, *, has_secrets: bool) -> JsonV
     }
 
 
-def list_limits(found: FoundDeployment) -> Iterator[Limit]:
+def list_limits(deployment: FoundDeployment) -> Iterator[Limit]:
     """List the percentile limits on latencies in the metrics of the deployment's engines.
 
     End-to-end latency is left out: it depends on the length of a row's answer, which does not slow down people's
     answers.
     """
-    if found.slo is None:
+    if deployment.slo is None:
         return
-    for latency, limits in (("ttft", found.slo.ttft_ms), ("itl", found.slo.itl_ms)):
+    for latency, limits in (("ttft", deployment.slo.ttft_ms), ("itl", deployment.slo.itl_ms)):
         for name, ms in limits:
-            if latency in found.metrics and ms is not None and name != "mean":
+            if latency in deployment.metrics and ms is not None and name != "mean":
                 allowed = 1 - int(name.removeprefix("p")) / 100
-                yield Limit(f"{latency} {name}", found.metrics[latency], ms, allowed)
+                yield Limit(f"{latency} {name}", deployment.metrics[latency], ms, allowed)

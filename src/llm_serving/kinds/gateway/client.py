@@ -65,9 +65,9 @@ class AdminClient:
         query = {"return_full_object": "true", "size": _PAGE_SIZE, **({"team_id": team} if team else {})}
         page, pages = 1, 1
         while page <= pages:
-            found = self._request(f"/key/list?{urlencode({**query, 'page': page})}")
-            keys += [_read_key(row) for row in found["keys"] if row.get("team_id")]
-            page, pages = page + 1, found["total_pages"]
+            answer = self._request(f"/key/list?{urlencode({**query, 'page': page})}")
+            keys += [_read_key(row) for row in answer["keys"] if row.get("team_id")]
+            page, pages = page + 1, answer["total_pages"]
         return sorted(keys, key=lambda key: key.created_at)
 
     def revoke_key(self, key: str) -> Key:

@@ -219,6 +219,6 @@ def render_page(name: str, time: str, records: usage.Records) -> str:
 
 
 def _find_largest_share(rows: list[dict[str, Any]], column: str) -> list[tuple[dict[str, Any], float]]:
-    known = [row for row in rows if row[column] is not None]
-    largest = max((row[column] for row in known), default=0.0) or 1.0
-    return [(row, row[column] / largest) for row in known]
+    with_value = [row for row in rows if row[column] is not None]
+    largest = max((row[column] for row in with_value), default=0.0) or 1.0
+    return [(row, row[column] / largest) for row in with_value]

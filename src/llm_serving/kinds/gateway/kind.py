@@ -85,8 +85,8 @@ class GatewayKind(Kind[Blueprint, GatewayDeployment]):
             route = blueprint.value.routes[name]
             fallback = f", then {' and '.join(route.fallback)}" if route.fallback else ""
             semantic = route.cache.semantic if route.cache else None
-            kept = f"; same meaning, same answer, by {name_backend(semantic.embedding)}" if semantic else ""
-            yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}{kept}"
+            semantic_text = f"; same meaning, same answer, by {name_backend(semantic.embedding)}" if semantic else ""
+            yield "route", f"{name}: {', '.join(backend.name for backend in backends)}{fallback}{semantic_text}"
         if stack := deployment.stack:
             yield "database", f"{stack.database_type} of RDS in two zones, {stack.database_gib} GiB"
             yield "cache", f"{CACHE_NODES} x {stack.cache_type} of ElastiCache for Valkey"

@@ -15,15 +15,15 @@ def list_rows(stack: GatewayStack, connect: Callable[[str], Any]) -> list[dict[s
     Args:
         connect: returns a client of a service.
     """
-    found: list[tuple[str, str, str]] = []
+    servers: list[tuple[str, str, str]] = []
     with session.ignore_errors("DBInstanceNotFound"):
         databases = connect("rds").describe_db_instances(DBInstanceIdentifier=stack.name)["DBInstances"]
-        found += [("database", row["DBInstanceStatus"], row["DBInstanceClass"]) for row in databases]
+        servers += [("database", row["DBInstanceStatus"], row["DBInstanceClass"]) for row in databases]
     with session.ignore_errors("ReplicationGroupNotFound"):
         caches = connect("elasticache").describe_replication_groups(ReplicationGroupId=stack.name)["ReplicationGroups"]
-        found += [("cache", row["Status"], stack.cache_type) for row in caches]
+        servers += [("cache", row["Status"], stack.cache_type) for row in caches]
     states = {"available": "ready"}
     return [
         {"name": stack.name, "role": role, "state": states.get(status, status), "restarts": 0, "machine": machine}
-        for role, status, machine in found
+        for role, status, machine in servers
     ]

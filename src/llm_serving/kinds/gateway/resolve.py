@@ -50,10 +50,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
     checks = search.check(settings) if is_local else cloud.check(settings, fleet.value, environment, name)
     raise_mistakes(blueprint.locate(checks))
-    found = _find_deployments(blueprint, fleet, environment)
+    serving = _find_deployments(blueprint, fleet, environment)
     ports = environment.ports
-    places = [_locate(place, found) for place in litellm_settings.list_sources(settings)]
-    backends = [_build_backend(place, found) for place in places]
+    places = [_locate(place, serving) for place in litellm_settings.list_sources(settings)]
+    backends = [_build_backend(place, serving) for place in places]
     deployment = GatewayDeployment(
         name=name,
         pattern=settings.pattern,
@@ -104,14 +104,14 @@ def _format_url(environment: Environment, name: str) -> str:
 def _find_deployments(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
 ) -> dict[str, FoundDeployment]:
-    found: dict[str, FoundDeployment] = {}
+    serving: dict[str, FoundDeployment] = {}
 
     def require(name: str, key_path: KeyPath, *, is_embedding: bool) -> None:
         here = deployments.require_serving(blueprint, name, fleet, environment, key_path)
         if is_embedding and here.task not in ("", EMBED):
             reason = f"it answers with task {here.task}, and questions need vectors"
             raise InputError([blueprint.build_mistake(key_path, name, reason, f"name a deployment with task: {EMBED}")])
-        found[name] = here
+        serving[name] = here
 
     collect = ErrorCollector()
     for place in litellm_settings.list_places(blueprint.value):
@@ -125,14 +125,14 @@ def _find_deployments(
             key_path = ("routes", route, "cache", "semantic", "embedding", "deployment")
             collect(functools.partial(require, name, key_path, is_embedding=True))
     collect.raise_if_any()
-    return found
+    return serving
 
 
-def _build_backend(place: Place[Any], found: dict[str, FoundDeployment]) -> Backend:
+def _build_backend(place: Place[Any], serving: dict[str, FoundDeployment]) -> Backend:
     name = litellm_settings.name_backend(place.backend)
     if place.backend.deployment is None:
         return Backend(id=place.id, route=place.route, name=name)
-    here = found[place.backend.deployment]
+    here = serving[place.backend.deployment]
     return Backend(
         id=place.id,
         route=place.route,
@@ -145,9 +145,11 @@ def _build_backend(place: Place[Any], found: dict[str, FoundDeployment]) -> Back
     )
 
 
-def _locate(place: Place[Any], found: dict[str, FoundDeployment]) -> Place[Any]:
+def _locate(place: Place[Any], serving: dict[str, FoundDeployment]) -> Place[Any]:
     backend: Source = place.backend
-    deployment = found[backend.deployment] if backend.deployment else FoundDeployment(name=MOCK, url="", models=(MOCK,))
+    deployment = (
+        serving[backend.deployment] if backend.deployment else FoundDeployment(name=MOCK, url="", models=(MOCK,))
+    )
     return place._replace(
         url=(backend.url or deployment.url).rstrip("/").removesuffix("/v1"),
         model=backend.model or next(iter(deployment.models), ""),

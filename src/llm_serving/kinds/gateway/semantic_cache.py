@@ -130,15 +130,15 @@ class SemanticCache(CustomLogger):  # type: ignore[misc] # of another environmen
 
     async def keep(self, cache: Cache, key: str, ttl_s: float) -> None:
         """Keep the vector of a question whose answer was kept."""
-        kept = self._open.pop(key, None)
-        if kept is None:
+        question = self._open.pop(key, None)
+        if question is None:
             return
-        name = f"{kept.index_name}:{hashlib.sha256(key.encode()).hexdigest()}"
+        name = f"{question.index_name}:{hashlib.sha256(key.encode()).hexdigest()}"
         try:
             async with asyncio.timeout(_KEEP_LIMIT_S):
                 client = cache.cache.init_async_client()
                 async with client.pipeline(transaction=True) as commands:
-                    commands.hset(name, mapping={"key": key, "scope": kept.scope, "vector": kept.vector})
+                    commands.hset(name, mapping={"key": key, "scope": question.scope, "vector": question.vector})
                     commands.expire(name, max(1, round(ttl_s)))
                     await commands.execute()
         except Exception as error:  # noqa: BLE001 - the answer is on its way
@@ -234,9 +234,11 @@ def record(request: Mapping[str, Any], similarity: float | None) -> None:
     """Let LiteLLM record how near the answered question was; what a client wrote in its place goes."""
     metadata = _find_metadata(request)
     sent = metadata.get("spend_logs_metadata")
-    kept = {name: value for name, value in sent.items() if name != SIMILARITY} if isinstance(sent, dict) else {}
-    if kept or sent or similarity is not None:
-        metadata["spend_logs_metadata"] = kept if similarity is None else {**kept, SIMILARITY: similarity}
+    own_metadata = {name: value for name, value in sent.items() if name != SIMILARITY} if isinstance(sent, dict) else {}
+    if own_metadata or sent or similarity is not None:
+        metadata["spend_logs_metadata"] = (
+            own_metadata if similarity is None else {**own_metadata, SIMILARITY: similarity}
+        )
 
 
 def install(semantic: SemanticCache) -> None:
@@ -250,8 +252,8 @@ def install(semantic: SemanticCache) -> None:
         record(request, None)
         answer = await get_own(self, dynamic_cache_object, **request)
         key = request.get("cache_key")
-        if answer is None and key and (found := await semantic.find(self, key, request)):
-            other, similarity = found
+        if answer is None and key and (nearest := await semantic.find(self, key, request)):
+            other, similarity = nearest
             answer = await get_own(self, dynamic_cache_object, **{**request, "cache_key": other})
             if answer is not None:
                 record(request, round(similarity, 4))

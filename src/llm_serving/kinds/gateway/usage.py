@@ -218,10 +218,10 @@ def _measure(rows: Sequence[Mapping[str, Any]]) -> Metered:
     last_known = dict(rows[0]["tokens"])
     for before, after in itertools.pairwise(rows):
         usd = before["usd_h"] * (after["at"] - before["at"]) / 3600
-        made = sum(_compute_growth(count, last_known.get(engine)) for engine, count in after["tokens"].items())
+        new_tokens = sum(_compute_growth(count, last_known.get(engine)) for engine, count in after["tokens"].items())
         last_known |= after["tokens"]
-        tokens += made
-        busy_usd, idle_usd = (busy_usd + usd, idle_usd) if made else (busy_usd, idle_usd + usd)
+        tokens += new_tokens
+        busy_usd, idle_usd = (busy_usd + usd, idle_usd) if new_tokens else (busy_usd, idle_usd + usd)
     return Metered(busy_usd, idle_usd, tokens)
 
 

@@ -378,9 +378,9 @@ class Blueprint(BaseBlueprint, ModelSettings):
         if workers and "worker" not in pattern_roles:
             role_names = " and ".join(pattern_roles)
             yield Conflict(("roles", "workers"), f"the pattern {self.pattern} has {role_names}", "remove workers")
-        taken = (*patterns.ENGINE_ROLES, "router")
+        reserved_names = (*patterns.ENGINE_ROLES, "router")
         for field, example in (("workers", "its accelerators, such as l40s"), ("models", "its model, such as qwen3")):
-            for name in filter(taken.__contains__, getattr(self.roles, field)):
+            for name in filter(reserved_names.__contains__, getattr(self.roles, field)):
                 reason = f"{name} is the name of another role"
                 yield Conflict(("roles", field, name), reason, f"name it after {example}")
         if self.roles.worker and self.roles.worker.weight > 1 and not workers:

@@ -100,7 +100,9 @@ def _build_targets(
 ) -> list[dict[str, Any]]:
     if "cloudwatch" in panel:
         return [_build_cloudwatch_target(panel)]
-    filled = [(panel.get("legend", name), alerts.fill(panel["expr"], known)) for name, known in words[panel["each"]]]
+    filled = [
+        (panel.get("legend", name), alerts.fill(panel["expr"], fillings)) for name, fillings in words[panel["each"]]
+    ]
     return [
         {
             "refId": chr(ord("A") + index),

@@ -75,10 +75,10 @@ def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) 
         return "By the blueprint's traffic its prompts share nothing, and the tiers would find nothing of them."
     prefix_tokens = round(shared_prefix * traffic.input_tokens.max)
     groups = f"{traffic.prefix_groups:,} groups" if traffic.prefix_groups > 1 else "one group"
-    found, without = (compute_found_share(traffic, shared_prefix, tokens) for tokens in (held, own))
+    hit_share, own_hit_share = (compute_found_share(traffic, shared_prefix, tokens) for tokens in (held, own))
     return (
-        f"The traffic's prompts share {prefix_tokens:,} tokens each in {groups}: at most {found:.0%} of a prompt is "
-        f"found with the tiers, and {without:.0%} without."
+        f"The traffic's prompts share {prefix_tokens:,} tokens each in {groups}: at most {hit_share:.0%} of a prompt "
+        f"is found with the tiers, and {own_hit_share:.0%} without."
     )
 
 

@@ -87,11 +87,13 @@ def collect(
 ) -> Evidence:
     """Return what the reports of a blueprint, in the folder of its runs, say of a model on types with a price."""
     runs = Path.cwd() / paths.RUNS / resolve_name(document)
-    known = {instance.name: (instance, usd_h) for instance, usd_h in prices}
-    loads = [load for load in read_all(runs, name) if load.setup.instance.name in known]
+    priced_instances = {instance.name: (instance, usd_h) for instance, usd_h in prices}
+    loads = [load for load in read_all(runs, name) if load.setup.instance.name in priced_instances]
     measured = [
         Measured(
-            Configuration(*known[setup.instance.name], setup.split, setup.precision, setup.kv_type, setup.batch_tokens),
+            Configuration(
+                *priced_instances[setup.instance.name], setup.split, setup.precision, setup.kv_type, setup.batch_tokens
+            ),
             tuple(load.point for load in swept),
             source,
         )
@@ -167,8 +169,8 @@ def _list_sweeps(
     """Yield the newest sweep of each setup with such traffic: its loads from the lowest on, and its folder."""
     wanted, seen = _describe_shape(Traffic.model_validate(dict(traffic))), list[Setup]()
     alike = (load for load in loads if load.point.rate and _describe_shape(load.traffic) == wanted)
-    for folder, found in itertools.groupby(alike, key=lambda load: load.file.parents[2]):
-        swept = sorted(found, key=lambda load: load.point.rate)
+    for folder, of_folder in itertools.groupby(alike, key=lambda load: load.file.parents[2]):
+        swept = sorted(of_folder, key=lambda load: load.point.rate)
         if folder.name.startswith(SWEEP_FOLDER) and swept[0].setup not in seen:
             seen.append(swept[0].setup)
             yield swept[0].setup, swept, str(folder.relative_to(Path.cwd()))

@@ -34,10 +34,10 @@ def price_instances(deployment: ServingDeployment) -> float | None:
         return None
     counts, prices = defaultdict[tuple[str, str], float](float), dict[tuple[str, str], float]()
     for role in deployment.engine_roles:
-        found = _find_dearest(role, deployment.environment.region)
-        if found is None:
+        dearest = _find_dearest(role, deployment.environment.region)
+        if dearest is None:
             return None
-        price, row = found
+        price, row = dearest
         assert row.accelerators
         replicas_each = row.accelerators.count // max(1, role.resources.accelerators)
         counts[role.pool, row.name] += role.nodes * _count_replicas(role) / replicas_each
@@ -46,10 +46,10 @@ def price_instances(deployment: ServingDeployment) -> float | None:
 
 
 def _price_role(role: Role, region: str) -> tuple[float, str] | None:
-    found = _find_dearest(role, region)
-    if found is None:
+    dearest = _find_dearest(role, region)
+    if dearest is None:
         return None
-    price, row = found
+    price, row = dearest
     assert row.accelerators
     share = role.resources.accelerators / row.accelerators.count
     replicas = _count_replicas(role)

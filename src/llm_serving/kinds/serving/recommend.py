@@ -145,10 +145,10 @@ def list_limits(question: Question, settings: Blueprint | None) -> list[Limit]:
     Raises:
         InputError: there is none.
     """
-    given = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
-    limits = [Limit(metric, "p95", ms) for metric, ms in given.items() if ms is not None]
+    question_limits = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
+    limits = [Limit(metric, "p95", ms) for metric, ms in question_limits.items() if ms is not None]
     written = predicted_load.list_limits(settings.slo) if settings else []
-    limits += [limit for limit in written if given[limit.metric] is None]
+    limits += [limit for limit in written if question_limits[limit.metric] is None]
     if not limits:
         raise InputError("--ttft-p95: there is no limit of latency. Fix: write --ttft-p95 800 --itl-p95 50.")
     return limits
@@ -347,9 +347,9 @@ def explain(answer: Answer, name: str) -> str:
     Raises:
         InputError: the type was not considered.
     """
-    found = next((row for row in answer.result.candidates if row.configuration.instance.name == name), None)
-    if found:
-        return f"{name}: {found.usd_h:,.2f} USD/h: {describe(found)}"
+    candidate = next((row for row in answer.result.candidates if row.configuration.instance.name == name), None)
+    if candidate:
+        return f"{name}: {candidate.usd_h:,.2f} USD/h: {describe(candidate)}"
     rejected = next((row for row in answer.result.rejected if row.instance == name), None)
     if rejected:
         return f"{name}: {rejected.reason}"
@@ -393,8 +393,8 @@ def describe(candidate: Candidate) -> str:
     total = sum(counts.values())
     words = " and ".join(f"{count} {name}" for name, count in counts.items()) if len(counts) > 1 else str(total)
     copies = candidate.configuration.split.data
-    named = {**({"copies of the attention layers": copies} if copies > 1 else {}), **build_tuning(candidate)}
-    settings = ", ".join(f"{name} {value}" for name, value in named.items()) or "the engine's defaults"
+    options = {**({"copies of the attention layers": copies} if copies > 1 else {}), **build_tuning(candidate)}
+    settings = ", ".join(f"{name} {value}" for name, value in options.items()) or "the engine's defaults"
     return (
         f"{words} replica{'s' if total > 1 else ''} of {ranks} accelerator{'s' if ranks > 1 else ''}, {settings}; "
         f"{LIMITS_IN_WORDS[candidate.limited_by]}; {_describe_basis(candidate)}"

@@ -101,16 +101,16 @@ class Scale(Settings):
 
     def _check_overlap(self) -> Iterator[Conflict]:
         """Check that no peak ends another: at its end the least is that of `replicas` again."""
-        taken: dict[int, str] = {}
+        peak_at: dict[int, str] = {}
         for number, peak in enumerate(self.peaks):
             start, end = peak.minutes
             times = {minute % _DAY_MINUTES for minute in range(start, end + _DAY_MINUTES * (end < start) + 1)}
-            if others := [taken[minute] for minute in times if minute in taken]:
+            if others := [peak_at[minute] for minute in times if minute in peak_at]:
                 reason = f"it meets {others[0]}"
                 yield Conflict(
                     ("peaks", number, "at"), reason, "leave a minute between both, or make one of them", peak.at
                 )
-            taken |= dict.fromkeys(times, peak.at)
+            peak_at |= dict.fromkeys(times, peak.at)
 
     def _check_time_zone(self) -> Iterator[Conflict]:
         if "time_zone" in self.model_fields_set and not self.peaks:

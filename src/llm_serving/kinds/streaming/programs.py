@@ -138,8 +138,8 @@ def _require_java() -> None:
     shown = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     match = re.search(r'version "(\d+)', shown)
     if match is None or int(match[1]) < _LEAST_JAVA:
-        found = match[1] if match else "unknown"
-        raise Unavailable(f"java: version {found}; the job needs {_LEAST_JAVA} or later. Fix: {_INSTALL}.")
+        version = match[1] if match else "unknown"
+        raise Unavailable(f"java: version {version}; the job needs {_LEAST_JAVA} or later. Fix: {_INSTALL}.")
 
 
 def _run_maven(*arguments: str) -> None:

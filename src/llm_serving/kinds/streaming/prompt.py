@@ -65,9 +65,9 @@ def _read_properties(file: Path, text: str) -> tuple[str, ...]:
 
 
 def _check_prompt(file: Path, text: str, properties: tuple[str, ...]) -> Iterator[Mistake]:
-    known = ("shopper", "session", *(f"{_EVENT}{name}" for name in properties))
+    fields = ("shopper", "session", *(f"{_EVENT}{name}" for name in properties))
     for number, line in enumerate(text.splitlines(), start=1):
         for match in _FIELD.finditer(line):
-            if match[1] not in known:
-                reason, fix = "there is no such field", f"use {' or '.join(known)}"
+            if match[1] not in fields:
+                reason, fix = "there is no such field", f"use {' or '.join(fields)}"
                 yield Mistake(file, number, match.start() + 1, "", quote_value(match[1]), reason, fix)

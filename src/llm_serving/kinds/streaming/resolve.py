@@ -119,8 +119,8 @@ def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], envir
         return f"http://{environment.hidden_host}:{environment.ports[ENDPOINT]}", endpoint.model or MOCK_MODEL
     if endpoint.url:
         return endpoint.url.rstrip("/").removesuffix("/v1"), str(endpoint.model)
-    found = deployments.require_serving(blueprint, str(endpoint.deployment), fleet, environment)
-    return found.url, endpoint.model or next(iter(found.models), "")
+    serving = deployments.require_serving(blueprint, str(endpoint.deployment), fleet, environment)
+    return serving.url, endpoint.model or next(iter(serving.models), "")
 
 
 def _list_notes(settings: Blueprint) -> Iterator[str]:

@@ -92,15 +92,15 @@ def _require_names(plan: DeploymentPlan, deployed: EcsDeployment, stack_name: st
             f"{plan.deployment.name}: two of its ECS services would be {', '.join(twice)}: the second choice of a pool "
             "adds -1 to a role's name. Nothing was changed. Fix: give the other role another name"
         )
-    taken: list[str] = []
+    taken_names: list[str] = []
     for ecs_service in deployed.describe_services():
         owner = {tag["key"]: tag["value"] for tag in ecs_service.get("tags", [])}.get("stack")
         if owner != stack_name:
-            taken.append(f"{ecs_service['serviceName']} (of {owner or 'no stack'})")
-    if taken:
+            taken_names.append(f"{ecs_service['serviceName']} (of {owner or 'no stack'})")
+    if taken_names:
         raise CheckFailed(
-            f"{plan.deployment.name}: its ECS services have names that are taken: {', '.join(taken)}. Nothing was "
-            f"changed. Fix: choose another `name` in {plan.blueprint.path}"
+            f"{plan.deployment.name}: its ECS services have names that are taken: {', '.join(taken_names)}. Nothing "
+            f"was changed. Fix: choose another `name` in {plan.blueprint.path}"
         )
 
 

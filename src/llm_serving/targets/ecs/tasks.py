@@ -133,11 +133,11 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
 def list_starts(plan: DeploymentPlan) -> list[Start]:
     """List how long the deployment's tasks took to start, by role and name."""
     deployed = read_deployed(plan)
-    found = [
+    starts = [
         _build_start(service, task, deployed.read_first_events(service, task), plan.deployment.engine)
         for service, task in deployed.list_running()
     ]
-    return sorted(found, key=lambda start: (start.role, start.name))
+    return sorted(starts, key=lambda start: (start.role, start.name))
 
 
 @clients.translate_errors()

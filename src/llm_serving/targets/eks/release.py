@@ -79,10 +79,10 @@ def require_objects(plan: DeploymentPlan) -> None:
             f"{plan.deployment.name}: the cluster does not know {', '.join(missing)}. Nothing was changed. "
             f"Fix: install the operators, in the versions that charts/{plan.deployment.chart}/README.md names."
         )
-    if taken := [line for item in objects for line in _describe_other_owner(plan, api, item)]:
+    if taken_names := [line for item in objects for line in _describe_other_owner(plan, api, item)]:
         raise CheckFailed(
-            f"{plan.deployment.name}: its objects have names that are taken: {', '.join(taken)}. Nothing was changed. "
-            f"Fix: choose another `name` in {plan.blueprint.path}"
+            f"{plan.deployment.name}: its objects have names that are taken: {', '.join(taken_names)}. Nothing was "
+            f"changed. Fix: choose another `name` in {plan.blueprint.path}"
         )
 
 

@@ -53,8 +53,8 @@ def _list_schema_errors(file: YamlFile, chart: str) -> Iterator[Mistake]:
     for error in sorted(validator.iter_errors(file.data), key=lambda error: list(map(str, error.absolute_path))):
         key_path: KeyPath = tuple(error.absolute_path)
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-            known = error.schema.get("properties", {})
-            for key in error.instance.keys() - known.keys():
+            properties = error.schema.get("properties", {})
+            for key in error.instance.keys() - properties.keys():
                 reason = f"charts/{chart} has no such value"
                 yield _build_mistake(file, (*key_path, key), reason, f"remove it, or take its name from {page}")
         else:
@@ -113,10 +113,10 @@ def _read_defaults() -> Mapping[str, Any]:
 
 
 def _build_mistake(file: YamlFile, key_path: KeyPath, reason: str, fix: str) -> Mistake:
-    known = key_path
-    while known not in file.positions:
-        known = known[:-1]
+    written_path = key_path
+    while written_path not in file.positions:
+        written_path = written_path[:-1]
     value = yaml_source.get_value(file.data, key_path)
     shown = quote_value(value) if isinstance(value, str | int | float) else ""
-    position, field = file.positions[known], yaml_source.format_key_path(key_path)
+    position, field = file.positions[written_path], yaml_source.format_key_path(key_path)
     return Mistake(_RENDERED, position.key_line, position.key_column, field, shown, reason.rstrip("."), fix)

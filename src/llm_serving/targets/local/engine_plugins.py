@@ -96,13 +96,13 @@ def go_on_without_lmcache() -> None:
     start, store, stop = scheduler.__init__, worker.submit_store_request, worker.shutdown
     create_context = transfers.create_engine_driven_context
 
-    def start_scheduler(self: Any, *words: Any, **named: Any) -> None:
-        start(self, *words, **named)
+    def start_scheduler(self: Any, *words: Any, **options: Any) -> None:
+        start(self, *words, **options)
         self._mq_timeout = CACHE_WAIT_S  # of lookups
 
-    def submit_store(self: Any, *words: Any, **named: Any) -> None:
+    def submit_store(self: Any, *words: Any, **options: Any) -> None:
         try:
-            store(self, *words, **named)
+            store(self, *words, **options)
         except TimeoutError:
             self._health_event.clear()
 
@@ -110,8 +110,8 @@ def go_on_without_lmcache() -> None:
         self._mq_timeout = CACHE_WAIT_S
         stop(self)
 
-    def create_limited_context(metadata: Any, client: Any, _: float, **named: Any) -> Any:
-        return create_context(metadata, client, CACHE_WAIT_S, **named)
+    def create_limited_context(metadata: Any, client: Any, _: float, **options: Any) -> Any:
+        return create_context(metadata, client, CACHE_WAIT_S, **options)
 
     scheduler.__init__, worker.submit_store_request, worker.shutdown = start_scheduler, submit_store, stop_worker
     transfers.create_engine_driven_context = create_limited_context
@@ -177,8 +177,8 @@ def _start_fork_server(set_title: Callable[[str], None]) -> bool:
 class _EngineProcess(context.ForkServerProcess):
     """A further process, with the environment that the first has when it starts it."""
 
-    def __init__(self, *words: Any, **named: Any) -> None:
-        super().__init__(*words, **named)
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
         self._environment = dict(os.environ)
 
     def run(self) -> None:

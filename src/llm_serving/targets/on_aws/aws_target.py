@@ -186,7 +186,7 @@ class AwsTarget(Target):
         """
         plan = self._plan(folder, fleet_file, aws)
         deployment, directory, kind = plan.deployment, plan.directory, kinds.get(plan.deployment.kind)
-        way: AbstractContextManager[str | None] = contextlib.nullcontext(url)
+        connection: AbstractContextManager[str | None] = contextlib.nullcontext(url)
         source: LoadSource | None = None
         if program := kind.build_load_program(deployment):
             if origin is LoadOrigin.HERE:
@@ -199,13 +199,13 @@ class AwsTarget(Target):
         elif not deployment.served_models:  # no load is sent: what runs there makes its own
             if origin is LoadOrigin.CLUSTER:
                 raise InputError('--load-from: "cluster": no load is sent to it. Fix: leave it out.')
-            way = way if url else self.open_tunnel(plan)
+            connection = connection if url else self.open_tunnel(plan)
         elif load_drivers.choose_origin(plan, origin, url) is LoadOrigin.CLUSTER:
             launch = functools.partial(self.launch_drivers, plan)
             source = load_drivers.build_source(plan, launch, self.list_metrics_pages(plan))
         elif not url:
-            way, source = self.open_tunnel(plan), load_drivers.TUNNEL
-        with way as its_url:
+            connection, source = self.open_tunnel(plan), load_drivers.TUNNEL
+        with connection as its_url:
             options = ValidationOptions(
                 logs=directory.logs, runs=directory.reports, folder=folder, url=its_url, load_source=source
             )

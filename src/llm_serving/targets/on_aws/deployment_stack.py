@@ -73,8 +73,8 @@ def destroy(plan: DeploymentPlan, stack_context: FleetContext) -> bool:
 
     def remove_services() -> None:
         [folder] = folders.values()
-        found = stack_folder.read_stack(folder).get("resource", {}).get("aws_ecs_service", {})
-        if targets := [f"-target=aws_ecs_service.{name}" for name in found]:
+        service_names = stack_folder.read_stack(folder).get("resource", {}).get("aws_ecs_service", {})
+        if targets := [f"-target=aws_ecs_service.{name}" for name in service_names]:
             title = f"Remove the services of {deployment.name}"
             apply.run_terraform(stack_context, folders, (*_DESTROY, *targets), title)
 

@@ -62,15 +62,15 @@ class Prompt:
         Raises:
             ValueError: it is no JSON object, as of a server that always streams, or has no number; quotes what it has.
         """
-        found = f"no JSON object: {answer[:SHOWN_BYTES].decode('utf-8', 'replace')!r}"
+        content = f"no JSON object: {answer[:SHOWN_BYTES].decode('utf-8', 'replace')!r}"
         fix = "answers such requests too; they count"
         try:
             usage = untrusted_json.parse(answer).get("usage") or {}
-            found = f"a usage without a number of prompt_tokens: {str(usage)[:SHOWN_BYTES]}"
+            content = f"a usage without a number of prompt_tokens: {str(usage)[:SHOWN_BYTES]}"
             fix = "reports a number, or no usage; it counts"
             return int(dict(usage).get("prompt_tokens") or len(self.text.split()))
         except (AttributeError, OverflowError, TypeError, ValueError):
             raise ValueError(
-                f"returned HTTP 200 to a request with stream: false, and {found}. "
+                f"returned HTTP 200 to a request with stream: false, and {content}. "
                 f"Fix: use a server that {fix} the tokens of prompts."
             ) from None

@@ -171,24 +171,28 @@ def find_knee(
 
 def find_bracket(points: Collection[Point]) -> Knee:
     """Return the highest load that was kept, and the lowest above it that was not."""
-    kept = max((point for point in points if point.kept), key=lambda point: point.load, default=None)
-    above = (point for point in points if not point.kept and (kept is None or point.load > kept.load))
-    return Knee(kept, min(above, key=lambda point: point.load, default=None))
+    highest = max((point for point in points if point.kept), key=lambda point: point.load, default=None)
+    above = (point for point in points if not point.kept and (highest is None or point.load > highest.load))
+    return Knee(highest, min(above, key=lambda point: point.load, default=None))
 
 
 def _choose_next(bracket: Knee, search: Search) -> float | None:
     """Return the load to send next, the highest one that is kept in the end; None where the knee is found."""
-    kept, missed = bracket
-    if missed and missed.is_hopeless:
+    highest, lowest_missed = bracket
+    if lowest_missed and lowest_missed.is_hopeless:
         return None
-    if kept and missed and (middle := _choose_middle(kept.load, missed.load, search)):
+    if highest and lowest_missed and (middle := _choose_middle(highest.load, lowest_missed.load, search)):
         return middle
-    if kept and not missed and kept.load < search.highest:
-        return min(round_load(kept.load * FACTOR, search.whole), search.highest)
-    if kept:
-        return None if kept.longer else kept.load
-    assert missed, "a load is kept or missed"
-    return max(round_load(missed.load / FACTOR, search.whole), search.lowest) if missed.load > search.lowest else None
+    if highest and not lowest_missed and highest.load < search.highest:
+        return min(round_load(highest.load * FACTOR, search.whole), search.highest)
+    if highest:
+        return None if highest.longer else highest.load
+    assert lowest_missed, "a load is kept or missed"
+    return (
+        max(round_load(lowest_missed.load / FACTOR, search.whole), search.lowest)
+        if lowest_missed.load > search.lowest
+        else None
+    )
 
 
 def _choose_middle(low: float, high: float, search: Search) -> float | None:

@@ -350,10 +350,10 @@ def _list_notes(target: LoadTarget, bracket: Knee, axis: Axis) -> Iterator[str]:
     yield from list_left_out(target.slo)
 
 
-def list_unconfirmed(kept: Point, axis: Axis) -> Iterator[str]:
+def list_unconfirmed(knee: Point, axis: Axis) -> Iterator[str]:
     """Yield that the highest load was kept for a short time only, where the search ended before it was sent again."""
-    if not kept.longer:
-        yield f"The load of {format_load(kept.load, axis)} was not sent again for longer, in which a queue may grow."
+    if not knee.longer:
+        yield f"The load of {format_load(knee.load, axis)} was not sent again for longer, in which a queue may grow."
 
 
 def list_left_out(slo: Slo) -> Iterator[str]:

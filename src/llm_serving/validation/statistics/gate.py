@@ -89,9 +89,9 @@ def judge(
 
 def sort_findings(findings: Iterable[MissedObjective | str]) -> Judgement:
     """Tell what is missed from what is not shown."""
-    found = list(findings)
-    missed = [finding for finding in found if isinstance(finding, MissedObjective)]
-    return Judgement(missed, [finding for finding in found if isinstance(finding, str)])
+    all_findings = list(findings)
+    missed = [finding for finding in all_findings if isinstance(finding, MissedObjective)]
+    return Judgement(missed, [finding for finding in all_findings if isinstance(finding, str)])
 
 
 def _judge_latencies(

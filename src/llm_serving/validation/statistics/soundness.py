@@ -257,15 +257,16 @@ def _list_latencies(metric: Metric, samples: Sequence[Sample]) -> list[float]:
 
 def _check_answer_lengths(samples: Sequence[Sample]) -> Iterator[str]:
     """Answers that lack tokens: the load asked for is not the load measured."""
-    asked = received = 0
+    requested_tokens = output_tokens = 0
     for sample in samples:
         if sample.error is None and sample.asked_output is not None and sample.output_tokens is not None:
-            asked, received = asked + sample.asked_output, received + sample.output_tokens
-    if received < (1 - MAX_SHORT_ANSWERS) * asked:
+            requested_tokens += sample.asked_output
+            output_tokens += sample.output_tokens
+    if output_tokens < (1 - MAX_SHORT_ANSWERS) * requested_tokens:
         yield (
-            f"the answers have {received / asked:.0%} of the output tokens that were asked for, and at least "
-            f"{1 - MAX_SHORT_ANSWERS:.0%} make it the load of this traffic; needs output_tokens as the model answers, "
-            "or a server that takes min_tokens and ignore_eos"
+            f"the answers have {output_tokens / requested_tokens:.0%} of the output tokens that were asked for, and "
+            f"at least {1 - MAX_SHORT_ANSWERS:.0%} make it the load of this traffic; needs output_tokens as the model "
+            "answers, or a server that takes min_tokens and ignore_eos"
         )
 
 

@@ -39,8 +39,8 @@ def check_engine(settings: Blueprint, environment: Environment) -> Iterator[Conf
         fix = f"use --target {' or '.join(framework.targets)}, or another framework"
         yield Conflict(("framework",), reason, fix, settings.framework)
     if framework.engines and settings.engine not in framework.engines:
-        known = " and ".join(f"{name} {pair.version}" for name, pair in framework.engines.items())
-        reason = f"{settings.framework} {framework.version} runs {known}, and not {settings.engine}"
+        engine_names = " and ".join(f"{name} {pair.version}" for name, pair in framework.engines.items())
+        reason = f"{settings.framework} {framework.version} runs {engine_names}, and not {settings.engine}"
         fix = f"set engine: {' or '.join(framework.engines)}, or another framework"
         yield Conflict(("framework",), reason, fix, settings.framework)
 
@@ -173,9 +173,9 @@ def _check_version(node: Node) -> Iterator[Conflict]:
     device, platform = node.placed.instance, node.platform
     name = device.accelerators.name if device.accelerators else device.name
     reason = f"on {name} the engine is {node.settings.engine} {platform.version}, which has no such option"
-    known = engine_options.load_arguments(platform.version_arguments).arguments
+    arguments = engine_options.load_arguments(platform.version_arguments).arguments
     for key_path, value in node.placed.list_arguments():
-        if key_path[-1] not in known:
+        if key_path[-1] not in arguments:
             yield Conflict(key_path, reason, f"remove {key_path[-1]}", str(value))
 
 

@@ -78,13 +78,13 @@ def check_engine(context: Context, *, asked_parsers_only: bool = False) -> Itera
     name, engine = context.blueprint.framework, context.blueprint.engine
     framework, pair = context.blueprint.framework_row, context.pair
     assert pair, "a framework with a version of the engine has a row of it"
-    known = engine_options.load_arguments(pair.arguments).arguments
+    arguments = engine_options.load_arguments(pair.arguments).arguments
     # A program of the framework's own may take fewer options than the engine's.
     lack = f"{'where there is' if pair.command else 'which has'} no such option"
     reason = f"{name} {framework.version} runs {engine} {pair.version}, {lack}"
     for placed in context.placed_roles:
         for path, value in placed.list_arguments():
-            if path[-1] not in known:
+            if path[-1] not in arguments:
                 shown = value if isinstance(value, bool) else str(value)
                 yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown)
         yield from _check_parsers(placed, pair, asked_only=asked_parsers_only)

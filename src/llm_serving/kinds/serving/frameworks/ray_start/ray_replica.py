@@ -15,9 +15,9 @@ callbacks: Any = importlib.import_module("ray.llm._internal.common.callbacks.bas
 class LeanStart(callbacks.CallbackBase):  # type: ignore[misc]
     """What Ray calls around the start of an engine (`callback_config` of an LLMConfig)."""
 
-    def __init__(self, *words: Any, **named: Any) -> None:
+    def __init__(self, *words: Any, **options: Any) -> None:
         """Leave out the task that downloads a model to the node: its weights are in a folder."""
-        super().__init__(*words, **named)
+        super().__init__(*words, **options)
         self.ctx.run_init_node = False
 
     async def on_before_node_init(self) -> None:
