@@ -260,7 +260,10 @@ def check_tags(stack: Stack, fleet: Fleet) -> Violations:
     """Find what does not carry the fleet's tags: by the provider, and where the provider's do not reach."""
     expected = names.build_tags(fleet).items()
     for provider in stack["provider"]["aws"]:
-        if not expected <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():
+        default_tags: dict[str, str] = {}
+        for block in provider.get("default_tags", []):
+            default_tags |= block["tags"]
+        if not expected <= default_tags.items():
             yield "provider.aws: default_tags without the fleet's tags. Fix: names.build_tags."
     for address, settings in list_resources(stack, "aws_autoscaling_group"):
         if not expected <= {tag["key"]: tag["value"] for tag in settings["tag"] if tag["propagate_at_launch"]}.items():

@@ -130,9 +130,10 @@ def render(quadrants: Sequence[Quadrant]) -> Table:
     for quadrant in quadrants:
         start = quadrant.start
         parts = (start.pull_s, start.copy_s, start.load_s, start.compile_s)
-        rest = start.first_answer_s - sum(part or 0 for part in parts) if start.first_answer_s is not None else None
+        measured_s = sum(part or 0 for part in parts)
+        rest_s = None if start.first_answer_s is None else start.first_answer_s - measured_s
         image = f"{quadrant.images}, on the node" if start.pull_s == 0 else quadrant.images
-        seconds = ("" if part is None else f"{part:.1f}" for part in (*parts, rest, start.first_answer_s))
+        seconds = ("" if part is None else f"{part:.1f}" for part in (*parts, rest_s, start.first_answer_s))
         table.add_row(quadrant.pool, image, quadrant.weights, *seconds)
     return table
 

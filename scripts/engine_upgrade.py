@@ -119,14 +119,14 @@ def _get_recorded_version(recorded: EngineOptions) -> str:
 
 
 def read_pins(root: Path = ROOT) -> list[str]:
-    return [_find_pin(each, root)["version"] for each in PINS]
+    return [_find_pin(pin, root)["version"] for pin in PINS]
 
 
-def _find_pin(each: Pin, root: Path) -> re.Match[str]:
-    matches = list(re.finditer(each.pattern, (root / each.file).read_text(encoding="utf-8"), re.MULTILINE))
+def _find_pin(pin: Pin, root: Path) -> re.Match[str]:
+    matches = list(re.finditer(pin.pattern, (root / pin.file).read_text(encoding="utf-8"), re.MULTILINE))
     if len(matches) != 1:
         raise CheckFailed(
-            f"{root / each.file}: {len(matches)} lines match {each.pattern}, where one should. "
+            f"{root / pin.file}: {len(matches)} lines match {pin.pattern}, where one should. "
             "Fix: correct PINS in scripts/engine_upgrade.py."
         )
     return matches[0]
@@ -229,7 +229,7 @@ def _describe(before: EngineOption | None, after: EngineOption | None) -> str:
         if getattr(before, field) != getattr(after, field)
     ]
     lost, gained = (
-        [str(each) for each in option.choices if each not in other.choices]
+        [str(choice) for choice in option.choices if choice not in other.choices]
         for option, other in ((before, after), (after, before))
     )
     parts += [f"choices lost: {', '.join(lost)}"] if lost else []

@@ -129,9 +129,9 @@ def needs_engine(arguments: list[str]) -> bool:
 def main() -> int:
     """Print a line for each prerequisite; return 3 if one is not met."""
     all_ok = True
-    for item, ok, detail, remedy in run_checks(Path.cwd(), engine=needs_engine(sys.argv[1:])):
+    for name, ok, detail, remedy in run_checks(Path.cwd(), engine=needs_engine(sys.argv[1:])):
         all_ok &= ok
-        line = f"✓ {item}: {detail}" if ok else f"✗ {item}: {detail}. Fix: {remedy}"
+        line = f"✓ {name}: {detail}" if ok else f"✗ {name}: {detail}. Fix: {remedy}"
         print(line, file=sys.stderr, flush=True)
     return 0 if all_ok else 3
 

@@ -34,9 +34,9 @@ def list_fields(source: bytes, classes: tuple[str, ...]) -> Iterator[str]:
     """List the annotated fields of classes in a module's source."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name in classes:
-            for item in node.body:
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                    yield item.target.id
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    yield statement.target.id
 
 
 def list_options(source: bytes) -> Iterator[str]:

@@ -227,8 +227,8 @@ def main() -> None:
                     about |= {"phase": question.phase} if question.phase else {}
                     rows.append({**about, **dataclasses.asdict(question.split), **answer})
             print(f"{instance}: {len(of_instance)} asked", flush=True)
-    out = paths.ROOT / "tests" / "engines" / "data" / f"{engine}_ranks.json"
-    out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    ranks_file = paths.ROOT / "tests" / "engines" / "data" / f"{engine}_ranks.json"
+    ranks_file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class DnsName:
 def resolve(host: str) -> set[str] | None:
     """Return the IPv4 addresses of a name: an empty set for an unknown name, None if DNS fails."""
     try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)}
+        return {str(address[4][0]) for address in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)}
     except socket.gaierror as error:
         return set() if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)) else None
 
@@ -225,10 +225,14 @@ class WorkerList:
             workers = json.loads(_send_request("GET", f"{self.router}/workers"))["workers"]
             kind = self.fields.get("worker_type")
             # With --intra-node-data-parallel-size the router lists URL@RANK for each rank of an engine.
-            urls = {re.sub(r"@\d+$", "", item["url"]): item for item in workers if kind in (None, item["worker_type"])}
+            urls = {
+                re.sub(r"@\d+$", "", worker["url"]): worker
+                for worker in workers
+                if kind in (None, worker["worker_type"])
+            }
             known_urls = set(urls)
             # sglang-router removes by its own number alone, and vllm-router all ranks of a URL.
-            self.names = {url: item["id"] if kind else url for url, item in urls.items()}
+            self.names = {url: worker["id"] if kind else url for url, worker in urls.items()}
         except (OSError, ValueError, KeyError):
             return  # not up yet
         self.registered = {url: sent_models for url, sent_models in self.registered.items() if url in known_urls}
@@ -299,8 +303,8 @@ def log(text: str) -> None:
 
 
 def _send_request(method: str, url: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
+    payload = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data=payload, method=method, headers={"Content-Type": "application/json"})
     # No proxy: engines and router are in this network, whatever the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=timeout_s) as response:

@@ -72,12 +72,12 @@ def add_alarm(
         notifies: whether the fleet's topic hears of ALARM and OK.
     """
     actions = [stack.fleet.alarms_to] if stack.fleet.alarms_to and notifies else None
-    a = aws.cloudwatch_metric_alarm
-    query = a.CloudwatchMetricAlarmMetricQuery
+    metric_alarm = aws.cloudwatch_metric_alarm
+    query = metric_alarm.CloudwatchMetricAlarmMetricQuery
     queries = [
         query(
             id=metric.id,
-            metric=a.CloudwatchMetricAlarmMetricQueryMetric(
+            metric=metric_alarm.CloudwatchMetricAlarmMetricQueryMetric(
                 namespace=metric.namespace,
                 metric_name=metric.name,
                 dimensions=dict(metric.dimensions),
@@ -90,7 +90,7 @@ def add_alarm(
     ]
     if expression:
         queries.append(query(id=expression.id, expression=expression.text, label=expression.label, return_data=True))
-    return a.CloudwatchMetricAlarm(
+    return metric_alarm.CloudwatchMetricAlarm(
         stack,
         construct_id or f"{purpose}-alarm",
         alarm_name=f"{owner}-{purpose}",
@@ -165,15 +165,15 @@ def add_topic_rule(
     if not stack.fleet.alarms_to:
         return
     rule = add_rule(stack, purpose, description, pattern)
-    t = aws.cloudwatch_event_target
-    t.CloudwatchEventTarget(
+    event_target = aws.cloudwatch_event_target
+    event_target.CloudwatchEventTarget(
         stack,
         f"{purpose}-target",
         rule=rule.name,
         arn=stack.fleet.alarms_to,
         target_id="topic",
         # Text is in quotes. Source: EventBridge user guide, "Amazon EventBridge input transformation", 2026-11.
-        input_transformer=t.CloudwatchEventTargetInputTransformer(
+        input_transformer=event_target.CloudwatchEventTargetInputTransformer(
             input_paths=dict(fields), input_template=json.dumps(f"{stack.fleet.name}: {description}: {detail}")
         ),
     )

@@ -45,24 +45,26 @@ def add_cluster(
     namespace = aws.service_discovery_http_namespace.ServiceDiscoveryHttpNamespace(
         stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
     )
-    e = aws.ecs_cluster
-    cluster = e.EcsCluster(
+    ecs_cluster = aws.ecs_cluster
+    cluster = ecs_cluster.EcsCluster(
         stack,
         "cluster",
         name=name,
         setting=[
-            e.EcsClusterSetting(name="containerInsights", value=_INSIGHTS_LEVELS[stack.fleet.ecs.container_insights])
+            ecs_cluster.EcsClusterSetting(
+                name="containerInsights", value=_INSIGHTS_LEVELS[stack.fleet.ecs.container_insights]
+            )
         ],
-        configuration=e.EcsClusterConfiguration(
-            execute_command_configuration=e.EcsClusterConfigurationExecuteCommandConfiguration(
+        configuration=ecs_cluster.EcsClusterConfiguration(
+            execute_command_configuration=ecs_cluster.EcsClusterConfigurationExecuteCommandConfiguration(
                 kms_key_id=kms_key.arn,
                 logging="OVERRIDE",
-                log_configuration=e.EcsClusterConfigurationExecuteCommandConfigurationLogConfiguration(
+                log_configuration=ecs_cluster.EcsClusterConfigurationExecuteCommandConfigurationLogConfiguration(
                     cloud_watch_encryption_enabled=True, cloud_watch_log_group_name=commands_log.name
                 ),
             )
         ),
-        service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
+        service_connect_defaults=ecs_cluster.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
         depends_on=[insights_log],
     )
     return cluster, kms_key

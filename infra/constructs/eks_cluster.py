@@ -82,8 +82,8 @@ def _add_eks_cluster(
     security_group_ids: Sequence[str],
     depends_on: list[ITerraformDependable],
 ) -> aws.eks_cluster.EksCluster:
-    e = aws.eks_cluster
-    cluster = e.EksCluster(
+    eks_cluster = aws.eks_cluster
+    cluster = eks_cluster.EksCluster(
         stack,
         "cluster",
         name=stack.cluster_name,
@@ -92,27 +92,27 @@ def _add_eks_cluster(
         enabled_cluster_log_types=["api", "audit", "authenticator", "controllerManager", "scheduler"],
         # The add-ons bring the same in pinned versions.
         bootstrap_self_managed_addons=False,
-        access_config=e.EksClusterAccessConfig(
+        access_config=eks_cluster.EksClusterAccessConfig(
             authentication_mode="API",
             # EKS's own entry for the creator would collide with an entry of ours for the same role, and a change of
             # this replaces the cluster.
             bootstrap_cluster_creator_admin_permissions=False,
         ),
-        encryption_config=e.EksClusterEncryptionConfig(
-            provider=e.EksClusterEncryptionConfigProvider(key_arn=kms_key.arn), resources=["secrets"]
+        encryption_config=eks_cluster.EksClusterEncryptionConfig(
+            provider=eks_cluster.EksClusterEncryptionConfigProvider(key_arn=kms_key.arn), resources=["secrets"]
         ),
-        vpc_config=e.EksClusterVpcConfig(
+        vpc_config=eks_cluster.EksClusterVpcConfig(
             subnet_ids=list(subnet_ids),
             security_group_ids=list(security_group_ids) or None,
             endpoint_private_access=True,
             endpoint_public_access=bool(stack.fleet.eks.public_from),
             public_access_cidrs=list(stack.fleet.eks.public_from) or None,
         ),
-        kubernetes_network_config=e.EksClusterKubernetesNetworkConfig(
+        kubernetes_network_config=eks_cluster.EksClusterKubernetesNetworkConfig(
             ip_family="ipv4", service_ipv4_cidr=_select_service_cidr(stack.fleet)
         ),
         # After standard support a version would keep running, at six times the price, until it is upgraded.
-        upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
+        upgrade_policy=eks_cluster.EksClusterUpgradePolicy(support_type="EXTENDED"),
         tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()},
         depends_on=depends_on,
     )

@@ -112,10 +112,10 @@ def _write_archive(stack: FleetStack, source: Path, models: Sequence[str]) -> Pa
     for service in models:
         content |= _read_model(service)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in content.items():
+        for name, file_bytes in content.items():
             entry = zipfile.ZipInfo(name)  # which dates it 1980-01-01
             entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            archive.writestr(entry, file_bytes, zipfile.ZIP_DEFLATED)
     return file
 
 

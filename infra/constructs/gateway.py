@@ -134,14 +134,14 @@ def _add_database(context: GatewayContext, groups: SecurityGroups) -> aws.db_ins
     subnets = aws.db_subnet_group.DbSubnetGroup(
         context.stack, "database-subnets", name=gateway.name, subnet_ids=context.subnets
     )
-    d = aws.db_parameter_group
-    parameters = d.DbParameterGroup(
+    db_parameter_group = aws.db_parameter_group
+    parameters = db_parameter_group.DbParameterGroup(
         context.stack,
         "database-parameters",
         name=gateway.name,
         family=f"postgres{POSTGRES_VERSION}",
         description=f"Database of {context.name}",
-        parameter=[d.DbParameterGroupParameter(name="rds.force_ssl", value="1")],
+        parameter=[db_parameter_group.DbParameterGroupParameter(name="rds.force_ssl", value="1")],
     )
     return aws.db_instance.DbInstance(
         context.stack,

@@ -77,8 +77,8 @@ def _add_table(
     own = aws.glue_catalog_database.GlueCatalogDatabase(
         stack, "results-database", name=database, description=description
     )
-    g = aws.glue_catalog_table
-    g.GlueCatalogTable(
+    catalog_table = aws.glue_catalog_table
+    catalog_table.GlueCatalogTable(
         stack,
         "results-table",
         name=TABLE,
@@ -92,18 +92,18 @@ def _add_table(
             **_build_date_projection(stack.fleet),
         },
         partition_keys=[
-            g.GlueCatalogTablePartitionKeys(name=name, type="string", comment=comment)
+            catalog_table.GlueCatalogTablePartitionKeys(name=name, type="string", comment=comment)
             for name, comment in partitions.items()
         ],
-        storage_descriptor=g.GlueCatalogTableStorageDescriptor(
+        storage_descriptor=catalog_table.GlueCatalogTableStorageDescriptor(
             location=location,
             input_format=f"{_FORMAT}.MapredParquetInputFormat",
             output_format=f"{_FORMAT}.MapredParquetOutputFormat",
-            ser_de_info=g.GlueCatalogTableStorageDescriptorSerDeInfo(
+            ser_de_info=catalog_table.GlueCatalogTableStorageDescriptorSerDeInfo(
                 serialization_library=f"{_FORMAT}.serde.ParquetHiveSerDe"
             ),
             columns=[
-                g.GlueCatalogTableStorageDescriptorColumns(**column)
+                catalog_table.GlueCatalogTableStorageDescriptorColumns(**column)
                 for column in json.loads(columns.read_text(encoding="utf-8"))
             ],
         ),

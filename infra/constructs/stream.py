@@ -108,7 +108,7 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
 
 def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster.MskCluster:
     """Add the cluster: clients log in with their role, over TLS only."""
-    stream, m = context.stream, aws.msk_cluster
+    stream, msk = context.stream, aws.msk_cluster
     configuration = aws.msk_configuration.MskConfiguration(
         context.stack,
         "kafka-configuration",
@@ -116,35 +116,39 @@ def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster
         kafka_versions=[KAFKA_VERSION],
         server_properties=_BROKER_SETTINGS,
     )
-    cluster = m.MskCluster(
+    cluster = msk.MskCluster(
         context.stack,
         "kafka",
         cluster_name=stream.name,
         kafka_version=KAFKA_VERSION,
         number_of_broker_nodes=stream.brokers,
-        broker_node_group_info=m.MskClusterBrokerNodeGroupInfo(
+        broker_node_group_info=msk.MskClusterBrokerNodeGroupInfo(
             instance_type=stream.broker_type,
             client_subnets=context.subnets,
             security_groups=[groups["kafka"].id],
-            storage_info=m.MskClusterBrokerNodeGroupInfoStorageInfo(
-                ebs_storage_info=m.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(volume_size=stream.broker_gib)
+            storage_info=msk.MskClusterBrokerNodeGroupInfoStorageInfo(
+                ebs_storage_info=msk.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(
+                    volume_size=stream.broker_gib
+                )
             ),
         ),
-        configuration_info=m.MskClusterConfigurationInfo(arn=configuration.arn, revision=configuration.latest_revision),
-        client_authentication=m.MskClusterClientAuthentication(
-            sasl=m.MskClusterClientAuthenticationSasl(iam=True), unauthenticated=False
+        configuration_info=msk.MskClusterConfigurationInfo(
+            arn=configuration.arn, revision=configuration.latest_revision
+        ),
+        client_authentication=msk.MskClusterClientAuthentication(
+            sasl=msk.MskClusterClientAuthenticationSasl(iam=True), unauthenticated=False
         ),
         # Brokers are replaced one after the other, here with twice the time that each usually takes. The provider's own
         # two hours are over before the last of many, and the apply would fail while MSK goes on. Source:
         # hashicorp/terraform-provider-aws 5.100, msk_cluster, Timeouts.
-        timeouts=m.MskClusterTimeouts(update=f"{max(120, 30 * stream.brokers)}m"),
-        encryption_info=m.MskClusterEncryptionInfo(
+        timeouts=msk.MskClusterTimeouts(update=f"{max(120, 30 * stream.brokers)}m"),
+        encryption_info=msk.MskClusterEncryptionInfo(
             encryption_at_rest_kms_key_arn=context.key.arn,
-            encryption_in_transit=m.MskClusterEncryptionInfoEncryptionInTransit(client_broker="TLS", in_cluster=True),
+            encryption_in_transit=msk.MskClusterEncryptionInfoEncryptionInTransit(client_broker="TLS", in_cluster=True),
         ),
-        logging_info=m.MskClusterLoggingInfo(
-            broker_logs=m.MskClusterLoggingInfoBrokerLogs(
-                cloudwatch_logs=m.MskClusterLoggingInfoBrokerLogsCloudwatchLogs(
+        logging_info=msk.MskClusterLoggingInfo(
+            broker_logs=msk.MskClusterLoggingInfoBrokerLogs(
+                cloudwatch_logs=msk.MskClusterLoggingInfoBrokerLogsCloudwatchLogs(
                     enabled=True, log_group=context.log_group.name
                 )
             )
@@ -167,7 +171,7 @@ def add_job(
     cache: aws.elasticache_replication_group.ElasticacheReplicationGroup,
 ) -> aws.kinesisanalyticsv2_application.Kinesisanalyticsv2Application:
     """Upload the job, and run it: it keeps its state in savepoints while it is stopped or changed."""
-    stream, k = context.stream, aws.kinesisanalyticsv2_application
+    stream, flink = context.stream, aws.kinesisanalyticsv2_application
     archive = aws.s3_object.S3Object(
         context.stack, "job-archive", bucket=stream.bucket, key=stream.archive_key, source=stream.archive
     )
@@ -193,7 +197,7 @@ def add_job(
             ),
         ),
     )
-    return k.Kinesisanalyticsv2Application(
+    return flink.Kinesisanalyticsv2Application(
         context.stack,
         "job",
         name=stream.name,
@@ -201,7 +205,7 @@ def add_job(
         runtime_environment=FLINK_RUNTIME,
         service_execution_role=role.arn,
         start_application=True,
-        cloudwatch_logging_options=k.Kinesisanalyticsv2ApplicationCloudwatchLoggingOptions(
+        cloudwatch_logging_options=flink.Kinesisanalyticsv2ApplicationCloudwatchLoggingOptions(
             log_stream_arn=log_stream.arn
         ),
         application_configuration=_build_job_configuration(

@@ -70,8 +70,8 @@ def add_load_balancer(
         tags={"Name": f"{stack.fleet.name}-{deployment}"},
     )
     target_group = _add_target_group(stack, entry.port, settings, prefix, place.vpc_id, health_path)
-    e = aws.lb_listener
-    listener = e.LbListener(
+    lb_listener = aws.lb_listener
+    listener = lb_listener.LbListener(
         stack,
         "balancer-https",
         load_balancer_arn=balancer.arn,
@@ -79,7 +79,7 @@ def add_load_balancer(
         protocol="HTTPS",
         ssl_policy=_TLS_POLICY,
         certificate_arn=settings.certificate,
-        default_action=[e.LbListenerDefaultAction(type="forward", target_group_arn=target_group.arn)],
+        default_action=[lb_listener.LbListenerDefaultAction(type="forward", target_group_arn=target_group.arn)],
     )
     if settings.web_acl:
         aws.wafv2_web_acl_association.Wafv2WebAclAssociation(
@@ -114,8 +114,8 @@ def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str)
 def _add_target_group(
     stack: FleetStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str, health_path: str
 ) -> aws.lb_target_group.LbTargetGroup:
-    t = aws.lb_target_group
-    target_group = t.LbTargetGroup(
+    lb_target_group = aws.lb_target_group
+    target_group = lb_target_group.LbTargetGroup(
         stack,
         "balancer-routers",
         name_prefix=prefix,
@@ -125,7 +125,7 @@ def _add_target_group(
         protocol="HTTP",
         deregistration_delay=str(settings.drain_s),
         load_balancing_algorithm_type="least_outstanding_requests",
-        health_check=t.LbTargetGroupHealthCheck(
+        health_check=lb_target_group.LbTargetGroupHealthCheck(
             path=health_path, matcher="200", interval=10, timeout=5, healthy_threshold=2, unhealthy_threshold=3
         ),
     )

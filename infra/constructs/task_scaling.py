@@ -96,16 +96,16 @@ def _add_peaks(scaling: _Scaling) -> None:
     """
     service = scaling.service
     assert service.replicas.scale
-    a = aws.appautoscaling_scheduled_action
+    scheduled_action = aws.appautoscaling_scheduled_action
     for number, peak in enumerate(service.replicas.scale.peaks):
         for part, minute, least in (("start", peak.start, peak.replicas), ("end", peak.end, service.replicas.min)):
-            a.AppautoscalingScheduledAction(
+            scheduled_action.AppautoscalingScheduledAction(
                 scaling.stack,
                 f"{service.name}-peak-{number}-{part}",
                 name=f"{scaling.name}-peak-{number}-{part}",
                 schedule=f"cron({minute % 60} {minute // 60} * * ? *)",
                 timezone=peak.time_zone,
-                scalable_target_action=a.AppautoscalingScheduledActionScalableTargetAction(
+                scalable_target_action=scheduled_action.AppautoscalingScheduledActionScalableTargetAction(
                     min_capacity=str(least), max_capacity=str(service.replicas.max)
                 ),
                 **scaling.target_settings,
@@ -309,10 +309,10 @@ def _add_step_policy(
     scaling: _Scaling, part: str, adjustment_type: str, change: int, cooldown_s: int, **bounds: str
 ) -> str:
     """Add a policy that changes the count by one step, and return what an alarm names it by."""
-    p = aws.appautoscaling_policy
-    configuration = p.AppautoscalingPolicyStepScalingPolicyConfiguration
-    adjustment = p.AppautoscalingPolicyStepScalingPolicyConfigurationStepAdjustment
-    step_policy = p.AppautoscalingPolicy(
+    scaling_policy = aws.appautoscaling_policy
+    configuration = scaling_policy.AppautoscalingPolicyStepScalingPolicyConfiguration
+    adjustment = scaling_policy.AppautoscalingPolicyStepScalingPolicyConfigurationStepAdjustment
+    step_policy = scaling_policy.AppautoscalingPolicy(
         scaling.stack,
         f"{scaling.service.name}-{part}-policy",
         name=f"{scaling.owner}-{scaling.service.role}-{part}",

@@ -109,12 +109,12 @@ def _add_service(
     registry: aws.service_discovery_service.ServiceDiscoveryService | None,
     dependencies: Sequence[ITerraformDependable],
 ) -> aws.ecs_service.EcsService:
-    e, zones = aws.ecs_service, service.placement.zones
+    ecs_service, zones = aws.ecs_service, service.placement.zones
     min_percent, max_percent = _compute_healthy_percent(service)
     strategy = _build_strategy(context, service, choice)
     # Where the load balancer finds the entry's tasks.
     target = (
-        e.EcsServiceLoadBalancer(
+        ecs_service.EcsServiceLoadBalancer(
             target_group_arn=context.load_balancer.target_group.arn,
             container_name=service.role,
             container_port=service.port,
@@ -122,7 +122,7 @@ def _add_service(
         if context.load_balancer and service.is_entry
         else None
     )
-    return e.EcsService(
+    return ecs_service.EcsService(
         context.stack,
         f"{service.name}-{choice.number}",
         name=format_service_name(context.deployment, service.name, choice),
@@ -131,16 +131,16 @@ def _add_service(
         desired_count=0 if choice.number else max(1, service.replicas.min),
         launch_type=None if strategy else "FARGATE",
         capacity_provider_strategy=strategy or None,
-        deployment_circuit_breaker=e.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
+        deployment_circuit_breaker=ecs_service.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
         deployment_minimum_healthy_percent=min_percent,
         deployment_maximum_percent=max_percent,
-        alarms=e.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[context.alarm_name])
+        alarms=ecs_service.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[context.alarm_name])
         if context.alarm_name
         else None,
         enable_execute_command=True,
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
-        network_configuration=e.EcsServiceNetworkConfiguration(
+        network_configuration=ecs_service.EcsServiceNetworkConfiguration(
             subnets=[
                 context.place.subnets[zone]
                 for zone in context.place.subnets
@@ -151,10 +151,10 @@ def _add_service(
         ),
         placement_constraints=_build_placement_constraints(service) or None,
         # Fill instances one after the other, so that unneeded ones can be terminated.
-        ordered_placement_strategy=[e.EcsServiceOrderedPlacementStrategy(type="binpack", field="memory")]
+        ordered_placement_strategy=[ecs_service.EcsServiceOrderedPlacementStrategy(type="binpack", field="memory")]
         if choice.providers
         else None,
-        service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
+        service_registries=ecs_service.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
         load_balancer=[target] if target else None,
         # Else ECS stops a task that starts after three failed checks, a gateway while it prepares its database. Source:
         # ECS API reference, CreateService, healthCheckGracePeriodSeconds, whose default is 0, 2026-11.
@@ -210,19 +210,19 @@ def _compute_healthy_percent(service: Service) -> tuple[int, int]:
 def _build_service_connect(
     context: ServiceContext, service: Service
 ) -> aws.ecs_service.EcsServiceServiceConnectConfiguration:
-    e = aws.ecs_service
+    ecs_service = aws.ecs_service
     name = f"{context.deployment}-{service.name}"
-    return e.EcsServiceServiceConnectConfiguration(
+    return ecs_service.EcsServiceServiceConnectConfiguration(
         enabled=True,
         service=[
-            e.EcsServiceServiceConnectConfigurationService(
+            ecs_service.EcsServiceServiceConnectConfigurationService(
                 port_name="http",
                 discovery_name=name,
-                client_alias=e.EcsServiceServiceConnectConfigurationServiceClientAlias(
+                client_alias=ecs_service.EcsServiceServiceConnectConfigurationServiceClientAlias(
                     dns_name=f"{name}.{names.format_namespace(context.stack.fleet)}", port=service.port
                 ),
                 # Answers are streamed for as long as the entry lets them.
-                timeout=e.EcsServiceServiceConnectConfigurationServiceTimeout(
+                timeout=ecs_service.EcsServiceServiceConnectConfigurationServiceTimeout(
                     idle_timeout_seconds=context.connect_timeout_s, per_request_timeout_seconds=0
                 ),
             )

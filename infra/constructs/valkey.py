@@ -32,14 +32,18 @@ def add_cache(
     group = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
         stack, "cache-subnets", name=name, subnet_ids=list(subnets)
     )
-    p = aws.elasticache_parameter_group
-    parameters = reserve_percent and p.ElasticacheParameterGroup(
+    parameter_group = aws.elasticache_parameter_group
+    parameters = reserve_percent and parameter_group.ElasticacheParameterGroup(
         stack,
         "cache-parameters",
         name=name,
         family=FAMILY,
         description=description,
-        parameter=[p.ElasticacheParameterGroupParameter(name="reserved-memory-percent", value=str(reserve_percent))],
+        parameter=[
+            parameter_group.ElasticacheParameterGroupParameter(
+                name="reserved-memory-percent", value=str(reserve_percent)
+            )
+        ],
     )
     return aws.elasticache_replication_group.ElasticacheReplicationGroup(
         stack,

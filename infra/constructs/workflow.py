@@ -165,15 +165,15 @@ def _add_state_machine(
             ),
         ],
     )
-    s = aws.sfn_state_machine
-    return s.SfnStateMachine(
+    sfn_state_machine = aws.sfn_state_machine
+    return sfn_state_machine.SfnStateMachine(
         context.stack,
         "workflow",
         name=batch.workflow,
         type="STANDARD",
         role_arn=role.arn,
         definition=format_definition(batch, control_queue.url, context.stack.fleet.region),
-        logging_configuration=s.SfnStateMachineLoggingConfiguration(
+        logging_configuration=sfn_state_machine.SfnStateMachineLoggingConfiguration(
             level="ERROR", include_execution_data=False, log_destination=f"{log_group.arn}:*"
         ),
         depends_on=list_policies(context.stack, purpose),
@@ -213,14 +213,14 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     # So often the Batch API may try to create a job from a file's event.
     redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": 20})
     inbox = _add_queue(context, batch.inbox_queue, grants[batch.inbox_queue], redrive=redrive)
-    t = aws.cloudwatch_event_target
-    t.CloudwatchEventTarget(
+    event_target = aws.cloudwatch_event_target
+    event_target.CloudwatchEventTarget(
         context.stack,
         "inbox-files-queue",
         rule=rule.name,
         arn=inbox.arn,
         target_id="inbox",
-        dead_letter_config=t.CloudwatchEventTargetDeadLetterConfig(arn=undelivered.arn),
+        dead_letter_config=event_target.CloudwatchEventTargetDeadLetterConfig(arn=undelivered.arn),
     )
     return inbox
 
@@ -247,7 +247,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             allow("Decrypt", ["kms:Decrypt"], context.key.arn),
         ),
     )
-    s = aws.scheduler_schedule
+    scheduler_schedule = aws.scheduler_schedule
     for name, schedule in batch.schedules.items():
         message = {
             "name": name,
@@ -256,7 +256,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             "priority": schedule.priority,
             "time": "<aws.scheduler.scheduled-time>",
         }
-        s.SchedulerSchedule(
+        scheduler_schedule.SchedulerSchedule(
             context.stack,
             f"schedule-{name}",
             name=f"{batch.workflow}-{name}",
@@ -264,12 +264,12 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             schedule_expression=schedule.at,
             schedule_expression_timezone=schedule.time_zone,
             kms_key_arn=context.key.arn,
-            flexible_time_window=s.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
-            target=s.SchedulerScheduleTarget(
+            flexible_time_window=scheduler_schedule.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
+            target=scheduler_schedule.SchedulerScheduleTarget(
                 arn=inbox.arn,
                 role_arn=role.arn,
                 input=json.dumps({"schedule": message}),
-                dead_letter_config=s.SchedulerScheduleTargetDeadLetterConfig(arn=undelivered),
+                dead_letter_config=scheduler_schedule.SchedulerScheduleTargetDeadLetterConfig(arn=undelivered),
             ),
             depends_on=list_policies(context.stack, purpose),
         )

@@ -117,8 +117,8 @@ def _add_task_groups(
                 purpose = service.calls[call].purpose
                 add_rule(context.stack, f"{call}-from-{service.name}", groups[call], "in", purpose, port, peer=group)
                 add_rule(context.stack, f"{service.name}-to-{call}", group, "out", purpose, port, peer=groups[call])
-        others = {name: call for name, call in service.calls.items() if name not in gateway.PORTS}
-        task_network.add_call_rules(context.stack, service.model_copy(update={"calls": others}), group, place.vpc)
+        calls = {name: call for name, call in service.calls.items() if name not in gateway.PORTS}
+        task_network.add_call_rules(context.stack, service.model_copy(update={"calls": calls}), group, place.vpc)
     return task_groups
 
 

@@ -125,8 +125,8 @@ class ResultCache:
         self._redis.run(
             [
                 ("SET", key, build_value(job, result), "EX", round(self._own.ttl_s))
-                for key, result, other in zip(keys, results, present, strict=True)
-                if (earlier := parse_value(other)) is None or earlier.at <= job["created_at"]
+                for key, result, present_entry in zip(keys, results, present, strict=True)
+                if (earlier := parse_value(present_entry)) is None or earlier.at <= job["created_at"]
             ]
         )
 

@@ -341,6 +341,6 @@ def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line
     if chunk["key"] != source["key"]:
         read, size = partial(store.read_range, chunk["key"]), chunk["end"]
     else:
-        other, size = Store(source["bucket"], store.client), int(source["bytes"])
-        read = partial(other.read_range, source["key"], etag=str(source.get("etag", "")))
+        source_store, size = Store(source["bucket"], store.client), int(source["bytes"])
+        read = partial(source_store.read_range, source["key"], etag=str(source.get("etag", "")))
     return reader.read_range_lines(read, chunk["start"], chunk["end"], size)

@@ -203,8 +203,8 @@ async def count_tokens(endpoint: Endpoint, row: batch_rows.Row, model: str) -> i
         names = ("messages", "tools", "chat_template_kwargs")
         body |= {name: row.body[name] for name in names if name in row.body}
     else:
-        rest = {name: value for name, value in row.body.items() if name != "model"}
-        text = row.body.get("prompt", row.body.get("input", rest))
+        parameters = {name: value for name, value in row.body.items() if name != "model"}
+        text = row.body.get("prompt", row.body.get("input", parameters))
         body["prompt"] = text if isinstance(text, str) else json.dumps(text)
     return await endpoint.count_tokens(body)
 

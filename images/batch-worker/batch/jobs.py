@@ -264,8 +264,8 @@ class Jobs:
         counted = layout.add_counts(counts for _, counts in by_chunk.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
         tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}
-        more = {name: counted[name] for name in ("endpoint_s", "failures")}
-        return cast(Job, {**job, "request_counts": counts, "tokens": tokens, **more})
+        statistics = {name: counted[name] for name in ("endpoint_s", "failures")}
+        return cast(Job, {**job, "request_counts": counts, "tokens": tokens, **statistics})
 
     def count_all(self, jobs: Iterable[Job]) -> list[Job]:
         """Add the rows and tokens counted so far to jobs, several at a time."""

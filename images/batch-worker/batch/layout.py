@@ -313,10 +313,10 @@ def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
 def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Sum COUNTS and failures; parts of an earlier version lack some."""
     total: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "failures": Counter()}
-    for each in counts:
-        total["failures"].update(each.get("failures", {}))
+    for row_counts in counts:
+        total["failures"].update(row_counts.get("failures", {}))
         for name in COUNTS:
-            total[name] += each.get(name, 0)
+            total[name] += row_counts.get(name, 0)
     return total
 
 

@@ -223,12 +223,12 @@ class _Sink(io.RawIOBase):
 
 
 def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
-    result = json.loads(line)
-    response, error = result["response"] or {}, result["error"] or {}
+    row = json.loads(line)
+    response, error = row["response"] or {}, row["error"] or {}
     body = response.get("body") or {}
     return {
         "job": job_id,
-        "custom_id": _to_text(result["custom_id"]),
+        "custom_id": _to_text(row["custom_id"]),
         "answer": None if error else _read_text(body),
         "model": _to_text(body.get("model")) if isinstance(body, dict) else None,
         "input_tokens": rows.read_usage(body, *rows.INPUT_TOKENS),

@@ -81,10 +81,10 @@ class Poller:
         rank = priorities.index(priority)
         own = higher = 0
         for chunk in self._chunks:
-            other = priorities.index(chunk.job["priority"])
+            chunk_rank = priorities.index(chunk.job["priority"])
             count = len(chunk.state.pending)
-            own += count if other == rank and chunk.job["team"] == team else 0
-            higher += count if other < rank and not self._usage.is_spent(chunk.job["team"]) else 0
+            own += count if chunk_rank == rank and chunk.job["team"] == team else 0
+            higher += count if chunk_rank < rank and not self._usage.is_spent(chunk.job["team"]) else 0
         return max(own, higher) <= self._limit.value
 
     def _runs_one_alone(self) -> bool:

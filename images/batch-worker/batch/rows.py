@@ -124,26 +124,26 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     except UnicodeDecodeError as error:
         raise RowError("invalid_encoding", f"the row is not UTF-8: byte {error.start}") from None
     try:
-        data = json.loads(text)
+        request = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RowError("invalid_json_line", f"the row is not JSON: {error}"[:300]) from None
-    if not isinstance(data, dict):
+    if not isinstance(request, dict):
         raise RowError("invalid_json_line", "the row is not a JSON object")
-    custom_id = data.get("custom_id")
+    custom_id = request.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise RowError("missing_custom_id", "custom_id: a text that no other row has")
     if len(custom_id) > MAX_ID_CHARACTERS:
         raise RowError("invalid_custom_id", f"custom_id: at most {MAX_ID_CHARACTERS} characters", custom_id[:64])
     if not _is_utf_8(custom_id):  # the cache and Parquet take no other
         raise RowError("invalid_custom_id", "custom_id: a text of whole characters, in UTF-8", custom_id)
-    if data.get("method", "POST") != "POST":
+    if request.get("method", "POST") != "POST":
         raise RowError("invalid_method", "method: POST", custom_id)
-    url = data.get("url")
+    url = request.get("url")
     if not isinstance(url, str) or url not in ENDPOINTS:
         raise RowError("invalid_url", f"url: {' or '.join(ENDPOINTS)}", custom_id)
     if endpoint and url != endpoint:
         raise RowError("mismatched_url", f"url: {endpoint}, as the batch has it", custom_id)
-    body = data.get("body")
+    body = request.get("body")
     if not isinstance(body, dict):
         raise RowError("invalid_body", "body: a JSON object", custom_id)
     for name in ("stream", "background"):
@@ -167,19 +167,19 @@ def digest_id(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def format_output(custom_id: str, status: int, body: bytes, **more: Any) -> bytes:
+def format_output(custom_id: str, status: int, body: bytes, **fields: Any) -> bytes:
     """Format the line of an answer.
 
     Args:
         body: as the endpoint sent it, JSON.
-        more: additional keys, such as `truncated`.
+        fields: additional keys, such as `truncated`.
     """
     if b"\n" in body or b"\r" in body:
         body = json.dumps(json.loads(body)).encode()
     result_id = _build_result_id()
     begin = json.dumps({"id": f"batch_req_{result_id}", "custom_id": custom_id})[:-1]
     response = f', "response": {{"status_code": {status}, "request_id": "{result_id}", "body": '
-    end = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in more.items())
+    end = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
     return b"".join((begin.encode(), response.encode(), body, b'}, "error": null', end.encode(), b"}\n"))
 
 
@@ -197,8 +197,8 @@ def format_error(
     error: dict[str, Any] = {"code": code, "message": message}
     if line:
         error["line"] = line
-    result = {"id": f"batch_req_{result_id}", "custom_id": custom_id, "response": response, "error": error}
-    return encode_json(result, separators=(",", ":")) + b"\n"
+    row = {"id": f"batch_req_{result_id}", "custom_id": custom_id, "response": response, "error": error}
+    return encode_json(row, separators=(",", ":")) + b"\n"
 
 
 def read_answer(body: Any) -> Any:

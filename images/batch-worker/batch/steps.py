@@ -487,12 +487,12 @@ def _grow_chunk(usual: int, index: int) -> int:
 
 
 def _describe_cause(cause: Any) -> dict[str, Any]:
-    data = cause if isinstance(cause, dict) else {}
-    text = str(data.get("Cause") or data.get("Error") or "unknown")
+    fields = cause if isinstance(cause, dict) else {}
+    text = str(fields.get("Cause") or fields.get("Error") or "unknown")
     try:
         inner = json.loads(text)
     except (ValueError, RecursionError):
         inner = None
     if isinstance(inner, dict) and "code" in inner:
         return {"code": str(inner["code"]), "message": str(inner.get("message", "")), "line": None}
-    return {"code": str(data.get("Error") or "workflow_failed"), "message": text[:1000], "line": None}
+    return {"code": str(fields.get("Error") or "workflow_failed"), "message": text[:1000], "line": None}

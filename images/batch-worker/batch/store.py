@@ -183,12 +183,12 @@ class Store:
 
     def read_lines(self, key: str) -> Iterator[bytes]:
         """Read the lines of an object, in constant memory."""
-        rest = b""
+        partial_line = b""
         for block in self._read_blocks(key, 0):
-            *lines, rest = (rest + block).split(b"\n")
+            *lines, partial_line = (partial_line + block).split(b"\n")
             yield from lines
-        if rest:
-            yield rest
+        if partial_line:
+            yield partial_line
 
     def read_head(self, key: str) -> dict[str, Any] | None:
         """Read size, ETag and time of writing (seconds since 1970) of an object; None if there is none."""

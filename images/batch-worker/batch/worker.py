@@ -116,7 +116,7 @@ class Worker:
             repeat(poller.poll_control, RESTART_INTERVAL_S, queues.control),
         ]
         work += [repeat(poller.poll_chunks, RESTART_INTERVAL_S, *key, url) for key, url in queues.runs.items()]
-        return [asyncio.create_task(each) for each in work]
+        return [asyncio.create_task(coroutine) for coroutine in work]
 
     async def shut_down(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for rows in flight for a while, save the results, and hand the rest back."""

@@ -110,7 +110,7 @@ def list_images() -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    data = own_yaml.read(file)
-    permissions = {name: tuple(own_yaml.flatten(rows)) for name, rows in data.get("permissions", {}).items()}
-    endpoints = tuple({"service": service, **row} for service, row in data.get("endpoints", {}).items())
-    return {**data, "permissions": permissions, "endpoints": endpoints}
+    document = own_yaml.read(file)
+    permissions = {name: tuple(own_yaml.flatten(rows)) for name, rows in document.get("permissions", {}).items()}
+    endpoints = tuple({"service": service, **row} for service, row in document.get("endpoints", {}).items())
+    return {**document, "permissions": permissions, "endpoints": endpoints}

@@ -322,19 +322,21 @@ class Architecture(PlainData):
         return round(sum(group.parameters * group.active_share for group in self.list_tensors() if group.loaded))
 
 
-def _build_group(a: Architecture, shape: TensorShape, layers: int) -> TensorGroup:
+def _build_group(model: Architecture, shape: TensorShape, layers: int) -> TensorGroup:
     """Return the tensors of one shape in so many layers, of which a checkpoint may store some in another way."""
     count = shape.times * shape.rows * shape.columns
-    plain_bytes = count * (shape.number_bytes or NUMBER_BYTES.get(a.dtype, 2.0))
-    is_quantized = a.scheme and (shape.form == "expert" or (shape.form == "linear" and not a.scheme.experts_only))
-    size, rest = 0.0, layers
-    for scheme, scheme_layers in (*shape.named, (a.scheme if is_quantized else None, layers)):
-        stored = min(rest, scheme_layers)
+    plain_bytes = count * (shape.number_bytes or NUMBER_BYTES.get(model.dtype, 2.0))
+    is_quantized = model.scheme and (
+        shape.form == "expert" or (shape.form == "linear" and not model.scheme.experts_only)
+    )
+    size, layers_left = 0.0, layers
+    for scheme, scheme_layers in (*shape.named, (model.scheme if is_quantized else None, layers)):
+        stored = min(layers_left, scheme_layers)
         size += stored * (shape.times * scheme.compute_bytes(shape.rows, shape.columns) if scheme else plain_bytes)
-        rest -= stored
-    active_share = a.active_experts / a.experts if shape.routed else 1.0
+        layers_left -= stored
+    active_share = model.active_experts / model.experts if shape.routed else 1.0
     if shape.layer_kind == "embedding":
-        active_share = 1.0 if a.tied and not a.encoder and not a.pooled else 0.0
+        active_share = 1.0 if model.tied and not model.encoder and not model.pooled else 0.0
     return TensorGroup(shape.name, layers * count, size, shape.split, active_share)
 
 

@@ -167,7 +167,10 @@ def _list_vcpu_needs(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[
         largest: dict[Quota, Instance] = {}
         for group in machine_groups:
             if group.pool == name and group.purchase_option != "capacity-block":
-                row = max((instances.load()[item] for item in group.types), key=lambda item: item.vcpus)
+                row = max(
+                    (instances.load()[instance_type] for instance_type in group.types),
+                    key=lambda instance_type: instance_type.vcpus,
+                )
                 family = quotas.find_family(row.name)
                 quota = family.spot if group.purchase_option == "spot" else family.on_demand
                 largest[quota] = max(largest.get(quota, row), row, key=lambda item: item.vcpus)

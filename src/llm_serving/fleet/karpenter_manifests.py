@@ -122,7 +122,7 @@ def _build_limits(group: Group) -> dict[str, str]:
     """Return limits of accelerators and nodes: Karpenter counts accelerators before it asks EC2, nodes after."""
     accelerators = [row.accelerators for type_name in group.types if (row := instances.load()[type_name]).accelerators]
     accelerator_limits = {
-        item.device: str(group.max_size * max(other.count for other in accelerators if other))
+        item.device: str(group.max_size * max(accelerator.count for accelerator in accelerators if accelerator))
         for item in accelerators
         if item
     }

@@ -131,7 +131,7 @@ def _render_bottlerocket(group: Group, cluster: ClusterConnection | None) -> str
 
 def _group_taints(group: Group) -> dict[str, list[str]]:
     keys = dict.fromkeys(taint.key for taint in group.taints)
-    return {key: [f"{item.value}:{item.effect}" for item in group.taints if item.key == key] for key in keys}
+    return {key: [f"{taint.value}:{taint.effect}" for taint in group.taints if taint.key == key] for key in keys}
 
 
 def _build_instance_store(group: Group) -> dict[str, Any]:

@@ -147,34 +147,34 @@ def _list_adapter_tensors() -> Iterator[Tensor]:
 
 def list_tensors(size: Size) -> Iterator[Tensor]:
     """Yield the checkpoint's tensors in the order of the shards."""
-    m = models.find(size)
-    if m.task == "draw":
+    model = models.find(size)
+    if model.task == "draw":
         for tensors in make_pipeline.list_tensors(models.find("tiny").vocabulary).values():
             yield from tensors
         return
-    width, kv_width = m.heads * m.head_dim, m.kv_heads * m.head_dim
-    decoder = make_vision.DECODER if m.vision else "model"
-    if m.vision:
+    width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    decoder = make_vision.DECODER if model.vision else "model"
+    if model.vision:
         yield from make_vision.list_tensors(models.read_config(size)["vision_config"])
-    yield Tensor(f"{decoder}.embed_tokens.weight", (m.vocabulary, m.hidden), _EMBEDDING_SPREAD)
-    for layer in range(m.layers):
+    yield Tensor(f"{decoder}.embed_tokens.weight", (model.vocabulary, model.hidden), _EMBEDDING_SPREAD)
+    for layer in range(model.layers):
         prefix = f"{decoder}.layers.{layer}"
-        yield Tensor(f"{prefix}.input_layernorm.weight", (m.hidden,), 0)
-        yield Tensor(f"{prefix}.self_attn.q_proj.weight", (width, m.hidden), _SPREAD)
-        yield Tensor(f"{prefix}.self_attn.k_proj.weight", (kv_width, m.hidden), _SPREAD)
-        yield Tensor(f"{prefix}.self_attn.v_proj.weight", (kv_width, m.hidden), _SPREAD)
-        yield Tensor(f"{prefix}.self_attn.q_norm.weight", (m.head_dim,), 0)
-        yield Tensor(f"{prefix}.self_attn.k_norm.weight", (m.head_dim,), 0)
-        yield Tensor(f"{prefix}.self_attn.o_proj.weight", (m.hidden, width), _SPREAD)
-        yield Tensor(f"{prefix}.post_attention_layernorm.weight", (m.hidden,), 0)
-        yield Tensor(f"{prefix}.mlp.gate_proj.weight", (m.intermediate, m.hidden), _SPREAD)
-        yield Tensor(f"{prefix}.mlp.up_proj.weight", (m.intermediate, m.hidden), _SPREAD)
-        yield Tensor(f"{prefix}.mlp.down_proj.weight", (m.hidden, m.intermediate), _SPREAD)
-    yield Tensor(f"{decoder}.norm.weight", (m.hidden,), 0)
-    if m.task == "generate":
-        yield Tensor("lm_head.weight", (m.vocabulary, m.hidden), _LOGIT_SPREAD / m.hidden**0.5)
-    elif m.labels:
-        yield Tensor("score.weight", (m.labels, m.hidden), 1 / m.hidden**0.5)
+        yield Tensor(f"{prefix}.input_layernorm.weight", (model.hidden,), 0)
+        yield Tensor(f"{prefix}.self_attn.q_proj.weight", (width, model.hidden), _SPREAD)
+        yield Tensor(f"{prefix}.self_attn.k_proj.weight", (kv_width, model.hidden), _SPREAD)
+        yield Tensor(f"{prefix}.self_attn.v_proj.weight", (kv_width, model.hidden), _SPREAD)
+        yield Tensor(f"{prefix}.self_attn.q_norm.weight", (model.head_dim,), 0)
+        yield Tensor(f"{prefix}.self_attn.k_norm.weight", (model.head_dim,), 0)
+        yield Tensor(f"{prefix}.self_attn.o_proj.weight", (model.hidden, width), _SPREAD)
+        yield Tensor(f"{prefix}.post_attention_layernorm.weight", (model.hidden,), 0)
+        yield Tensor(f"{prefix}.mlp.gate_proj.weight", (model.intermediate, model.hidden), _SPREAD)
+        yield Tensor(f"{prefix}.mlp.up_proj.weight", (model.intermediate, model.hidden), _SPREAD)
+        yield Tensor(f"{prefix}.mlp.down_proj.weight", (model.hidden, model.intermediate), _SPREAD)
+    yield Tensor(f"{decoder}.norm.weight", (model.hidden,), 0)
+    if model.task == "generate":
+        yield Tensor("lm_head.weight", (model.vocabulary, model.hidden), _LOGIT_SPREAD / model.hidden**0.5)
+    elif model.labels:
+        yield Tensor("score.weight", (model.labels, model.hidden), 1 / model.hidden**0.5)
 
 
 def train_tokenizer(size: Size) -> Tokenizer:
@@ -370,7 +370,7 @@ def _build_normal_table(spread: float) -> np.ndarray[Any, np.dtype[np.uint16]]:
     import numpy as np
 
     normal = NormalDist(0, spread)
-    return np.array([_encode_bfloat16(normal.inv_cdf((i + 0.5) / 65536)) for i in range(65536)], dtype="<u2")
+    return np.array([_encode_bfloat16(normal.inv_cdf((step + 0.5) / 65536)) for step in range(65536)], dtype="<u2")
 
 
 def _encode_bfloat16(value: float) -> int:

@@ -119,7 +119,9 @@ def fetch(archive: ChartArchive, log: Path) -> str:
 def read_crds(file: Path) -> list[Manifest]:
     """Return the CRDs in the folders `crds` of an archive; those among its templates are Helm's own to update."""
     with tarfile.open(file) as archive:
-        texts = [archive.extractfile(item) for item in archive if item.isfile() and _CRD_FILE.fullmatch(item.name)]
+        texts = [
+            archive.extractfile(member) for member in archive if member.isfile() and _CRD_FILE.fullmatch(member.name)
+        ]
         return [crd for text in texts if text for crd in own_yaml.parse_all(text.read().decode())]
 
 

@@ -125,8 +125,8 @@ def _check_controllers(fleet: Fleet, api: KubeApi) -> Iterator[CheckResult]:
         is_optional = add_on.when == "always"  # and no line of the file speaks of it
         install = "install the version of charts/platform.yaml" if served_versions else "install it"
         fix = install if is_optional else f"{install}, or set {add_on.when}: off in add_ons"
-        other = f", only {join_words(served_versions)}" if served_versions else ""
-        message = f"the cluster does not know {add_on.adds}{other}: {add_on.why}"
+        served_text = f", only {join_words(served_versions)}" if served_versions else ""
+        message = f"the cluster does not know {add_on.adds}{served_text}: {add_on.why}"
         yield CheckResult(add_on.name, "warn" if is_optional else "fail", message, fix)
 
 

@@ -91,9 +91,9 @@ def open_session(region: str) -> AwsSession:
 @contextmanager
 def use_emulator(document: Document[Fleet]) -> Iterator[AwsSession]:
     """Start an embedded AWS for the time of the block."""
-    region, data = document.value.region, build_data_path(document.value)
-    with emulator.start(data) as endpoint:
-        for folder in (data / _EMULATOR_OUT / "stacks").glob("*"):
+    region, data_folder = document.value.region, build_data_path(document.value)
+    with emulator.start(data_folder) as endpoint:
+        for folder in (data_folder / _EMULATOR_OUT / "stacks").glob("*"):
             state.delete(folder)  # of an embedded AWS that has ended, with its resources
         yield emulator.open_session(endpoint, region, is_rehearsal=True)
 
@@ -138,10 +138,12 @@ def lock_fleet(fleet: Fleet) -> Iterator[Path]:
     Raises:
         Unavailable: another command is running.
     """
-    data = build_data_path(fleet)
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.lock_file(data / ".busy", f"another command is running on the fleet {fleet.name} in this directory"):
-        yield data
+    data_folder = build_data_path(fleet)
+    data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with processes.lock_file(
+        data_folder / ".busy", f"another command is running on the fleet {fleet.name} in this directory"
+    ):
+        yield data_folder
 
 
 def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested: Sequence[str] = ()) -> FleetContext:
@@ -158,16 +160,16 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
     """
     from llm_serving.aws.preflight import identity
 
-    data = build_data_path(document.value)
+    data_folder = build_data_path(document.value)
     account = identity.require_account(document, aws).account
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
-        folders = synthesis.synthesize(document, data / _EMULATOR_OUT if aws.is_emulated else out)
+        folders = synthesis.synthesize(document, data_folder / _EMULATOR_OUT if aws.is_emulated else out)
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
         names = ", ".join(unknown)
         raise InputError(f"stacks: {names}: this fleet has no such stack. Fix: write one of {', '.join(folders)}.")
-    program = stack_folder.find_terraform(folders, data, aws)
-    context = FleetContext(document, data, folders, program, aws, account)
+    program = stack_folder.find_terraform(folders, data_folder, aws)
+    context = FleetContext(document, data_folder, folders, program, aws, account)
     initialize_stacks(context)
     return context
 

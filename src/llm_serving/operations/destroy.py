@@ -177,9 +177,9 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
     except (Unavailable, console.CommandFailed) as error:
         leftovers = [*plan.karpenter_instances, *cluster.list_load_balancers(context.aws, context.fleet)]
         if leftovers:
-            them = "it" if len(leftovers) == 1 else "them"
+            pronoun = "it" if len(leftovers) == 1 else "them"
             raise Unavailable(
-                f"{join_words(leftovers)} would outlive the cluster, which made {them}: {error}"
+                f"{join_words(leftovers)} would outlive the cluster, which made {pronoun}: {error}"
             ) from None
         console.err.print(f"  Skipped the cluster, which has created no resources: {error}", markup=False)
         return

@@ -238,12 +238,12 @@ class KubeApi:
                 _request_timeout=(_TIMEOUT_S, None if follow else _TIMEOUT_S),
             )
             with contextlib.closing(response):
-                rest = b""
+                partial_line = b""
                 for chunk in response.stream():
-                    *whole, rest = (rest + chunk).split(b"\n")
+                    *whole, partial_line = (partial_line + chunk).split(b"\n")
                     yield from (f"{line.decode(errors='replace')}\n" for line in whole)
-                if rest:
-                    yield rest.decode(errors="replace")
+                if partial_line:
+                    yield partial_line.decode(errors="replace")
 
     def run_command(
         self, pod: str, namespace: str, container: str, command: Sequence[str], line: str = "", *, limit_s: float
@@ -443,8 +443,8 @@ class _Connection(socketserver.BaseRequestHandler):
 def _copy(source: socket.socket, sink: socket.socket) -> None:
     """Copy bytes until the source ends, which ends the sink."""
     with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
+        while block := source.recv(65536):
+            sink.sendall(block)
         sink.shutdown(socket.SHUT_WR)
 
 

@@ -57,7 +57,9 @@ def _list_lost(context: FleetContext, plan: StackPlan) -> Iterator[str]:
         elif kind == _CLUSTER:  # also where an existing one takes its place
             is_lost = "delete" in change.actions
         elif kind == _RESERVATION:  # another `by` or `efa` names its group, and so itself, anew
-            replacements = [other for other in plan.plan.select(kind).values() if "create" in other.actions]
+            replacements = [
+                reservation for reservation in plan.plan.select(kind).values() if "create" in reservation.actions
+            ]
             is_lost = "delete" in change.actions and bool(replacements)
         else:
             is_lost = kind in _LOSSES and change.verb == "replaced"

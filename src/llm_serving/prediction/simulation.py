@@ -461,10 +461,10 @@ class Simulation:
 
     def _count_blocks(self, steps: int) -> int:
         """Return the blocks that steps after the next one take."""
-        rounds, rest = divmod(steps - 1, BLOCK_TOKENS)
+        rounds, remainder = divmod(steps - 1, BLOCK_TOKENS)
         start = self._steps + 1
         return rounds * self._decoding + sum(
-            self._residues[-step % BLOCK_TOKENS] for step in range(start, start + rest)
+            self._residues[-step % BLOCK_TOKENS] for step in range(start, start + remainder)
         )
 
 

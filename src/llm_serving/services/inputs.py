@@ -60,8 +60,8 @@ def require_capability(folder: Path, capability: Capability) -> None:
 
 def _read_kind(file: Path) -> str:
     """Return the kind that a blueprint names; the default one without `kind`, or without a file, as `read` reports."""
-    data = yaml_source.read(file).data if file.is_file() else {}
-    keys = data if isinstance(data, dict) else {}
+    document = yaml_source.read(file).data if file.is_file() else {}
+    keys = document if isinstance(document, dict) else {}
     kind, pattern = keys.get("kind", DEFAULT_KIND), keys.get("pattern")
     if kind not in kinds.list_kinds():
         choices = " or ".join(kinds.list_kinds())

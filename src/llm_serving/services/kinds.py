@@ -257,7 +257,7 @@ def load_deployment(text: str) -> Deployment:
         ValueError: it is not the JSON of a deployment, or another version of this program, with other fields, saved it.
         InputError: its kind is not known.
     """
-    data = json.loads(text)
-    kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else DEFAULT_KIND
+    document = json.loads(text)
+    kind = document.get("kind", DEFAULT_KIND) if isinstance(document, dict) else DEFAULT_KIND
     loaded: Deployment = get(str(kind)).DEPLOYMENT.model_validate_json(text)
     return loaded

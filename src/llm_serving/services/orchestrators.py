@@ -23,5 +23,5 @@ def check(
     if not target or target in running:
         return
     reason = f"{running[0]} runs the {'pool' if pool else 'fleet'}'s containers, and the target is {target}"
-    other = f", or choose a pool of {target}" if target in fleet.orchestrators else ""
-    yield Conflict(tuple(key_path), reason, f"use --target {running[0]}{other}", written)
+    alternative = f", or choose a pool of {target}" if target in fleet.orchestrators else ""
+    yield Conflict(tuple(key_path), reason, f"use --target {running[0]}{alternative}", written)

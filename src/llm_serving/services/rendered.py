@@ -89,10 +89,10 @@ def find_callers(name: str, fleet: Document[Fleet], root: Path, target: str) -> 
     callers = []
     for file in find(fleet.value, root):
         with contextlib.suppress(InputError):  # one whose file is wrong is refused where it is deployed
-            other = read(file, fleet, Rendered[Any]).value
-            called = {call.deployment for service in other.services for call in service.calls.values()}
+            caller = read(file, fleet, Rendered[Any]).value
+            called = {call.deployment for service in caller.services for call in service.calls.values()}
             if file.parent.name == target and name in called:
-                callers.append(other.name)
+                callers.append(caller.name)
     return callers
 
 

@@ -294,8 +294,8 @@ class Traffic(Settings):
         if name == "think_time" and self.turns.max > 1:
             return  # between the turns of a session, in either loop
         if self.is_open_loop != (loop == "open") and getattr(self, name) != type(self).model_fields[name].default:
-            other = "users: 8 in place of arrivals" if self.is_open_loop else "arrivals: 20/s in place of users"
-            yield Conflict((name,), reason, f"write {other}, or leave {name} out")
+            alternative = "users: 8 in place of arrivals" if self.is_open_loop else "arrivals: 20/s in place of users"
+            yield Conflict((name,), reason, f"write {alternative}, or leave {name} out")
 
     def _check_images(self) -> Iterator[Conflict]:
         if self.images is None:

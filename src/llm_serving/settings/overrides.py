@@ -162,11 +162,11 @@ def _format_flow(steps: list[str], value: str) -> str:
 
 def _add_lines(text: str, column: int, above: int, steps: list[str], value: str) -> str:
     """Return a text with lines for `steps` in a column, below the line of the position `above`."""
-    rest = re.compile(r"\r?\n|\Z").search(text, above)
-    assert rest, "a text has an end"
+    line_end = re.compile(r"\r?\n|\Z").search(text, above)
+    assert line_end, "a text has an end"
     ending = "\r\n" if "\r\n" in text else "\n"
     lines = [f"{ending}{' ' * (column + 2 * depth)}{step}:" for depth, step in enumerate(steps)]
-    return f"{text[: rest.start()]}{''.join(lines)} {value}{text[rest.start() :]}"
+    return f"{text[: line_end.start()]}{''.join(lines)} {value}{text[line_end.start() :]}"
 
 
 def _find_end(node: Any) -> int:

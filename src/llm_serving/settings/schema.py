@@ -35,8 +35,8 @@ def _format(tree: Mapping[str, Any]) -> str:
 
 def build_tree(model_type: type[BaseModel]) -> dict[str, Any]:
     """Return the tree of a model alone, for a schema that it is a part of."""
-    raw = model_type.model_json_schema(by_alias=True)
-    tree: dict[str, Any] = _inline_references(raw, raw.get("$defs", {}))
+    document = model_type.model_json_schema(by_alias=True)
+    tree: dict[str, Any] = _inline_references(document, document.get("$defs", {}))
     return tree
 
 

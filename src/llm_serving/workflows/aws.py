@@ -180,11 +180,11 @@ def _require_tools(request: WorkflowRequest, *, is_emulated: bool) -> None:
 
 def _open_checkpoints(fleet: Fleet, aws: AwsSession) -> Checkpoints:
     """Return the steps done in this account; a rehearsal has its own, which end with its embedded AWS."""
-    data = context.build_data_path(fleet)
+    data_folder = context.build_data_path(fleet)
     if aws.is_rehearsal:
-        return Checkpoints(data / "rehearsal.json", f"a rehearsal at {aws.emulator}")
+        return Checkpoints(data_folder / "rehearsal.json", f"a rehearsal at {aws.emulator}")
     account = identity.fetch_identity(aws).account
-    return Checkpoints(data / checkpoints.FILE, f"account {account}, {fleet.region}, {aws.emulator or 'AWS'}")
+    return Checkpoints(data_folder / checkpoints.FILE, f"account {account}, {fleet.region}, {aws.emulator or 'AWS'}")
 
 
 @dataclass(frozen=True)
@@ -348,14 +348,14 @@ def _apply_stacks(fleet_context: FleetContext, stack_plans: Sequence[StackPlan],
 
 def _apply_with_cdktf(fleet_context: FleetContext, names: Sequence[str]) -> None:
     """Apply the same stacks with CDKTF's own command line, which plans and applies each in its directory."""
-    out = next(iter(fleet_context.folders.values())).parents[1].absolute()
+    stacks_folder = next(iter(fleet_context.folders.values())).parents[1].absolute()
     apply.delete_plans(fleet_context)
     with console.step(f"Apply {', '.join(names)} to {fleet_context.cloud_name} with {CDKTF}") as step:
         console.run_together(
             [
                 console.Command(
                     ["npx", "--yes", CDKTF, "deploy", *names, "--auto-approve", "--skip-synth",
-                     "--skip-provider-lock", "--output", str(out)],
+                     "--skip-provider-lock", "--output", str(stacks_folder)],
                     fleet_context.data / "cdktf.log",
                     cwd=ROOT,
                     environment={

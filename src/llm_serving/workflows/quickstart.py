@@ -76,13 +76,13 @@ def _require_not_running(plan: DeploymentPlan, folder: Path) -> None:
 
 
 def _deploy_and_validate(plan: DeploymentPlan, wait_for_engine: Callable[[], None]) -> tuple[Report, Path]:
-    data, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
+    data_folder, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
     deploy.prepare_start(plan)
     try:
         with supervisor.start_attached(plan.directory) as supervisord:
             deploy.start_emulator(plan, supervisord)
-            folders = stacks.prepare(plan.fleet, out=plan.directory.root / "cdktf.out", data=data, stacks=STACKS)
-            with stacks.apply_in_background(plan.fleet, folders, data=data, endpoint=endpoint) as terraform:
+            folders = stacks.prepare(plan.fleet, out=plan.directory.root / "cdktf.out", data=data_folder, stacks=STACKS)
+            with stacks.apply_in_background(plan.fleet, folders, data=data_folder, endpoint=endpoint) as terraform:
                 with console.step("Wait for Terraform to create the model bucket (the apply goes on)") as step:
                     terraform.wait_until(lambda: deploy.is_bucket_ready(plan), partial(setattr, step, "note"))
                 wait_for_engine()  # the replicas need it next
@@ -90,7 +90,7 @@ def _deploy_and_validate(plan: DeploymentPlan, wait_for_engine: Callable[[], Non
                 report, report_dir = _validate(plan)
                 with console.step(f"Wait for the end of the apply of {join_words(STACKS)}") as step:
                     terraform.wait(partial(setattr, step, "note"))
-            stacks.check_unchanged(plan.fleet, data=data, endpoint=endpoint, stacks=STACKS)
+            stacks.check_unchanged(plan.fleet, data=data_folder, endpoint=endpoint, stacks=STACKS)
             with console.step("Stop everything"):
                 supervisord.shut_down()
     finally:

@@ -125,9 +125,9 @@ def require_best(state: Tuning) -> None:
 
 
 def _require_keys(varied: Sequence[Override], document: Document[Any]) -> None:
-    data = yaml_source.read(document.path).data
+    document_data = yaml_source.read(document.path).data
     for override in varied:
-        overrides.require_key("--over", type(document.value), data, override.key, RESERVED)
+        overrides.require_key("--over", type(document.value), document_data, override.key, RESERVED)
     keys = [override.key for override in varied]
     for key in keys:
         if keys.count(key) > 1:

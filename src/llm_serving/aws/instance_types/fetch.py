@@ -96,8 +96,8 @@ class InstanceTypeApi:
         }
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
         pricing, usd_by_type = self._create_client("pricing", PRICE_REGION), dict[str, float]()
-        for some in session.split(names, _PRICED_TYPES):
-            of_types = {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(some)}
+        for batch in session.split(names, _PRICED_TYPES):
+            of_types = {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(batch)}
             query = {"ServiceCode": "AmazonEC2", "Filters": [*filters, of_types]}
             for product in map(json.loads, session.list_all(pricing, "get_products", "PriceList", **query)):
                 usd_by_type[product["product"]["attributes"]["instanceType"]] = read_usd_per_hour(product)

@@ -22,19 +22,19 @@ def run_checks(checks: Sequence[Check], step: console.Step, timeout_s: float = T
     """Return the results by heading, in the order of the checks."""
     deadline = time.monotonic() + timeout_s
     executor = ThreadPoolExecutor(MAX_CONCURRENT_CHECKS, "preflight")
-    checks_by_future = {executor.submit(_run_check, item): item for item in checks}
+    checks_by_future = {executor.submit(_run_check, check): check for check in checks}
     results: dict[Check, Sequence[CheckResult]] = {}
     pending: set[Future[Sequence[CheckResult]]] = set(checks_by_future)
     while pending and time.monotonic() < deadline:
         done, pending = wait(pending, timeout=0.2)
-        results |= {checks_by_future[item]: item.result() for item in done}
-        step.note = _format_progress(len(results), [checks_by_future[item] for item in pending], len(checks))
+        results |= {checks_by_future[future]: future.result() for future in done}
+        step.note = _format_progress(len(results), [checks_by_future[future] for future in pending], len(checks))
     executor.shutdown(wait=False, cancel_futures=True)
     timeout_reason = f"no answer within {timeout_s:.0f} s"
     groups: dict[str, list[CheckResult]] = {}
-    for item in checks:
-        unanswered = [build_unknown_result(item.name, timeout_reason, "run it again")]
-        groups.setdefault(item.group, []).extend(results.get(item, unanswered))
+    for check in checks:
+        unanswered = [build_unknown_result(check.name, timeout_reason, "run it again")]
+        groups.setdefault(check.group, []).extend(results.get(check, unanswered))
     return [CheckGroup(title, tuple(group_results)) for title, group_results in groups.items()]
 
 

@@ -62,8 +62,8 @@ def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[s
     with contextlib.ExitStack() as stack:
         stack.enter_context(session.translate_errors(_NO_ACCOUNT_HINT))
         if embedded:
-            data = stack.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
-            endpoint = stack.enter_context(emulator.start(Path(data), bare=True))
+            data_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
+            endpoint = stack.enter_context(emulator.start(Path(data_folder), bare=True))
             aws = fetch.InstanceTypeApi(endpoint, environ=emulator.build_client_env(endpoint, fetch.PRICE_REGION))
         else:
             aws = fetch.InstanceTypeApi()

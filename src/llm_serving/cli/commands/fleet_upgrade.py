@@ -54,8 +54,8 @@ def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:
     aws = context.open_session(settings.region)
     if not aws.has_credentials():
         return None, ["the account: no AWS credentials were found"]
-    with context.lock_fleet(settings) as data:
-        return installed.read(aws, settings, data)
+    with context.lock_fleet(settings) as data_folder:
+        return installed.read(aws, settings, data_folder)
 
 
 def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[str]) -> None:

@@ -84,15 +84,15 @@ def tunnel(fleet: Fleet = FLEET, port: Port = forwarding.DEFAULT_PORT, plan: Pla
     `fleet destroy`, `fleet upgrade` and `install` find it while it is open; others take the KUBECONFIG that it prints.
     """
     fleet_settings, _ = _load_fleet(fleet)
-    aws, data = context.open_session(fleet_settings.region), context.build_data_path(fleet_settings)
+    aws, data_folder = context.open_session(fleet_settings.region), context.build_data_path(fleet_settings)
     route = forwarding.plan(aws, fleet_settings, port)
     if plan:
         console.out.print(console.quote_command(forwarding.build_command(route, aws.region)), markup=False)
         return
     add_ons.require_tools(forwarding.TOOLS)
-    with forwarding.forward(route, aws, data) as process:
-        cluster.connect(aws, fleet_settings, data)
-        console.out.print(forwarding.describe_use(route, data / "kubeconfig"), markup=False, soft_wrap=True)
+    with forwarding.forward(route, aws, data_folder) as process:
+        cluster.connect(aws, fleet_settings, data_folder)
+        console.out.print(forwarding.describe_use(route, data_folder / "kubeconfig"), markup=False, soft_wrap=True)
         process.wait()
 
 

@@ -40,16 +40,16 @@ def rehearse(
     if mocked and stacks:
         raise InputError("--mocked: it plans all stacks. Fix: remove --mocked, or the stacks.")
     documents = [inputs.read_fleet(file) for file in _list_fleet_files(fleet)]
-    data = Path(".blueprint") / "rehearsal"
+    data_folder = Path(".blueprint") / "rehearsal"
     with processes.handle_interrupts():
         if mocked:
-            rehearsals = run.plan(documents, out=out, data=data / "mocked")
+            rehearsals = run.plan(documents, out=out, data=data_folder / "mocked")
         else:
             rehearsals = [
                 run.rehearse(
                     document,
                     out=out if len(documents) == 1 else out / document.value.name,
-                    data=data / document.value.name,
+                    data=data_folder / document.value.name,
                     stack_names=stacks or None,
                 )
                 for document in documents

@@ -61,13 +61,13 @@ def _build_payload(name: str, plans: Sequence[PoolPlan]) -> dict[str, Any]:
 def _describe(violations: Sequence[Violation]) -> str:
     first = violations[0]
     day, hour = divmod(first.at_s / 3600, 24)
-    what = {
+    violation_text = {
         "real-time": f"{first.missing:.1f} instances are missing for the load",
         "zone": f"{first.missing:g} instances are missing if a zone is lost",
         "batch": f"{first.missing:.1f} instance-hours of a batch are left at its deadline",
     }[first.kind]
     others = f", and {len(violations) - 1} more" if len(violations) > 1 else ""
-    return f"{first.pool}, day {int(day) + 1}, {int(hour)}h: {what}{others}"
+    return f"{first.pool}, day {int(day) + 1}, {int(hour)}h: {violation_text}{others}"
 
 
 def _render(plans: Sequence[PoolPlan]) -> Table:

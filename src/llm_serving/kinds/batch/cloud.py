@@ -189,8 +189,8 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
         return
     fitting = [
         name
-        for name, other in fleet.pools.items()
-        if fleet.get_orchestrator(other) == environment.conventions.orchestrator
+        for name, pool in fleet.pools.items()
+        if fleet.get_orchestrator(pool) == environment.conventions.orchestrator
     ]
     if pool not in fitting:
         reason = f"the fleet {fleet.name} has no such pool on {environment.conventions.title}"

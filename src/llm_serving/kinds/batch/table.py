@@ -35,8 +35,8 @@ def render_teams(teams: Iterable[Mapping[str, Any]]) -> Table:
         cost = "" if team["cost_usd"] is None else f"{team['cost_usd']:,.2f}"
         quota = _shorten(team["tokens_per_day"]) if team["tokens_per_day"] else ""
         counts = (team["rows"], team["tokens"]["input"], team["tokens"]["output"])
-        rest = (_format_seconds(team["endpoint_s"]), cost, _shorten(team["tokens_today"]), quota)
-        table.add_row(team["team"], f"{team['jobs']:,}", *map(_shorten, counts), *rest)
+        cells = (_format_seconds(team["endpoint_s"]), cost, _shorten(team["tokens_today"]), quota)
+        table.add_row(team["team"], f"{team['jobs']:,}", *map(_shorten, counts), *cells)
     return table
 
 

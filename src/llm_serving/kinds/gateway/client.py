@@ -85,8 +85,8 @@ class AdminClient:
         return matches[0]
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}{path}", data, {"Content-Type": "application/json"})
+        payload = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._url}{path}", payload, {"Content-Type": "application/json"})
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as response:
                 return json.load(response)

@@ -244,9 +244,9 @@ def _build_meter(deployment: GatewayDeployment, gateway: Service, records: Audit
     return gateway.model_copy(update=update)
 
 
-def _build_metrics_call(what: str, deployment: str, port: int, role_kind: str) -> Call:
+def _build_metrics_call(purpose: str, deployment: str, port: int, role_kind: str) -> Call:
     return Call(
-        purpose=f"{what} of {deployment}", port=port, deployment=deployment, labels={"inference/kind": role_kind}
+        purpose=f"{purpose} of {deployment}", port=port, deployment=deployment, labels={"inference/kind": role_kind}
     )
 
 

@@ -18,10 +18,10 @@ _AS_NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
 def main(port: int, folder: Path) -> None:
     """Create the database unless that is done, then become its server."""
     prefix = _AS_NOBODY if os.geteuid() == 0 else ()
-    data = folder / "data"
-    if not (data / "PG_VERSION").exists():
-        _create(folder, data, prefix)
-    command = [*prefix, str(database.find_program("postgres")), "-D", str(data), "-p", str(port)]
+    data_folder = folder / "data"
+    if not (data_folder / "PG_VERSION").exists():
+        _create(folder, data_folder, prefix)
+    command = [*prefix, str(database.find_program("postgres")), "-D", str(data_folder), "-p", str(port)]
     os.execvp(command[0], [*command, "-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="])
 
 

@@ -200,11 +200,13 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._classes else {}
             headers = {ID_HEADER: find_request_id(kwargs), **caller, **traits.get(CLASSES, {}).get(class_, {})}
             kwargs = {**kwargs, "extra_headers": headers}
-        more = {"priority": PRIORITIES[class_]} if traits.get(HAS_PRIORITY) else {}
+        extra_fields = {"priority": PRIORITIES[class_]} if traits.get(HAS_PRIORITY) else {}
         if str(call_type).endswith(_COMPLETIONS):
-            more |= {field: kwargs[field] for field in _CHAT_FIELDS if field in kwargs}
+            extra_fields |= {field: kwargs[field] for field in _CHAT_FIELDS if field in kwargs}
             kwargs = {name: value for name, value in kwargs.items() if name not in _CHAT_FIELDS}
-        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **more}} if more else kwargs
+        return (
+            {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **extra_fields}} if extra_fields else kwargs
+        )
 
     async def async_log_success_event(
         self,

@@ -165,8 +165,8 @@ def read_question(cache: Cache, request: Mapping[str, Any]) -> Question | None:
     text = read_text(last) if last.get("role") == "user" else ""
     if not text.strip() or len(text) > _MAX_CHARACTERS:
         return None
-    rest = {name: value for name, value in request.items() if name not in _ANSWER_FORM}
-    key = cache.get_cache_key(**{**rest, "messages": [*before, {**last, "content": ""}]})
+    parameters = {name: value for name, value in request.items() if name not in _ANSWER_FORM}
+    key = cache.get_cache_key(**{**parameters, "messages": [*before, {**last, "content": ""}]})
     exact = [word if word.isdigit() else _NEGATION for word in _EXACT.findall(text)]
     return Question(text, namespace, hashlib.sha256(json.dumps([key, exact]).encode()).hexdigest())
 
@@ -253,8 +253,8 @@ def install(semantic: SemanticCache) -> None:
         answer = await get_own(self, dynamic_cache_object, **request)
         key = request.get("cache_key")
         if answer is None and key and (nearest := await semantic.find(self, key, request)):
-            other, similarity = nearest
-            answer = await get_own(self, dynamic_cache_object, **{**request, "cache_key": other})
+            other_key, similarity = nearest
+            answer = await get_own(self, dynamic_cache_object, **{**request, "cache_key": other_key})
             if answer is not None:
                 record(request, round(similarity, 4))
         return answer

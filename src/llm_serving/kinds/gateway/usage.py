@@ -187,8 +187,8 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
         requests, input_tokens, output_tokens = (round(row[count]) for count in _COUNTS)
         yield group, _Line(requests, input_tokens, output_tokens, usd, *policies)
     for name, times in metered.items():
-        rest = max(0.0, times.tokens - recorded[name])
-        for nobody, usd in ((DIRECT, times.busy_usd * rest / totals[name]), (IDLE, times.idle_usd)):
+        unrecorded = max(0.0, times.tokens - recorded[name])
+        for nobody, usd in ((DIRECT, times.busy_usd * unrecorded / totals[name]), (IDLE, times.idle_usd)):
             yield {"team": nobody, "user": nobody, "model": nobody, "deployment": name}, _Line(usd=usd)
 
 

@@ -456,8 +456,8 @@ def read(folder: Path) -> Document[Blueprint]:
         raise build_file_error(folder, reason, "name the folder of a blueprint; `blueprint new` creates one")
     document = load(folder / FILE_NAME, Blueprint)
     missing_files = [
-        document.build_mistake(key_path, file, f"there is no such file in {folder}", f"name a {what}")
-        for key_path, file, what in _list_files(document.value)
+        document.build_mistake(key_path, file, f"there is no such file in {folder}", f"name a {format_name}")
+        for key_path, file, format_name in _list_files(document.value)
         if not (folder / file).is_file()
     ]
     unfit_prompts = [
@@ -492,9 +492,9 @@ def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str
     for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
         if file is not None:
             yield ("traffic", key), file, f"{kind} file beside the blueprint"
-    for key, what in (("chat_template", "Jinja"), ("warm_prompt", "text")):
+    for key, format_name in (("chat_template", "Jinja"), ("warm_prompt", "text")):
         for key_path, file in _find_role_files(settings, key).items():
-            yield key_path, file, f"{what} file beside the blueprint"
+            yield key_path, file, f"{format_name} file beside the blueprint"
 
 
 def _suggest_folder(folder: Path) -> str:

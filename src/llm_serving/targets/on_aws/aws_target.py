@@ -277,6 +277,6 @@ def load_aws_target(name: str) -> AwsTarget:
     """
     target = registry.load_target(name)
     if not isinstance(target, AwsTarget):
-        names = [other for other in registry.list_targets() if registry.load_target(other).needs_aws]
+        names = [name for name in registry.list_targets() if registry.load_target(name).needs_aws]
         raise InputError(f"--target: {quote_value(name)}: it does not run on AWS. Fix: use {' or '.join(names)}.")
     return target

@@ -27,10 +27,10 @@ def open_context(plan: DeploymentPlan, file: Path) -> Iterator[FleetContext]:
     Raises:
         Unavailable: another command is running on it.
     """
-    data = context.build_data_path(plan.fleet.value) / _format_name(plan)
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
-        stack_context = build_context(plan, file, data)
+    data_folder = context.build_data_path(plan.fleet.value) / _format_name(plan)
+    data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with processes.lock_file(data_folder / ".busy", f"another command is running on {plan.deployment.name}"):
+        stack_context = build_context(plan, file, data_folder)
         with apply.use_plans(stack_context):
             yield stack_context
 
@@ -47,9 +47,9 @@ def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
     from llm_serving.aws.preflight import identity
 
     account = identity.require_account(plan.fleet, plan.aws).account
-    out = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
+    stacks_folder = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
-        folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[_format_name(plan)])
+        folders = synthesis.synthesize(plan.fleet, stacks_folder, deployments=[file], stack_names=[_format_name(plan)])
         step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
     program = stack_folder.find_terraform(folders, data, plan.aws)
     stack_context = FleetContext(plan.fleet, data, folders, program, plan.aws, account)

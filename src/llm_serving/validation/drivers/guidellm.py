@@ -68,9 +68,9 @@ def _require_schedule(timings: Iterable[dict[str, Any]]) -> None:
         )
 
 
-def _read_start(info: dict[str, Any]) -> float:
+def _read_start(process: dict[str, Any]) -> float:
     """When a request was due by GuideLLM's schedule, or sent where it has none."""
-    timings = info["timings"]
+    timings = process["timings"]
     start: float = timings["request_start"]
     return min(timings["targeted_start"] or start, start)
 

@@ -155,9 +155,9 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
         warm_up, counted = _create_prompts(plan, server)
         created = list(itertools.islice(counted, count))
     if not driver.sends_messages:
-        other = next((prompt for prompt in created if not prompt.is_plain), None)
-        if other is not None:
-            count = len(other.messages)
+        special = next((prompt for prompt in created if not prompt.is_plain), None)
+        if special is not None:
+            count = len(special.messages)
             raise InputError(
                 f"{plan.data}: {driver.title} sends one message of text a request, and a row has "
                 f"{f'{count} messages' if count > 1 else 'other parts, or fields of its own'}. "

@@ -32,23 +32,23 @@ def _build_command(job: Job, executables: Path) -> list[str]:
 
 
 def _read(job: Job) -> list[Sample]:
-    data = json.loads(job.result.read_text(encoding="utf-8"))
+    report = json.loads(job.result.read_text(encoding="utf-8"))
     samples = []
-    for number, error in enumerate(data["errors"]):
+    for number, error in enumerate(report["errors"]):
         # It waits for one of the requests at once to end, and times the answer from then on; its own loop is late too.
-        queued_s = 0.0 if job.due is None else data["queue_times"][number]
-        start = data["start_times"][number] - queued_s
+        queued_s = 0.0 if job.due is None else report["queue_times"][number]
+        start = report["start_times"][number] - queued_s
         if error:
             samples.append(build_failure(number, start, error))
             continue
-        times = list(accumulate([queued_s + data["ttfts"][number], *data["itls"][number]]))
+        times = list(accumulate([queued_s + report["ttfts"][number], *report["itls"][number]]))
         sample = build_sample(
             number,
             start,
             times=times,
-            end=queued_s + data["latencies"][number],
-            input_tokens=data["input_lens"][number],
-            output_tokens=data["output_lens"][number],
+            end=queued_s + report["latencies"][number],
+            input_tokens=report["input_lens"][number],
+            output_tokens=report["output_lens"][number],
         )
         samples.append(job.add_delay(sample, queued_s))
     return samples

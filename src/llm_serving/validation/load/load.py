@@ -125,9 +125,9 @@ class Load:
         is_over = sample.error is not None or number >= self.plan.traffic.requests
         if not item.counted or not prompt.follow_ups or is_over or not self.pause():
             return None
-        following, *rest = prompt.follow_ups
+        following, *later_turns = prompt.follow_ups
         history = (*prompt.messages, {"role": "assistant", "content": answer})
-        merged = replace(following, messages=(*history, *following.messages), follow_ups=tuple(rest))
+        merged = replace(following, messages=(*history, *following.messages), follow_ups=tuple(later_turns))
         self.overlap.add(merged)
         self._progress.sent += 1
         return Item(number, merged, counted=True, turn=item.turn + 1)

@@ -33,8 +33,8 @@ def make_png(width: int, height: int, seed: str) -> bytes:
         repeated_row if row % ROW_REPEATS else _PIXELS_AS_THEY_ARE + rng.randbytes(row_bytes) for row in range(height)
     )
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(b"".join(rows), level=1)
-    return _SIGNATURE + _build_chunk(b"IHDR", header) + _build_chunk(b"IDAT", data) + _build_chunk(b"IEND", b"")
+    pixels = zlib.compress(b"".join(rows), level=1)
+    return _SIGNATURE + _build_chunk(b"IHDR", header) + _build_chunk(b"IDAT", pixels) + _build_chunk(b"IEND", b"")
 
 
 def _build_chunk(kind: bytes, data: bytes) -> bytes:

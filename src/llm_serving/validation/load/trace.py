@@ -108,9 +108,9 @@ class _LineError(Exception):
 def _read_azure(lines: Iterator[str]) -> Iterator[TraceRow]:
     def parse(row: dict[str, str]) -> TraceRow:
         # Seven digits of a second; Python reads six.
-        text, zone, rest = row["TIMESTAMP"].partition("+")
+        text, zone, offset = row["TIMESTAMP"].partition("+")
         whole, _, fraction = text.partition(".")
-        time = datetime.datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}{zone}{rest}")
+        time = datetime.datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}{zone}{offset}")
         time = time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
         return _build_row(time.timestamp(), row["ContextTokens"], row["GeneratedTokens"])
 
@@ -147,9 +147,11 @@ def _read_mooncake(lines: Iterator[str]) -> Iterator[TraceRow]:
         if not line.strip():
             continue
         try:
-            data: dict[str, Any] = untrusted_json.parse(line)
-            blocks = tuple(int(block) for block in data.get("hash_ids", ()))
-            row = _build_row(float(data["timestamp"]) / 1000, data["input_length"], data["output_length"], blocks)
+            request: dict[str, Any] = untrusted_json.parse(line)
+            blocks = tuple(int(block) for block in request.get("hash_ids", ()))
+            row = _build_row(
+                float(request["timestamp"]) / 1000, request["input_length"], request["output_length"], blocks
+            )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise _LineError(number, line) from None
         yield row

@@ -81,10 +81,10 @@ class RemoteDrivers:
             Unavailable: AWS or the cluster cannot be asked.
         """
         files = {USER_FILE: user_file.read_text(encoding="utf-8")}
-        data = Path(plan.data) if plan.data else None
-        if data:
-            files[data.name] = data.read_text(encoding="utf-8")
-        plan = plan.model_copy(update={"lead_s": LEAD_S, "data": data.name if data else None})
+        data_file = Path(plan.data) if plan.data else None
+        if data_file:
+            files[data_file.name] = data_file.read_text(encoding="utf-8")
+        plan = plan.model_copy(update={"lead_s": LEAD_S, "data": data_file.name if data_file else None})
         with self._open_mailbox(plan.nonce) as mailbox:
             load = _Load(
                 mailbox,

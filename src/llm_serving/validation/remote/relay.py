@@ -97,8 +97,8 @@ class _Relay:
         for name, text in self._input.files.items():
             (self._folder / name).write_text(text, encoding="utf-8")
         plan = self._input.plan
-        data = str(self._folder / plan.data) if plan.data else None
-        plan = plan.model_copy(update={"folder": str(self._folder), "data": data})
+        data_file = str(self._folder / plan.data) if plan.data else None
+        plan = plan.model_copy(update={"folder": str(self._folder), "data": data_file})
         (self._folder / driver_result.PLAN_FILE).write_text(plan.model_dump_json(), encoding="utf-8")
         return load_plan.build_command(plan, str(self._folder / USER_FILE), self._input.shard)
 

@@ -155,8 +155,8 @@ def list_missed(rows: Iterable[UnlikeWorkers], errors: float) -> Iterator[Missed
             why = f"{reason}; the limit is {errors * 100:g}%"
             yield MissedObjective(metric=f"errors {row.place}", value=share, limit=errors, why=why)
         for name, latency, limit in _list_limited(row, "missed"):
-            more = "" if name.endswith(".mean") else "more than "
-            why = f"{more}{latency.from_ms:g} ms by the engines' own histogram; the limit is {limit:g} ms"
+            comparison = "" if name.endswith(".mean") else "more than "
+            why = f"{comparison}{latency.from_ms:g} ms by the engines' own histogram; the limit is {limit:g} ms"
             yield MissedObjective(metric=f"{name} {row.place}", value=latency.from_ms, limit=limit, why=why)
 
 

@@ -102,8 +102,8 @@ def _check_waiting_replicas(context: Context) -> Iterator[Conflict]:
         f"where the first choice of {largest.role.pool} has no instances, all{others} could wait there; "
         f"{context.conventions.title} then starts no task in the next choice, with more than {most} waiting"
     )
-    rest = "create a deployment in another fleet for the rest"
-    fix = f"set {most} or fewer in all, and {rest}; or use a pool with one choice"
+    second_fleet = "create a deployment in another fleet for the rest"
+    fix = f"set {most} or fewer in all, and {second_fleet}; or use a pool with one choice"
     yield largest.refuse("replicas", reason, fix)
 
 

@@ -76,8 +76,8 @@ def _check_add_ons(context: Context) -> Iterator[Conflict]:
     """Yield what needs kinds of objects that the cluster does not know without an add-on of the fleet."""
     framework, add_ons = context.blueprint.framework_row, context.fleet.add_ons
     if framework.add_on and not getattr(add_ons, framework.add_on):
-        what = f"{framework.workload.operator} runs it" if framework.workload else "it has kinds of objects of its own"
-        reason = f"{what}, which the fleet installs with {framework.add_on}"
+        need = f"{framework.workload.operator} runs it" if framework.workload else "it has kinds of objects of its own"
+        reason = f"{need}, which the fleet installs with {framework.add_on}"
         fix = f"set {_format_add_ons([framework.add_on])} in the fleet and apply it, or use another framework"
         yield context.refuse_framework(reason, fix)
     if framework.workload and not framework.workload.keda:
