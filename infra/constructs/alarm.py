@@ -40,6 +40,20 @@ class Expression(NamedTuple):
     label: str
 
 
+class Condition(NamedTuple):
+    """When an alarm rings: what it goes by is beyond the threshold for so many periods in a row."""
+
+    threshold: float
+    comparison: str = "GreaterThanThreshold"
+    period_s: int = PERIOD_S
+    periods: int = 5
+    breaching: int | None = None
+    """How many of the periods must breach; all where left out."""
+
+    missing: str = "notBreaching"
+    """What CloudWatch takes periods without data as."""
+
+
 def find_metric(metric_id: str, signal: str, dimensions: Mapping[str, str], stat: str) -> Metric:
     """Return a metric by our name of its signal."""
     row = signals.load()[signal]
@@ -50,59 +64,55 @@ def add_alarm(
     stack: FleetStack,
     owner: str,
     purpose: str,
-    *metrics: Metric,
-    expression: Expression | None = None,
+    *queries: Metric | Expression,
+    condition: Condition,
     description: str,
     signal: str = "",
-    threshold: float,
-    comparison: str = "GreaterThanThreshold",
-    period_s: int = PERIOD_S,
-    periods: int = 5,
-    breaching: int | None = None,
-    missing: str = "notBreaching",
     notifies: bool = True,
     construct_id: str = "",
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
-    """Add the alarm OWNER-PURPOSE, which rings after so many periods in a row.
+    """Add the alarm OWNER-PURPOSE, which rings while the last of its queries meets the condition.
 
     Args:
-        expression: over the metrics; one metric alone needs none.
-        breaching: of the periods, how many must breach; all where left out.
+        queries: a metric, or an expression after the metrics that it reads.
         signal: whose action the description ends with.
         notifies: whether the fleet's topic hears of ALARM and OK.
     """
     actions = [stack.fleet.alarms_to] if stack.fleet.alarms_to and notifies else None
-    metric_alarm = aws.cloudwatch_metric_alarm
-    query = metric_alarm.CloudwatchMetricAlarmMetricQuery
-    queries = [
-        query(
-            id=metric.id,
-            metric=metric_alarm.CloudwatchMetricAlarmMetricQueryMetric(
-                namespace=metric.namespace,
-                metric_name=metric.name,
-                dimensions=dict(metric.dimensions),
-                period=period_s,
-                stat=metric.stat,
-            ),
-            return_data=None if expression else True,
-        )
-        for metric in metrics
-    ]
-    if expression:
-        queries.append(query(id=expression.id, expression=expression.text, label=expression.label, return_data=True))
-    return metric_alarm.CloudwatchMetricAlarm(
+    return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm(
         stack,
         construct_id or f"{purpose}-alarm",
         alarm_name=f"{owner}-{purpose}",
         alarm_description=f"{description}. To do: {signals.load()[signal].action}" if signal else description,
-        comparison_operator=comparison,
-        threshold=threshold,
-        evaluation_periods=periods,
-        datapoints_to_alarm=breaching,
-        treat_missing_data=missing,
-        metric_query=queries,
+        comparison_operator=condition.comparison,
+        threshold=condition.threshold,
+        evaluation_periods=condition.periods,
+        datapoints_to_alarm=condition.breaching,
+        treat_missing_data=condition.missing,
+        metric_query=[_build_query(query, condition.period_s, is_judged=query is queries[-1]) for query in queries],
         alarm_actions=actions,
         ok_actions=actions,
+    )
+
+
+def _build_query(
+    query: Metric | Expression, period_s: int, *, is_judged: bool
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
+    metric_alarm, return_data = aws.cloudwatch_metric_alarm, is_judged or None
+    if isinstance(query, Expression):
+        return metric_alarm.CloudwatchMetricAlarmMetricQuery(
+            id=query.id, expression=query.text, label=query.label, return_data=return_data
+        )
+    return metric_alarm.CloudwatchMetricAlarmMetricQuery(
+        id=query.id,
+        metric=metric_alarm.CloudwatchMetricAlarmMetricQueryMetric(
+            namespace=query.namespace,
+            metric_name=query.name,
+            dimensions=dict(query.dimensions),
+            period=period_s,
+            stat=query.stat,
+        ),
+        return_data=return_data,
     )
 
 
@@ -123,7 +133,7 @@ def add_cluster_alarm(
         construct_id=construct_id,
         description=description,
         signal=signal,
-        threshold=threshold,
+        condition=Condition(threshold),
     )
 
 

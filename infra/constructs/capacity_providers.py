@@ -228,5 +228,7 @@ def add_security_group(stack: FleetStack, *, vpc_id: str) -> aws.security_group.
     )
     # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
     rule, description, title = "machines-https", "HTTPS to AWS and to registries", f"{name}-https"
-    security_group.add_rule(stack, rule, group, "out", description, security_group.HTTPS, cidr="0.0.0.0/0", title=title)
+    security_group.add_rule(
+        stack, rule, group, "out", description, security_group.HTTPS, peer=security_group.ANYWHERE, title=title
+    )
     return group

@@ -47,12 +47,10 @@ def _add_quota_alarm(stack: FleetStack, usage_class: str) -> None:
         stack.fleet.name,
         purpose,
         alarm.find_metric("used", "vcpus-used", dimensions, "Maximum"),
-        expression=alarm.Expression("percent", "100 * used / SERVICE_QUOTA(used)", "Percent of the quota"),
+        alarm.Expression("percent", "100 * used / SERVICE_QUOTA(used)", "Percent of the quota"),
         description=f"More than {_QUOTA_PERCENT}% of the region's quota of vCPUs, {usage_class}, is in use",
         signal="vcpus-used",
-        threshold=_QUOTA_PERCENT,
-        period_s=_PERIOD_S,
-        periods=1,
+        condition=alarm.Condition(_QUOTA_PERCENT, period_s=_PERIOD_S, periods=1),
     )
 
 

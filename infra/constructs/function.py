@@ -99,7 +99,7 @@ def add_failure_alarm(stack: FleetStack, name: str) -> None:
         alarm.Metric("failed", "AWS/Lambda", "Errors", dimensions, "Sum"),
         construct_id=f"{name}-failure-alarm",
         description=f"The function {name} fails each time that it is called; its log says why",
-        threshold=0,
+        condition=alarm.Condition(0),
     )
 
 

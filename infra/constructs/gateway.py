@@ -10,7 +10,7 @@ from infra.bindings import aws
 from infra.constructs import alarm, key, valkey
 from infra.constructs.fleet_stack import Account, FleetStack
 from infra.constructs.iam import Statement, allow
-from infra.constructs.security_group import SecurityGroups, add_rule, add_security_group
+from infra.constructs.security_group import Peer, SecurityGroups, add_rule, add_security_group
 from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import (
     AUTHORITY,
@@ -81,7 +81,9 @@ def add_groups(context: GatewayContext) -> SecurityGroups:
 def let_in(stack: FleetStack, groups: SecurityGroups, name: str, client_id: str) -> None:
     """Let a security group reach both servers."""
     for call, port in PORTS.items():
-        add_rule(stack, f"{call}-from-{name}", groups[call], "in", f"Programs: {name}", port, peer_id=client_id)
+        add_rule(
+            stack, f"{call}-from-{name}", groups[call], "in", f"Programs: {name}", port, peer=Peer(group_id=client_id)
+        )
 
 
 def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
@@ -89,16 +91,18 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
     database = _add_database(context, groups)
     cache = valkey.add_cache(
         context.stack,
-        name=context.gateway.name,
-        description=f"Counts of {context.name}",
-        node_type=context.gateway.cache_type,
-        nodes=CACHE_NODES,
-        port=CACHE_PORT,
+        valkey.Cache(
+            name=context.gateway.name,
+            description=f"Counts of {context.name}",
+            node_type=context.gateway.cache_type,
+            nodes=CACHE_NODES,
+            port=CACHE_PORT,
+            snapshot_days=1,
+            reserve_percent=context.gateway.cache_reserve_percent,
+        ),
         subnets=context.subnets,
         security_group=groups[CACHE_CALL].id,
         key=context.key,
-        snapshot_days=1,
-        reserve_percent=context.gateway.cache_reserve_percent,
     )
     # Without a value, which the first gateway to start creates: the state of Terraform has no secret.
     secret = aws.secretsmanager_secret.SecretsmanagerSecret(
@@ -232,9 +236,12 @@ def add_alarms(context: GatewayContext, servers: Servers) -> None:
     database = [("DBInstanceIdentifier", gateway.name)]
     nodes = valkey.list_node_dimensions(gateway.name, CACHE_NODES)
     space_bytes = MIN_SPACE * gateway.database_gib * 2**30
-    cpu = _add_alarm(context, "database-cpu", database, "Maximum", alarm.MAX_PERCENT, missing="breaching")
-    _add_alarm(context, "database-space", database, "Minimum", space_bytes, comparison="LessThanThreshold")
-    memory = _add_alarm(context, "cache-memory", nodes, "Maximum", alarm.MAX_PERCENT, missing="breaching")
+    periods = 15  # minutes: an instance of the family t may work above its baseline for a while
+    is_busy = alarm.Condition(alarm.MAX_PERCENT, periods=periods, missing="breaching")
+    is_full = alarm.Condition(space_bytes, "LessThanThreshold", periods=periods)
+    cpu = _add_alarm(context, "database-cpu", database, "Maximum", is_busy)
+    _add_alarm(context, "database-space", database, "Minimum", is_full)
+    memory = _add_alarm(context, "cache-memory", nodes, "Maximum", is_busy)
     # Or they ring while the servers are made.
     for resource, server in ((cpu, servers.database), (memory, servers.cache)):
         resource.add_override("depends_on", [f"{server.terraform_resource_type}.{server.friendly_unique_id}"])
@@ -245,24 +252,19 @@ def _add_alarm(
     name: str,
     servers: list[tuple[str, str]],
     stat: str,
-    threshold: float,
-    comparison: str = "GreaterThanThreshold",
-    missing: str = "notBreaching",
+    condition: alarm.Condition,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Add the alarm on a signal of the worst of some servers, each a dimension and its value."""
     metrics = [alarm.find_metric(f"m{number}", name, dict([server]), stat) for number, server in enumerate(servers)]
     function = "MIN" if stat == "Minimum" else "MAX"
-    gone = ", or it does not run" if missing == "breaching" else ""
+    gone = ", or it does not run" if condition.missing == "breaching" else ""
     return alarm.add_alarm(
         context.stack,
         context.gateway.name,
         name,
         *metrics,
-        expression=alarm.Expression("e", f"{function}(METRICS())", name),
+        alarm.Expression("e", f"{function}(METRICS())", name),
         description=f"{signals.load()[name].meaning}{gone}: {context.name}",
         signal=name,
-        threshold=threshold,
-        comparison=comparison,
-        periods=15,  # minutes: an instance of the family t may work above its baseline for a while
-        missing=missing,
+        condition=condition,
     )

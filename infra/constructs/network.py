@@ -16,7 +16,7 @@ from infra.constructs.bucket import add_bucket
 from infra.constructs.fleet_stack import Account, FleetStack, format_expression
 from infra.constructs.iam import Statement, allow_service
 from infra.constructs.key import add_key
-from infra.constructs.security_group import HTTPS, VpcRanges, add_rule, add_security_group
+from infra.constructs.security_group import HTTPS, Peer, VpcRanges, add_rule, add_security_group
 from llm_serving.fleet import addresses, endpoints, names
 from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
 from llm_serving.fleet.model import ExistingNetwork, NewNetwork
@@ -169,7 +169,7 @@ def _add_interface_endpoints(stack: FleetStack, network: NewNetwork, vpc: aws.vp
         vpc_id=vpc.id,
     )
     name, title = "endpoints-https", f"{stack.fleet.name}-endpoints-https"
-    add_rule(stack, name, group, "in", "HTTPS from inside the VPC", HTTPS, cidr=vpc.cidr_block, title=title)
+    add_rule(stack, name, group, "in", "HTTPS from inside the VPC", HTTPS, peer=Peer(cidr=vpc.cidr_block), title=title)
     for row in endpoints.list_own(stack.fleet):
         name = row.service.replace(".", "-")
         service_name = f"{stack.account.service_prefix}.{stack.fleet.region}.{row.service}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -22,6 +22,18 @@ class VpcRanges:
     primary: str
     secondary: str
     """Terraform's set of the others."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Whom a rule lets in, or reach: a security group, a range, or a list of ranges that AWS keeps."""
+
+    group_id: str | None = None
+    cidr: str | None = None
+    prefix_list_id: str | None = None
+
+
+ANYWHERE = Peer(cidr="0.0.0.0/0")
 
 
 def add_security_group(
@@ -49,10 +61,10 @@ def add_client_rules(
     next rule has it: `InvalidPermission.Duplicate`, and the client stays let in.
     """
     for client in dict.fromkeys(clients):
-        cidr, peer_id = (None, client) if client.startswith("sg-") else (client, None)
+        peer = Peer(group_id=client) if client.startswith("sg-") else Peer(cidr=client)
         word = re.sub("[./]", "-", client)
         full_title = f"{title}-{word}" if title else ""
-        add_rule(stack, f"{name}-{word}", group, "in", description, port, cidr=cidr, peer_id=peer_id, title=full_title)
+        add_rule(stack, f"{name}-{word}", group, "in", description, port, peer=peer, title=full_title)
 
 
 def add_rule(
@@ -63,38 +75,45 @@ def add_rule(
     description: str,
     port: int | None = None,
     *,
-    peer: aws.security_group.SecurityGroup | None = None,
-    peer_id: str | None = None,
-    cidr: str | None = None,
-    prefix_list: str | None = None,
-    for_each: str | None = None,
-    vpc: VpcRanges | None = None,
+    peer: aws.security_group.SecurityGroup | VpcRanges | Peer,
     title: str = "",
 ) -> None:
-    """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic, for a group, a range or a VPC.
+    """Add a rule of `group`: `in` or `out`, of one TCP port or of all traffic.
 
     Its name in AWS is the title, or its own.
     """
-    if vpc:
-        add_rule(stack, name, group, direction, description, port, cidr=vpc.primary)
-        name, cidr, for_each = f"{name}-secondary", format_expression("each.value"), vpc.secondary
     rule_class = (
         aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
         if direction == "in"
         else aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule
     )
-    rule = rule_class(
-        stack,
-        name,
-        security_group_id=group.id,
-        referenced_security_group_id=peer.id if peer else peer_id,
-        cidr_ipv4=cidr,
-        prefix_list_id=prefix_list,
-        ip_protocol="tcp" if port else "-1",
-        from_port=port,
-        to_port=port,
-        description=description,
-        tags={"Name": title or name},
-    )
-    if for_each:
-        rule.add_override("for_each", for_each)
+    for ending, rule_peer, for_each in _split_peer(peer):
+        rule = rule_class(
+            stack,
+            f"{name}{ending}",
+            security_group_id=group.id,
+            referenced_security_group_id=rule_peer.group_id,
+            cidr_ipv4=rule_peer.cidr,
+            prefix_list_id=rule_peer.prefix_list_id,
+            ip_protocol="tcp" if port else "-1",
+            from_port=port,
+            to_port=port,
+            description=description,
+            tags={"Name": title or f"{name}{ending}"},
+        )
+        if for_each:
+            rule.add_override("for_each", for_each)
+
+
+def _split_peer(
+    peer: aws.security_group.SecurityGroup | VpcRanges | Peer,
+) -> Iterator[tuple[str, Peer, str | None]]:
+    """Yield the peer of each rule, after the ending of the rule's name and before the set that it is repeated for.
+
+    A VPC needs a rule for each of its ranges.
+    """
+    if isinstance(peer, VpcRanges):
+        yield "", Peer(cidr=peer.primary), None
+        yield "-secondary", Peer(cidr=format_expression("each.value")), peer.secondary
+    else:
+        yield "", peer if isinstance(peer, Peer) else Peer(group_id=peer.id), None

@@ -12,7 +12,7 @@ from infra.constructs import alarm, iam, network, task_network, task_roles, valk
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.network import Network
-from infra.constructs.security_group import HTTPS, SecurityGroups, add_rule, add_security_group
+from infra.constructs.security_group import ANYWHERE, HTTPS, Peer, SecurityGroups, add_rule, add_security_group
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
 from llm_serving.kinds.streaming.stack import (
@@ -94,15 +94,15 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
         description=f"The job of {context.name}",
         vpc_id=context.network.vpc_id,
     )
-    stack, everywhere, port = context.stack, "0.0.0.0/0", stream.endpoint_port
-    vpc = network.find_ranges(stack, context.network.vpc_id) if stream.endpoint_in_network else None
-    add_rule(stack, "job-to-endpoint", group, "out", "Endpoint", port, vpc=vpc, cidr=None if vpc else everywhere)
-    if stream.secrets and (vpc or port != HTTPS):
-        add_rule(stack, "job-to-secrets", group, "out", "Secrets", HTTPS, cidr=everywhere)
+    stack, port = context.stack, stream.endpoint_port
+    peer = network.find_ranges(stack, context.network.vpc_id) if stream.endpoint_in_network else ANYWHERE
+    add_rule(stack, "job-to-endpoint", group, "out", "Endpoint", port, peer=peer)
+    if stream.secrets and (stream.endpoint_in_network or port != HTTPS):
+        add_rule(stack, "job-to-secrets", group, "out", "Secrets", HTTPS, peer=ANYWHERE)
     if stream.answer_files:
         name = f"{context.stack.account.service_prefix}.{context.stack.fleet.region}.s3"
         prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(context.stack, "s3-addresses", name=name)
-        add_rule(context.stack, "job-to-s3", group, "out", "S3", HTTPS, prefix_list=prefixes.id)
+        add_rule(context.stack, "job-to-s3", group, "out", "S3", HTTPS, peer=Peer(prefix_list_id=prefixes.id))
     return group
 
 
@@ -122,16 +122,7 @@ def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster
         cluster_name=stream.name,
         kafka_version=KAFKA_VERSION,
         number_of_broker_nodes=stream.brokers,
-        broker_node_group_info=msk.MskClusterBrokerNodeGroupInfo(
-            instance_type=stream.broker_type,
-            client_subnets=context.subnets,
-            security_groups=[groups["kafka"].id],
-            storage_info=msk.MskClusterBrokerNodeGroupInfoStorageInfo(
-                ebs_storage_info=msk.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(
-                    volume_size=stream.broker_gib
-                )
-            ),
-        ),
+        broker_node_group_info=_build_brokers(context, groups["kafka"]),
         configuration_info=msk.MskClusterConfigurationInfo(
             arn=configuration.arn, revision=configuration.latest_revision
         ),
@@ -159,6 +150,19 @@ def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster
     return cluster
 
 
+def _build_brokers(
+    context: StreamContext, group: aws.security_group.SecurityGroup
+) -> aws.msk_cluster.MskClusterBrokerNodeGroupInfo:
+    stream, msk = context.stream, aws.msk_cluster
+    volume = msk.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(volume_size=stream.broker_gib)
+    return msk.MskClusterBrokerNodeGroupInfo(
+        instance_type=stream.broker_type,
+        client_subnets=context.subnets,
+        security_groups=[group.id],
+        storage_info=msk.MskClusterBrokerNodeGroupInfoStorageInfo(ebs_storage_info=volume),
+    )
+
+
 def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplicationGroup) -> str:
     """Return the URL of the node that takes writes."""
     return f"rediss://{cache.primary_endpoint_address}:{CACHE_PORT}"
@@ -182,21 +186,8 @@ def add_job(
         name=f"job/flink/{stream.name}",
         log_group_name=context.log_group.name,
     )
-    stack, purpose = context.stack, names.format_deployment_purpose(context.name, "job")
-    role = add_role(
-        stack,
-        purpose,
-        description=f"The job of {context.name}",
-        trust=iam.build_trust_policy(
-            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
-        ),
-        statements=(
-            *build_job_statements(context),
-            *iam.build_secret_statements(
-                stream.secrets, iam.find_secret_arns(stack, stream.secrets), stack.fleet.region
-            ),
-        ),
-    )
+    purpose = names.format_deployment_purpose(context.name, "job")
+    role = _add_job_role(context, purpose)
     return flink.Kinesisanalyticsv2Application(
         context.stack,
         "job",
@@ -214,7 +205,24 @@ def add_job(
             place={"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)},
             security_groups=[groups["clients"].id, add_job_group(context).id],
         ),
-        depends_on=list_policies(stack, purpose),
+        depends_on=list_policies(context.stack, purpose),
+    )
+
+
+def _add_job_role(context: StreamContext, purpose: str) -> aws.iam_role.IamRole:
+    stack, secrets = context.stack, context.stream.secrets
+    secret_arns = iam.find_secret_arns(stack, secrets)
+    return add_role(
+        stack,
+        purpose,
+        description=f"The job of {context.name}",
+        trust=iam.build_trust_policy(
+            "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
+        ),
+        statements=(
+            *build_job_statements(context),
+            *iam.build_secret_statements(secrets, secret_arns, stack.fleet.region),
+        ),
     )
 
 
@@ -222,20 +230,13 @@ def _build_job_configuration(
     context: StreamContext, *, archive_key: str, place: Mapping[str, str], security_groups: Sequence[str]
 ) -> Any:
     """Build what runs and how: the code, its settings and `place`, checkpoints and parallelism, and the network."""
-    stream = context.stream
-    code, flink, run = "ApplicationCodeConfiguration", "FlinkApplicationConfiguration", "RunConfiguration"
-    bucket_arn = context.stack.account.build_bucket_arn(stream.bucket)
-    content = _configure(f"{code}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive_key)
     properties = {
-        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
+        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(context.stream.settings)},
         PLACE_GROUP: place,
     }
+    run = "RunConfiguration"
     return _configure(
-        application_code_configuration=_configure(
-            code,
-            code_content_type="ZIPFILE",
-            code_content=_configure(f"{code}CodeContent", s3_content_location=content),
-        ),
+        application_code_configuration=_build_code(context, archive_key),
         application_snapshot_configuration=_configure("ApplicationSnapshotConfiguration", snapshots_enabled=True),
         environment_properties=_configure(
             "EnvironmentProperties",
@@ -244,29 +245,7 @@ def _build_job_configuration(
                 for group, values in properties.items()
             ],
         ),
-        flink_application_configuration=_configure(
-            flink,
-            checkpoint_configuration=_configure(
-                f"{flink}CheckpointConfiguration",
-                configuration_type="CUSTOM",
-                checkpointing_enabled=True,
-                checkpoint_interval=stream.checkpoint_ms,
-                min_pause_between_checkpoints=0,
-            ),
-            monitoring_configuration=_configure(
-                f"{flink}MonitoringConfiguration",
-                configuration_type="CUSTOM",
-                log_level=stream.log_level,
-                metrics_level="APPLICATION",
-            ),
-            parallelism_configuration=_configure(
-                f"{flink}ParallelismConfiguration",
-                configuration_type="CUSTOM",
-                auto_scaling_enabled=False,
-                parallelism=stream.parallelism,
-                parallelism_per_kpu=1,
-            ),
-        ),
+        flink_application_configuration=_build_flink(context.stream),
         run_configuration=_configure(
             run,
             # Answers that no longer go to files have state there.
@@ -274,6 +253,42 @@ def _build_job_configuration(
         ),
         vpc_configuration=_configure(
             "VpcConfiguration", security_group_ids=security_groups, subnet_ids=context.subnets
+        ),
+    )
+
+
+def _build_code(context: StreamContext, archive_key: str) -> Any:
+    part = "ApplicationCodeConfiguration"
+    bucket_arn = context.stack.account.build_bucket_arn(context.stream.bucket)
+    location = _configure(f"{part}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive_key)
+    content = _configure(f"{part}CodeContent", s3_content_location=location)
+    return _configure(part, code_content_type="ZIPFILE", code_content=content)
+
+
+def _build_flink(stream: StreamStack) -> Any:
+    """Build what Flink is told: its checkpoints, its log and metrics, and how many tasks it runs at once."""
+    part = "FlinkApplicationConfiguration"
+    return _configure(
+        part,
+        checkpoint_configuration=_configure(
+            f"{part}CheckpointConfiguration",
+            configuration_type="CUSTOM",
+            checkpointing_enabled=True,
+            checkpoint_interval=stream.checkpoint_ms,
+            min_pause_between_checkpoints=0,
+        ),
+        monitoring_configuration=_configure(
+            f"{part}MonitoringConfiguration",
+            configuration_type="CUSTOM",
+            log_level=stream.log_level,
+            metrics_level="APPLICATION",
+        ),
+        parallelism_configuration=_configure(
+            f"{part}ParallelismConfiguration",
+            configuration_type="CUSTOM",
+            auto_scaling_enabled=False,
+            parallelism=stream.parallelism,
+            parallelism_per_kpu=1,
         ),
     )
 
@@ -307,22 +322,7 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
         yield from _build_file_statements(context, stream.answer_files)
     yield allow("FindLogs", ["logs:DescribeLogGroups"], "*")
     yield allow("Log", ["logs:DescribeLogStreams", "logs:PutLogEvents"], f"{context.log_group.arn}:*")
-    yield allow(
-        "FindNetwork",
-        [
-            "ec2:DescribeDhcpOptions",
-            "ec2:DescribeNetworkInterfaces",
-            "ec2:DescribeSecurityGroups",
-            "ec2:DescribeSubnets",
-            "ec2:DescribeVpcs",
-        ],
-        "*",
-    )
-    interfaces = account.build_arn("ec2", "network-interface/*")
-    places = [account.build_arn("ec2", f"subnet/{subnet}") for subnet in context.subnets]
-    groups = account.build_arn("ec2", "security-group/*")
-    yield allow("JoinNetwork", ["ec2:CreateNetworkInterface"], [interfaces, *places, groups])
-    yield allow("UseNetwork", ["ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"], interfaces)
+    yield from _build_network_statements(context)
     yield from _build_client_statements(
         context,
         reads=[stream.events_topic],
@@ -335,6 +335,26 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
         ["kafka-cluster:AlterTransactionalId", "kafka-cluster:DescribeTransactionalId"],
         account.build_arn("kafka", f"transactional-id/{stream.name}/*/{context.name}-*"),
     )
+
+
+def _build_network_statements(context: StreamContext) -> Iterator[Statement]:
+    account = context.stack.account
+    yield allow(
+        "FindNetwork",
+        [
+            "ec2:DescribeDhcpOptions",
+            "ec2:DescribeNetworkInterfaces",
+            "ec2:DescribeSecurityGroups",
+            "ec2:DescribeSubnets",
+            "ec2:DescribeVpcs",
+        ],
+        "*",
+    )
+    interfaces = account.build_arn("ec2", "network-interface/*")
+    subnets = [account.build_arn("ec2", f"subnet/{subnet}") for subnet in context.subnets]
+    groups = account.build_arn("ec2", "security-group/*")
+    yield allow("JoinNetwork", ["ec2:CreateNetworkInterface"], [interfaces, *subnets, groups])
+    yield allow("UseNetwork", ["ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"], interfaces)
 
 
 def add_driver(context: StreamContext) -> None:
@@ -399,34 +419,33 @@ def add_alarms(context: StreamContext) -> None:
     stream = context.stream
     lag = {"Cluster Name": stream.name, "Consumer Group": context.name, "Topic": stream.events_topic}
     job = {"Application": stream.name}
-    _add_alarm(context, "lag", {"m": ("stream-lag", lag)}, "m", stream.lag_alarm_s, "Events wait")
+    _add_alarm(context, "lag", {"m": ("stream-lag", lag)}, "m", "Events wait", alarm.Condition(stream.lag_alarm_s))
     failed = {"m": ("failed-checkpoints", job)}
     longest_s = stream.checkpoint_ms / 1000 + _CHECKPOINT_TIMEOUT_S
     periods = math.ceil(_FAILED_CHECKPOINTS * longest_s / alarm.PERIOD_S)
-    description = "Checkpoints fail"
-    _add_alarm(
-        context, "checkpoints", failed, "RATE(m)", 0, description, periods=periods, breaching=_FAILED_CHECKPOINTS
-    )
+    is_failing = alarm.Condition(0, periods=periods, breaching=_FAILED_CHECKPOINTS)
+    _add_alarm(context, "checkpoints", failed, "RATE(m)", "Checkpoints fail", is_failing)
     outage = {"m": ("job-outage", job)}
     # A job that is stopped reports nothing. Source: AWS's agent-toolkit-for-aws, monitoring-and-metrics.md, 2026-11.
-    _add_alarm(context, "down", outage, "m", 0, "The job does not run", missing="breaching")
+    _add_alarm(context, "down", outage, "m", "The job does not run", alarm.Condition(0, missing="breaching"))
     for name, signal, description in (
         ("dead-letters", "dead-letters", "Events have no answer"),
         ("deadlines", "missed-deadlines", "Answers are late"),
     ):
         metrics = {"m": (signal, job), "n": ("stream-events", job)}
-        _add_alarm(context, name, metrics, "RATE(m) / RATE(n)", stream.dead_alarm, description)
+        _add_alarm(context, name, metrics, "RATE(m) / RATE(n)", description, alarm.Condition(stream.dead_alarm))
 
     nodes = valkey.list_node_dimensions(stream.name, CACHE_NODES)
+    is_full = alarm.Condition(alarm.MAX_PERCENT)
     memory = {f"m{number}": ("cache-memory", dict([node])) for number, node in enumerate(nodes)}
-    _add_alarm(context, "cache", memory, "MAX(METRICS())", alarm.MAX_PERCENT, "The cache is nearly full")
+    _add_alarm(context, "cache", memory, "MAX(METRICS())", "The cache is nearly full", is_full)
     for first in range(1, stream.brokers + 1, alarm.MAX_METRICS):
         brokers = range(first, min(first + alarm.MAX_METRICS, stream.brokers + 1))
         disks = {
             f"m{number}": ("broker-disk", {"Cluster Name": stream.name, "Broker ID": str(number)}) for number in brokers
         }
         name = "disk" if first == 1 else f"disk-{first}"
-        _add_alarm(context, name, disks, "MAX(METRICS())", alarm.MAX_PERCENT, "Kafka's storage is nearly full")
+        _add_alarm(context, name, disks, "MAX(METRICS())", "Kafka's storage is nearly full", is_full)
 
 
 def _add_alarm(
@@ -434,11 +453,8 @@ def _add_alarm(
     name: str,
     metrics: Mapping[str, tuple[str, Mapping[str, str]]],
     expression: str,
-    threshold: float,
     description: str,
-    missing: str = "notBreaching",
-    periods: int = 5,
-    breaching: int | None = None,
+    condition: alarm.Condition,
 ) -> None:
     """Add an alarm; `metrics` has signal and dimensions by the metric's name in the expression."""
     # The sum of a minute's samples grows with their number, too, which a ratio of two sums takes off.
@@ -448,11 +464,8 @@ def _add_alarm(
         context.stream.name,
         name,
         *(alarm.find_metric(key, signal, dimensions, stat) for key, (signal, dimensions) in metrics.items()),
-        expression=alarm.Expression("e", expression, description),
+        alarm.Expression("e", expression, description),
         description=f"{description}: {context.name}",
         signal=next(iter(metrics.values()))[0],
-        threshold=threshold,
-        missing=missing,
-        periods=periods,
-        breaching=breaching,
+        condition=condition,
     )

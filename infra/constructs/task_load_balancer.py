@@ -103,11 +103,9 @@ def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str)
         alarm.find_metric("days", "certificate-days", {"CertificateArn": certificate}, "Minimum"),
         description=f"The certificate of {deployment}'s load balancer ends within {CERTIFICATE_DAYS} days",
         signal="certificate-days",
-        threshold=CERTIFICATE_DAYS,
-        comparison="LessThanThreshold",
-        period_s=_DAY_S,
-        periods=1,
-        missing="ignore",
+        condition=alarm.Condition(
+            CERTIFICATE_DAYS, comparison="LessThanThreshold", period_s=_DAY_S, periods=1, missing="ignore"
+        ),
     )
 
 
@@ -150,7 +148,7 @@ def _add_security_group(
     )
     add_client_rules(stack, "balancer-from", group, "Clients", HTTPS, clients)
     if not clients:
-        add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, vpc=place.vpc)
+        add_rule(stack, "balancer-from-vpc", group, "in", "Clients in the VPC", HTTPS, peer=place.vpc)
     add_rule(stack, "balancer-to-routers", group, "out", "Requests and health checks", port, peer=entry_group)
     add_rule(stack, "router-from-balancer", entry_group, "in", "Requests and health checks", port, peer=group)
     return group

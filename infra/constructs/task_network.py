@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.security_group import (
+    ANYWHERE,
     HTTPS,
     SecurityGroups,
     VpcRanges,
@@ -34,7 +35,7 @@ def add_groups(stack: FleetStack, deployment: str, parts: Iterable[str], vpc_id:
             vpc_id=vpc_id,
         )
         # AWS endpoints in the VPC, S3 through its gateway, and registries, which have no fixed address ranges.
-        add_rule(stack, f"{part}-https", groups[part], "out", "HTTPS to AWS and to registries", HTTPS, cidr="0.0.0.0/0")
+        add_rule(stack, f"{part}-https", groups[part], "out", "HTTPS to AWS and to registries", HTTPS, peer=ANYWHERE)
     return groups
 
 
@@ -47,7 +48,7 @@ def add_entry_rules(
         add_rule(stack, f"{name}-from-{name}", group, "in", "The question that proves an answer", port, peer=group)
         add_client_rules(stack, f"{name}-from", group, "Clients", port, entry.clients)
     else:
-        add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, vpc=vpc)
+        add_rule(stack, f"{name}-from-vpc", group, "in", "Clients in the VPC", port, peer=vpc)
     add_rule(stack, f"{name}-to-{name}", group, "out", "The question that proves an answer", port, peer=group)
 
 
@@ -57,8 +58,8 @@ def add_call_rules(
     """Let a service call what it names, in the fleet's network or anywhere; HTTPS is open to anywhere."""
     for name, call in service.calls.items():
         if call.port != HTTPS or call.in_network:
-            target = {"vpc": vpc} if call.in_network else {"cidr": "0.0.0.0/0"}
-            add_rule(stack, f"{service.name}-to-{name}", group, "out", call.purpose, call.port, **target)
+            peer = vpc if call.in_network else ANYWHERE
+            add_rule(stack, f"{service.name}-to-{name}", group, "out", call.purpose, call.port, peer=peer)
 
 
 def add_security_groups(
@@ -74,7 +75,7 @@ def add_security_groups(
     [router] = [service for service in services if service.is_entry]
     add_entry_rules(stack, "router", security_groups["router"], router, vpc)
     if usage := router.ports.get(USAGE):
-        add_rule(stack, "router-usage-from-vpc", security_groups["router"], "in", "Meters of gateways", usage, vpc=vpc)
+        add_rule(stack, "router-usage-from-vpc", security_groups["router"], "in", "Meters of gateways", usage, peer=vpc)
     for port in sorted({service.port for service in engines}):
         _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({service.ports[name] for service in engines for name in EVENT_PORTS if name in service.ports}):

@@ -222,12 +222,11 @@ def _add_wake_up(scaling: _Scaling) -> None:
             f"{service.role}-wake-{metric_name}",
             build_task_metric("up", stream, service, "up", "Sum"),
             *metrics,
-            expression=Expression("asked", f"IF(up == 0, {total}, 0)", "Requests that found no replica"),
+            Expression("asked", f"IF(up == 0, {total}, 0)", "Requests that found no replica"),
             construct_id=f"{service.role}-wake-{metric_name}",
             notifies=False,
             description=f"Requests come to {stream.deployment}, and {service.role} sleeps",
-            threshold=0,
-            periods=1,
+            condition=alarm.Condition(0, periods=1),
         )
         wake_alarm.add_override("alarm_actions", policy)
 
@@ -249,14 +248,14 @@ def _add_sleep(scaling: _Scaling) -> None:
         build_task_metric("requests", stream, router, "requests", "Sum"),
         *errors,
         # What is not known is no quiet: with the router's collector gone, every minute would look so.
-        expression=Expression(
-            "asked", f"IF(up > 0 AND alive > 0, {requests}, 1)", "Requests that came or are under way"
-        ),
+        Expression("asked", f"IF(up > 0 AND alive > 0, {requests}, 1)", "Requests that came or are under way"),
         notifies=False,
         description=f"Nobody asks {stream.deployment}: {service.role} may sleep",
-        threshold=1,
-        comparison="LessThanThreshold",
-        periods=math.ceil(max(_MIN_IDLE_S, service.replicas.scale.cool_down_s) / alarm.PERIOD_S),
+        condition=alarm.Condition(
+            1,
+            comparison="LessThanThreshold",
+            periods=math.ceil(max(_MIN_IDLE_S, service.replicas.scale.cool_down_s) / alarm.PERIOD_S),
+        ),
     )
     sleep_alarm.add_override("alarm_actions", policy)
 
@@ -272,14 +271,14 @@ def _add_late_alarm(scaling: _Scaling) -> None:
         build_task_metric("up", stream, service, "up", "Sum"),
         build_task_metric("requests", stream, router, "requests", "Sum"),
         *errors,
-        expression=Expression(
-            "asked", f"IF(up == 0, FILL(requests, 0) + {error_count}, 0)", "Requests that found no replica"
-        ),
+        Expression("asked", f"IF(up == 0, FILL(requests, 0) + {error_count}, 0)", "Requests that found no replica"),
         description=f"{stream.deployment}'s {service.role} is asked, and does not wake",
         signal="running-tasks",
-        threshold=0,
-        period_s=_LATE_ALARM_PERIOD_S,
-        periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
+        condition=alarm.Condition(
+            0,
+            period_s=_LATE_ALARM_PERIOD_S,
+            periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
+        ),
     )
 
 
@@ -297,11 +296,13 @@ def add_unmeasured_alarm(
         build_task_metric("load", stream, service, metric_name, "Average"),
         description=description,
         signal="up",
-        threshold=0,
-        comparison="LessThanThreshold",  # no measure is: it rings for missing ones
-        period_s=_LATE_ALARM_PERIOD_S,
-        periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
-        missing="breaching",
+        condition=alarm.Condition(
+            0,
+            comparison="LessThanThreshold",  # no measure is: it rings for missing ones
+            period_s=_LATE_ALARM_PERIOD_S,
+            periods=math.ceil((INSTANCE_START_S + service.answers_after_s) / _LATE_ALARM_PERIOD_S),
+            missing="breaching",
+        ),
     )
 
 

@@ -50,14 +50,14 @@ def add_errors_alarm(
             for metric_id, service in scale_to_zero_services.items()
         ),
         # A 503 while a role is scaled to zero starts a replica, and is no error.
-        expression=Expression(
+        Expression(
             "share",
             f"IF({awake_condition}, {share}, 0)" if awake_condition else share,
             "Share of requests that failed",
         ),
         description=f"Requests to {serving.name} fail",
         signal="errors",
-        threshold=max(serving.stack.errors, MIN_ERROR_SHARE),
+        condition=alarm.Condition(max(serving.stack.errors, MIN_ERROR_SHARE)),
     )
 
 
@@ -72,8 +72,7 @@ def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: 
         build_task_metric("queue", stream, service, "queue", "Average"),
         description=f"Requests wait for {serving.name}'s {service.role}",
         signal="queue",
-        threshold=4 * queue_length,
-        periods=10,
+        condition=alarm.Condition(4 * queue_length, periods=10),
     )
 
 
@@ -86,9 +85,7 @@ def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream,
         build_task_metric("failed", stream, service, sidecars.TRANSFERS, "Sum"),
         description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
         signal=sidecars.TRANSFERS,
-        threshold=0,
-        period_s=_TRANSFERS_PERIOD_S,
-        periods=1,
+        condition=alarm.Condition(0, period_s=_TRANSFERS_PERIOD_S, periods=1),
     )
 
 
@@ -100,13 +97,12 @@ def add_running_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
         f"{stack.fleet.name}-{deployment}",
         f"{service.name}-running",
         *metrics,
-        expression=total,
+        total,
         description=f"Tasks of {deployment}'s {service.name} are missing",
         signal="running-tasks",
-        threshold=service.replicas.min,
-        comparison="LessThanThreshold",
-        periods=15,
-        missing="breaching",
+        condition=alarm.Condition(
+            service.replicas.min, comparison="LessThanThreshold", periods=15, missing="breaching"
+        ),
     )
 
 
@@ -118,12 +114,10 @@ def add_maximum_alarm(stack: FleetStack, deployment: str, service: Service, ecs_
         f"{stack.fleet.name}-{deployment}",
         f"{service.name}-maximum",
         *metrics,
-        expression=total,
+        total,
         description=f"{deployment}'s {service.name} runs as many tasks as it may",
         signal="replicas-max",
-        threshold=service.replicas.max,
-        comparison="GreaterThanOrEqualToThreshold",
-        periods=15,
+        condition=alarm.Condition(service.replicas.max, comparison="GreaterThanOrEqualToThreshold", periods=15),
     )
 
 

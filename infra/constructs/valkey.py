@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
@@ -11,61 +12,66 @@ VERSION, FAMILY = "8.2", "valkey8"
 """From this version on nodes search vectors. Source: ElastiCache user guide, "Search features and limits", 2026-11."""
 
 
-def add_cache(
-    stack: FleetStack,
-    *,
-    name: str,
-    description: str,
-    node_type: str,
-    nodes: int,
-    port: int,
-    subnets: Sequence[str],
-    security_group: str,
-    key: aws.kms_key.KmsKey,
-    snapshot_days: int | None = None,
-    reserve_percent: int | None = None,
-) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add a cache whose second node, in another zone, takes over; it is reached over TLS only.
+@dataclass(frozen=True)
+class Cache:
+    """A cache, as its stack asks for it."""
 
-    It sets aside a share of its memory, ElastiCache's own where `reserve_percent` is left out.
-    """
+    name: str
+    description: str
+    node_type: str
+    nodes: int
+    port: int
+    snapshot_days: int | None = None
+    reserve_percent: int | None = None
+    """The share of its memory that it sets aside; ElastiCache's own where left out."""
+
+
+def add_cache(
+    stack: FleetStack, cache: Cache, *, subnets: Sequence[str], security_group: str, key: aws.kms_key.KmsKey
+) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
+    """Add a cache whose second node, in another zone, takes over; it is reached over TLS only."""
     group = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
-        stack, "cache-subnets", name=name, subnet_ids=list(subnets)
+        stack, "cache-subnets", name=cache.name, subnet_ids=list(subnets)
     )
-    parameter_group = aws.elasticache_parameter_group
-    parameters = reserve_percent and parameter_group.ElasticacheParameterGroup(
-        stack,
-        "cache-parameters",
-        name=name,
-        family=FAMILY,
-        description=description,
-        parameter=[
-            parameter_group.ElasticacheParameterGroupParameter(
-                name="reserved-memory-percent", value=str(reserve_percent)
-            )
-        ],
-    )
+    parameters = _add_parameters(stack, cache, cache.reserve_percent) if cache.reserve_percent else None
     return aws.elasticache_replication_group.ElasticacheReplicationGroup(
         stack,
         "cache",
-        replication_group_id=name,
-        description=description,
+        replication_group_id=cache.name,
+        description=cache.description,
         engine="valkey",
         engine_version=VERSION,
-        node_type=node_type,
+        node_type=cache.node_type,
         # Else a larger type waits for the maintenance window of the week, full or not.
         apply_immediately=True,
         parameter_group_name=parameters.name if parameters else None,
-        num_cache_clusters=nodes,
+        num_cache_clusters=cache.nodes,
         automatic_failover_enabled=True,
         multi_az_enabled=True,
         at_rest_encryption_enabled="true",
         transit_encryption_enabled=True,
         kms_key_id=key.arn,
-        port=port,
+        port=cache.port,
         subnet_group_name=group.name,
         security_group_ids=[security_group],
-        snapshot_retention_limit=snapshot_days,
+        snapshot_retention_limit=cache.snapshot_days,
+    )
+
+
+def _add_parameters(
+    stack: FleetStack, cache: Cache, reserve_percent: int
+) -> aws.elasticache_parameter_group.ElasticacheParameterGroup:
+    parameter_group = aws.elasticache_parameter_group
+    reserve = parameter_group.ElasticacheParameterGroupParameter(
+        name="reserved-memory-percent", value=str(reserve_percent)
+    )
+    return parameter_group.ElasticacheParameterGroup(
+        stack,
+        "cache-parameters",
+        name=cache.name,
+        family=FAMILY,
+        description=cache.description,
+        parameter=[reserve],
     )
 
 

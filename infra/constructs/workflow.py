@@ -322,10 +322,10 @@ def _add_alarms(context: WorkflowContext) -> None:
             alarm.find_metric("age", "oldest-step", of_queue, "Maximum"),
             # Of any queue it counts the messages that nobody has.
             alarm.find_metric("waiting", "undelivered-files", of_queue, "Minimum"),
-            expression=alarm.Expression("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
+            alarm.Expression("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
             description=f"{description} of {context.name}",
             signal="oldest-step",
-            threshold=_QUEUE_ALARM_S,
+            condition=alarm.Condition(_QUEUE_ALARM_S),
         )
     alarm.add_alarm(
         context.stack,
@@ -336,7 +336,7 @@ def _add_alarms(context: WorkflowContext) -> None:
         ),
         description=f"Files of which no job was made of {context.name}",
         signal="undelivered-files",
-        threshold=0,
+        condition=alarm.Condition(0),
     )
     if batch.uncached_queue:
         alarm.add_alarm(
@@ -346,8 +346,10 @@ def _add_alarms(context: WorkflowContext) -> None:
             alarm.find_metric("uncached", "uncached-chunks", {"QueueName": batch.uncached_queue}, "Minimum"),
             description=f"Answers that the results cache lacks of {context.name}",
             signal="uncached-chunks",
-            threshold=0,
-            periods=15,  # minutes: failover or scaling takes a few
+            condition=alarm.Condition(
+                0,
+                periods=15,  # minutes: failover or scaling takes a few
+            ),
         )
 
 
