@@ -61,22 +61,14 @@ def add_node_group(
     Args:
         is_rooted: it stays in the zones that it was made in. In others Terraform would replace it, all nodes at once.
     """
-    connection = node_config.ClusterConnection(
-        name=context.stack.cluster_name,
-        endpoint=format_reference(context.cluster, "endpoint"),
-        certificate=format_reference(context.cluster, "certificate_authority[0].data"),
-        service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
-    )
     template = machines.add_template(
         context,
         group,
-        text=node_config.render(group, connection),
+        text=node_config.render(group, _build_connection(context)),
         image_parameter=machine_images.format_parameter(context.stack.fleet, group),
     )
-    # A Capacity Block has machines from its start on; until then every start of one would fail, and so the apply.
-    in_block = group.purchase_option == "capacity-block"
-    e = aws.eks_node_group
-    eks_node_group = e.EksNodeGroup(
+    eks_node_group = aws.eks_node_group
+    node_group = eks_node_group.EksNodeGroup(
         context.stack,
         group.name,
         cluster_name=context.cluster.name,
@@ -84,30 +76,54 @@ def add_node_group(
         node_role_arn=context.node_role.arn,
         subnet_ids=context.select_subnets(group),
         capacity_type=_CAPACITY_TYPES[group.purchase_option],
-        launch_template=e.EksNodeGroupLaunchTemplate(
+        launch_template=eks_node_group.EksNodeGroupLaunchTemplate(
             id=template.id, version=format_reference(template, "latest_version")
         ),
-        scaling_config=e.EksNodeGroupScalingConfig(
-            desired_size=0 if in_block else group.min_size,
-            min_size=0 if in_block else group.min_size,
-            max_size=max(1, group.max_size),
-        ),
-        update_config=e.EksNodeGroupUpdateConfig(max_unavailable=1),
-        # An update takes one node after the other. By itself Terraform waits an hour, as for a handful: the apply
-        # failed while EKS went on. EKS ends one that stands still. Source: hashicorp/terraform-provider-aws 5.100,
-        # eks_node_group, Timeouts.
-        timeouts=e.EksNodeGroupTimeouts(update=f"{max(60, group.max_size * (_DRAIN_S + INSTANCE_START_S) // 60)}m"),
+        scaling_config=_build_scaling(group),
+        update_config=eks_node_group.EksNodeGroupUpdateConfig(max_unavailable=1),
+        timeouts=eks_node_group.EksNodeGroupTimeouts(update=f"{_compute_update_minutes(group)}m"),
         # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. Source: EKS user guide, "Automatically
         # repair nodes", 2026-11. Its caps come after it: `infra.constructs.node_group_settings`.
-        node_repair_config=e.EksNodeGroupNodeRepairConfig(enabled=True),
+        node_repair_config=eks_node_group.EksNodeGroupNodeRepairConfig(enabled=True),
         labels=dict(group.labels),
         taint=[
-            e.EksNodeGroupTaint(key=taint.key, value=taint.value, effect=taint.eks_effect) for taint in group.taints
+            eks_node_group.EksNodeGroupTaint(key=taint.key, value=taint.value, effect=taint.eks_effect)
+            for taint in group.taints
         ],
         tags=dict(tags) if tags else None,
         depends_on=[*context.dependencies],
     )
     # An autoscaler moves it, and a block's start and end; of a pool's new size `node_group_settings` tells EKS.
     ignored = ["scaling_config", *(["subnet_ids"] if is_rooted else [])]
-    eks_node_group.add_override("lifecycle.ignore_changes", ignored)
-    return eks_node_group
+    node_group.add_override("lifecycle.ignore_changes", ignored)
+    return node_group
+
+
+def _build_connection(context: NodeGroupContext) -> node_config.ClusterConnection:
+    """Build what nodes join the cluster by."""
+    return node_config.ClusterConnection(
+        name=context.stack.cluster_name,
+        endpoint=format_reference(context.cluster, "endpoint"),
+        certificate=format_reference(context.cluster, "certificate_authority[0].data"),
+        service_cidr=format_reference(context.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
+    )
+
+
+def _build_scaling(group: Group) -> aws.eks_node_group.EksNodeGroupScalingConfig:
+    """Build the group's sizes.
+
+    A Capacity Block has machines from its start on; until then every start of one would fail, and so the apply.
+    """
+    least = 0 if group.purchase_option == "capacity-block" else group.min_size
+    return aws.eks_node_group.EksNodeGroupScalingConfig(
+        desired_size=least, min_size=least, max_size=max(1, group.max_size)
+    )
+
+
+def _compute_update_minutes(group: Group) -> int:
+    """Return how long Terraform waits for an update, which takes one node after the other.
+
+    By itself it waits an hour, as for a handful: the apply failed while EKS went on. EKS ends one that stands still.
+    Source: hashicorp/terraform-provider-aws 5.100, eks_node_group, Timeouts.
+    """
+    return max(60, group.max_size * (_DRAIN_S + INSTANCE_START_S) // 60)

@@ -55,20 +55,7 @@ def add_load_balancer(
         return None
     group = _add_security_group(stack, deployment, entry.port, entry_group, place, settings.clients)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
-    log_bucket, log_prefix = split_location(settings.access_logs)
-    balancer = aws.lb.Lb(
-        stack,
-        "balancer",
-        name_prefix=prefix,
-        internal=True,
-        load_balancer_type="application",
-        subnets=list(place.subnets.values()),
-        security_groups=[group.id],
-        access_logs=aws.lb.LbAccessLogs(enabled=True, bucket=log_bucket, prefix=log_prefix) if log_bucket else None,
-        idle_timeout=settings.idle_timeout_s,
-        drop_invalid_header_fields=True,
-        tags={"Name": f"{stack.fleet.name}-{deployment}"},
-    )
+    balancer = _add_balancer(stack, deployment, settings, prefix, place, group)
     target_group = _add_target_group(stack, entry.port, settings, prefix, place.vpc_id, health_path)
     lb_listener = aws.lb_listener
     listener = lb_listener.LbListener(
@@ -89,6 +76,30 @@ def add_load_balancer(
     description = "Where a name of the certificate should lead: a CNAME or alias"
     TerraformOutput(stack, "load_balancer", value=balancer.dns_name, description=description)
     return TaskLoadBalancer(target_group, listener)
+
+
+def _add_balancer(
+    stack: FleetStack,
+    deployment: str,
+    settings: StackLoadBalancer,
+    prefix: str,
+    place: TaskPlace,
+    group: aws.security_group.SecurityGroup,
+) -> aws.lb.Lb:
+    log_bucket, log_prefix = split_location(settings.access_logs)
+    return aws.lb.Lb(
+        stack,
+        "balancer",
+        name_prefix=prefix,
+        internal=True,
+        load_balancer_type="application",
+        subnets=list(place.subnets.values()),
+        security_groups=[group.id],
+        access_logs=aws.lb.LbAccessLogs(enabled=True, bucket=log_bucket, prefix=log_prefix) if log_bucket else None,
+        idle_timeout=settings.idle_timeout_s,
+        drop_invalid_header_fields=True,
+        tags={"Name": f"{stack.fleet.name}-{deployment}"},
+    )
 
 
 def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
@@ -15,7 +15,7 @@ from infra.constructs.key import add_log_group
 from infra.constructs.security_group import SecurityGroups
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from infra.constructs.task_place import AddedService, TaskPlace
-from infra.constructs.task_service import ServiceContext
+from infra.constructs.task_service import ServiceContext, ServiceParts
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
 from llm_serving.services.rendered import Rendered
@@ -36,52 +36,76 @@ def add_programs(
 
     `dependencies` are what the programs need beside their log and their roles.
     """
-    stack, deployment, fleet = program_roles.stack, program_roles.deployment, program_roles.stack.fleet
-    name, entry = deployment.name, deployment.entry.name
+    stack, deployment = program_roles.stack, program_roles.deployment
     context = ServiceContext(
         stack=stack,
-        deployment=name,
+        deployment=deployment.name,
         place=place,
         load_balancer=load_balancer,
         may_use_spot=may_use_spot,
     )
     task_service.add_force_variable(stack)
-    log_group = add_log_group(stack, "tasks-logs", format_log_group(fleet, deployment.kind, name), log_key)
-    execution = task_roles.add_execution_role(stack, name, log_group=log_group)
-    start_policies = list_policies(stack, names.format_deployment_purpose(name, "start"))
+    log_group = add_log_group(
+        stack, "tasks-logs", format_log_group(stack.fleet, deployment.kind, deployment.name), log_key
+    )
+    start = _StartRights(
+        task_roles.add_execution_role(stack, deployment.name, log_group=log_group),
+        list_policies(stack, names.format_deployment_purpose(deployment.name, "start")),
+    )
     roles: dict[str, task.TaskRoles] = {}
     added: dict[str, AddedService] = {}
     for service in deployment.services:
-        role, policies = program_roles.add(
-            service,
-            trust=task_roles.build_trust_policy(stack.account),
-            statements=task_roles.build_exec_statements(stack, place.cluster_key),
-        )
-        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
-        definition = task.add_definition(
-            stack,
-            service,
-            family=f"{fleet.name}-{name}-{service.name}",
-            roles=roles[service.name],
-            logs=task.LogDestination(log_group.name, fleet.region),
-            image_prefixes={},
-        )
-        registry = (
-            task_network.add_discovery_service(stack, name, service, namespace_id=place.namespace_id)
-            if service.is_entry
-            else None
-        )
-        ecs_services = task_service.add_services(
-            context,
-            service,
-            definition=definition,
-            security_group=groups[service.name],
-            registry=registry,
-            dependencies=[log_group, *dependencies, *roles[service.name].policies],
-        )
-        added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
-        task_watch.add_running_alarm(stack, name, service, task_service.list_names(fleet, name, service))
+        service_roles = roles[service.name] = _add_roles(program_roles, service, place, start)
+        group, needs = groups[service.name], [log_group, *dependencies, *service_roles.policies]
+        added[service.name] = _add_program(context, service, service_roles, log_group, group, needs)
+    entry = deployment.entry.name
     task_place.add_outputs(stack, deployment, place, added, roles=roles[entry], security_group=groups[entry])
+
+
+class _StartRights(NamedTuple):
+    """By whom all programs are started."""
+
+    role: aws.iam_role.IamRole
+    policies: Sequence[ITerraformDependable]
+
+
+def _add_roles(program_roles: ProgramRoles, service: Service, place: TaskPlace, start: _StartRights) -> task.TaskRoles:
+    stack = program_roles.stack
+    role, policies = program_roles.add(
+        service,
+        trust=task_roles.build_trust_policy(stack.account),
+        statements=task_roles.build_exec_statements(stack, place.cluster_key),
+    )
+    return task.TaskRoles(start.role, role, (*start.policies, *policies))
+
+
+def _add_program(
+    context: ServiceContext,
+    service: Service,
+    roles: task.TaskRoles,
+    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+    security_group: aws.security_group.SecurityGroup,
+    dependencies: Sequence[ITerraformDependable],
+) -> AddedService:
+    """Add the task definition of a program, its ECS services and the alarm on tasks that are missing."""
+    stack, deployment, fleet = context.stack, context.deployment, context.stack.fleet
+    definition = task.add_definition(
+        stack,
+        service,
+        family=f"{fleet.name}-{deployment}-{service.name}",
+        roles=roles,
+        logs=task.LogDestination(log_group.name, fleet.region),
+        image_prefixes={},
+    )
+    registry = (
+        task_network.add_discovery_service(stack, deployment, service, namespace_id=context.place.namespace_id)
+        if service.is_entry
+        else None
+    )
+    parts = ServiceParts(definition, security_group, registry, dependencies)
+    ecs_services = task_service.add_services(context, service, parts)
+    task_watch.add_running_alarm(stack, deployment, service, task_service.list_names(fleet, deployment, service))
+    return AddedService(definition.arn, [row.name for row in ecs_services])
 
 
 @dataclass(frozen=True)

@@ -54,20 +54,22 @@ class ServiceContext:
     """Whether services on Fargate name its capacity providers, so that `spot` can change without replacing them."""
 
 
-def add_services(
-    context: ServiceContext,
-    service: Service,
-    *,
-    definition: aws.ecs_task_definition.EcsTaskDefinition,
-    security_group: aws.security_group.SecurityGroup,
-    registry: aws.service_discovery_service.ServiceDiscoveryService | None,
-    dependencies: Sequence[ITerraformDependable],
-) -> list[aws.ecs_service.EcsService]:
+@dataclass(frozen=True)
+class ServiceParts:
+    """What the ECS services of one role are made of."""
+
+    definition: aws.ecs_task_definition.EcsTaskDefinition
+    security_group: aws.security_group.SecurityGroup
+    registry: aws.service_discovery_service.ServiceDiscoveryService | None
+    dependencies: Sequence[ITerraformDependable]
+
+
+def add_services(context: ServiceContext, service: Service, parts: ServiceParts) -> list[aws.ecs_service.EcsService]:
     """Add an ECS service for each choice; the first one has the tasks, the others take those that find no instance."""
     choices = list_service_choices(context.stack.fleet, service)
     ecs_services = []
     for choice in choices:
-        ecs_service = _add_service(context, service, choice, definition, security_group, registry, dependencies)
+        ecs_service = _add_service(context, service, choice, parts)
         if choice.providers or context.may_use_spot:
             ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
         gives_way = service.placement.gives_way and not choice.number
@@ -101,33 +103,18 @@ def list_names(fleet: Fleet, deployment: str, service: Service) -> list[str]:
 
 
 def _add_service(
-    context: ServiceContext,
-    service: Service,
-    choice: PlacementChoice,
-    definition: aws.ecs_task_definition.EcsTaskDefinition,
-    security_group: aws.security_group.SecurityGroup,
-    registry: aws.service_discovery_service.ServiceDiscoveryService | None,
-    dependencies: Sequence[ITerraformDependable],
+    context: ServiceContext, service: Service, choice: PlacementChoice, parts: ServiceParts
 ) -> aws.ecs_service.EcsService:
-    ecs_service, zones = aws.ecs_service, service.placement.zones
+    ecs_service, registry = aws.ecs_service, parts.registry
     min_percent, max_percent = _compute_healthy_percent(service)
     strategy = _build_strategy(context, service, choice)
-    # Where the load balancer finds the entry's tasks.
-    target = (
-        ecs_service.EcsServiceLoadBalancer(
-            target_group_arn=context.load_balancer.target_group.arn,
-            container_name=service.role,
-            container_port=service.port,
-        )
-        if context.load_balancer and service.is_entry
-        else None
-    )
+    targets = _build_targets(context, service)
     return ecs_service.EcsService(
         context.stack,
         f"{service.name}-{choice.number}",
         name=format_service_name(context.deployment, service.name, choice),
         cluster=context.place.cluster_arn,
-        task_definition=definition.arn,
+        task_definition=parts.definition.arn,
         desired_count=0 if choice.number else max(1, service.replicas.min),
         launch_type=None if strategy else "FARGATE",
         capacity_provider_strategy=strategy or None,
@@ -140,30 +127,22 @@ def _add_service(
         enable_execute_command=True,
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
-        network_configuration=ecs_service.EcsServiceNetworkConfiguration(
-            subnets=[
-                context.place.subnets[zone]
-                for zone in context.place.subnets
-                if zone in (zones or context.place.subnets)
-            ],
-            security_groups=[security_group.id],
-            assign_public_ip=False,
-        ),
+        network_configuration=_build_network(context, service, parts.security_group),
         placement_constraints=_build_placement_constraints(service) or None,
         # Fill instances one after the other, so that unneeded ones can be terminated.
         ordered_placement_strategy=[ecs_service.EcsServiceOrderedPlacementStrategy(type="binpack", field="memory")]
         if choice.providers
         else None,
         service_registries=ecs_service.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
-        load_balancer=[target] if target else None,
+        load_balancer=targets or None,
         # Else ECS stops a task that starts after three failed checks, a gateway while it prepares its database. Source:
         # ECS API reference, CreateService, healthCheckGracePeriodSeconds, whose default is 0, 2026-11.
-        health_check_grace_period_seconds=math.ceil(service.probe.deadline_s) if target and service.probe else None,
+        health_check_grace_period_seconds=math.ceil(service.probe.deadline_s) if targets and service.probe else None,
         service_connect_configuration=_build_service_connect(context, service)
         if service.is_entry and context.connect_timeout_s
         else None,
         # ECS takes a target group only once a listener forwards to it.
-        depends_on=[*dependencies, *([context.load_balancer.listener] if context.load_balancer else [])],
+        depends_on=[*parts.dependencies, *([context.load_balancer.listener] if context.load_balancer else [])],
     )
 
 
@@ -183,6 +162,30 @@ def _build_strategy(
             strategy(capacity_provider="FARGATE_SPOT", weight=1),
         ]
     return [strategy(capacity_provider="FARGATE", weight=1)] if context.may_use_spot else []
+
+
+def _build_targets(context: ServiceContext, service: Service) -> list[aws.ecs_service.EcsServiceLoadBalancer]:
+    """Return where the load balancer finds the entry's tasks; nothing for others, and without a load balancer."""
+    if not (context.load_balancer and service.is_entry):
+        return []
+    return [
+        aws.ecs_service.EcsServiceLoadBalancer(
+            target_group_arn=context.load_balancer.target_group.arn,
+            container_name=service.role,
+            container_port=service.port,
+        )
+    ]
+
+
+def _build_network(
+    context: ServiceContext, service: Service, security_group: aws.security_group.SecurityGroup
+) -> aws.ecs_service.EcsServiceNetworkConfiguration:
+    zones = service.placement.zones or context.place.subnets
+    return aws.ecs_service.EcsServiceNetworkConfiguration(
+        subnets=[subnet for zone, subnet in context.place.subnets.items() if zone in zones],
+        security_groups=[security_group.id],
+        assign_public_ip=False,
+    )
 
 
 def _build_placement_constraints(service: Service) -> list[aws.ecs_service.EcsServicePlacementConstraints]:

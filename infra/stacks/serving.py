@@ -159,9 +159,7 @@ class _Deployment:
             sidecars=self._build_sidecars(service),
             disk_bytes=disk_bytes,
         )
-        added = task_service.add_services(
-            self.services,
-            adapted,
+        parts = task_service.ServiceParts(
             definition=definition,
             security_group=self.security_groups[group],
             registry=task_network.add_discovery_service(
@@ -169,6 +167,7 @@ class _Deployment:
             ),
             dependencies=[*self.dependencies, *roles.policies],
         )
+        added = task_service.add_services(self.services, adapted, parts)
         self._add_monitoring(service, added[0])
         return AddedService(definition.arn, [entry.name for entry in added])
 

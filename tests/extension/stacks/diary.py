@@ -82,14 +82,8 @@ def _add_tasks(stack, diary, queue):
             logs=task.LogDestination(log_group.name, fleet.region),
             image_prefixes={},
         )
-        ecs_services = task_service.add_services(
-            context,
-            service,
-            definition=definition,
-            security_group=groups[service.name],
-            registry=None,
-            dependencies=[log_group],
-        )
+        parts = task_service.ServiceParts(definition, groups[service.name], registry=None, dependencies=[log_group])
+        ecs_services = task_service.add_services(context, service, parts)
         added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
     entry = diary.entry.name
     task_place.add_outputs(stack, diary, place, added, roles=roles[entry], security_group=groups[entry])
