@@ -329,57 +329,62 @@ def build_app(painter: Painter, served_model: str, log: Log) -> FastAPI:
     @app.post("/v1/images/generations")
     async def generate(request: Request) -> Response:
         started = time.monotonic()
-        outcome, response = "failed", Response(status_code=499)
-        try:
-            response = await _answer(request)
-            outcome = "answered"
-        except Refusal as refusal:
-            outcome, response = "refused", refusal.build_response()
-        except Stopped:
-            outcome = "cancelled"
-            if app.state.draining:
-                response = Refusal(503, ENDING, retry_after_s=1).build_response()
-        except DeviceLost as error:
-            # Who fails at once would get the most requests of all replicas.
-            log.write("the GPU computes no more: this replica ends", error=str(error))
-            os._exit(1)
-        except Exception as error:  # noqa: BLE001 - of any part of a pipeline
-            log.write("a picture could not be drawn", error=f"{type(error).__name__}: {error}")
-            response = Refusal(500, f"the picture could not be drawn: {type(error).__name__}").build_response()
+        outcome, response = await _respond(request, painter, served_model, log)
+        seconds = time.monotonic() - started
         painter.metrics.finished.labels(outcome).inc()
         if outcome == "answered":
-            painter.metrics.seconds.observe(time.monotonic() - started)
+            painter.metrics.seconds.observe(seconds)
         request_id = re.sub(r"[^A-Za-z0-9._:/+=-]", "", request.headers.get("x-request-id", ""))[:128]
-        log.write(
-            outcome, status=response.status_code, seconds=round(time.monotonic() - started, 3), request_id=request_id
-        )
+        log.write(outcome, status=response.status_code, seconds=round(seconds, 3), request_id=request_id)
         return response
-
-    async def _answer(request: Request) -> Response:
-        if app.state.draining:
-            raise Refusal(503, ENDING, retry_after_s=1)
-        drawing = read_drawing(await read_body(request))
-        if drawing.model not in (None, served_model):
-            raise Refusal(404, f"model: {drawing.model!r} is not served here. Fix: set model: {served_model}.", "model")
-        painter.check(drawing)
-        stop = threading.Event()
-        async with _watch(request, stop):
-            pictures = await painter.draw(drawing, stop)
-        tokens = painter.count_tokens(drawing.prompt)
-        return JSONResponse(
-            {
-                "created": int(time.time()),
-                "output_format": drawing.output_format,
-                "data": [{"b64_json": base64.b64encode(picture).decode()} for picture in pictures],
-                "usage": {"input_tokens": tokens, "output_tokens": 0, "total_tokens": tokens},
-            }
-        )
 
     return app
 
 
+async def _respond(request: Request, painter: Painter, served_model: str, log: Log) -> tuple[str, Response]:
+    """Return the outcome of a request, as the metrics name it, and the response."""
+    try:
+        return "answered", await _answer(request, painter, served_model)
+    except Refusal as refusal:
+        return "refused", refusal.build_response()
+    except Stopped:
+        if request.app.state.draining:
+            return "cancelled", Refusal(503, ENDING, retry_after_s=1).build_response()
+        return "cancelled", Response(status_code=499)
+    except DeviceLost as error:
+        # Who fails at once would get the most requests of all replicas.
+        log.write("the GPU computes no more: this replica ends", error=str(error))
+        os._exit(1)
+    except Exception as error:  # noqa: BLE001 - of any part of a pipeline
+        log.write("a picture could not be drawn", error=f"{type(error).__name__}: {error}")
+        reason = f"the picture could not be drawn: {type(error).__name__}"
+        return "failed", Refusal(500, reason).build_response()
+
+
+async def _answer(request: Request, painter: Painter, served_model: str) -> Response:
+    if request.app.state.draining:
+        raise Refusal(503, ENDING, retry_after_s=1)
+    drawing = read_drawing(await read_body(request))
+    if drawing.model not in (None, served_model):
+        raise Refusal(404, f"model: {drawing.model!r} is not served here. Fix: set model: {served_model}.", "model")
+    painter.check(drawing)
+    stop = threading.Event()
+    async with _watch(request, stop):
+        pictures = await painter.draw(drawing, stop)
+    tokens = painter.count_tokens(drawing.prompt)
+    return JSONResponse(
+        {
+            "created": int(time.time()),
+            "output_format": drawing.output_format,
+            "data": [{"b64_json": base64.b64encode(picture).decode()} for picture in pictures],
+            "usage": {"input_tokens": tokens, "output_tokens": 0, "total_tokens": tokens},
+        }
+    )
+
+
 @contextlib.asynccontextmanager
 async def _watch(request: Request, stop: threading.Event) -> AsyncIterator[None]:
+    """Set `stop` once the client is gone."""
 
     async def look() -> None:
         while not await request.is_disconnected():

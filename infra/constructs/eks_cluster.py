@@ -52,10 +52,20 @@ def add_cluster(
     )
     # The audit log is among them: who looks into what happened often does so months later.
     logs = add_log_group(stack, "cluster-logs", group_name, kms_key, keep_days=365)
-    service_role = add_role(
+    service_role = _add_service_role(stack, kms_key)
+    client_groups = [_add_client_group(stack, vpc_id).id] if stack.fleet.eks.private_from else []
+    cluster = _add_eks_cluster(
+        stack, service_role, kms_key, subnet_ids, client_groups, depends_on=[logs, *list_policies(stack, "cluster")]
+    )
+    _add_admins(stack, cluster)
+    return cluster, kms_key
+
+
+def _add_service_role(stack: FleetStack, kms_key: aws.kms_key.KmsKey) -> aws.iam_role.IamRole:
+    return add_role(
         stack,
         "cluster",
-        description=f"Lets EKS run the cluster {name}",
+        description=f"Lets EKS run the cluster {stack.cluster_name}",
         trust=iam.build_trust_policy("eks.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}),
         managed=("AmazonEKSClusterPolicy",),
         statements=(
@@ -66,12 +76,6 @@ def add_cluster(
             },
         ),
     )
-    client_groups = [_add_client_group(stack, vpc_id).id] if stack.fleet.eks.private_from else []
-    cluster = _add_eks_cluster(
-        stack, service_role, kms_key, subnet_ids, client_groups, depends_on=[logs, *list_policies(stack, "cluster")]
-    )
-    _add_admins(stack, cluster)
-    return cluster, kms_key
 
 
 def _add_eks_cluster(

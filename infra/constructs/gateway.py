@@ -104,18 +104,9 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
         security_group=groups[CACHE_CALL].id,
         key=context.key,
     )
-    # Without a value, which the first gateway to start creates: the state of Terraform has no secret.
-    secret = aws.secretsmanager_secret.SecretsmanagerSecret(
-        context.stack,
-        "secret",
-        name_prefix=f"{context.gateway.name}-",
-        description=f"What the keys of {context.name} come from",
-        kms_key_id=context.key.arn,
-        # As long as the key that encrypts it and the database's backups, which have no keys without it. The longest.
-        recovery_window_in_days=key.DELETION_DAYS,
-    )
+    secret = _add_secret(context)
     owner_secret = str(database.master_user_secret.get(0).secret_arn)
-    value = {
+    addresses = {
         "database": database.address,
         "cache": cache.primary_endpoint_address,
         "owner": owner_secret,
@@ -127,9 +118,22 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
         name=context.gateway.place,
         description=f"Where the parts of {context.name} are",
         type="String",
-        value=json.dumps(value),
+        value=json.dumps(addresses),
     )
     return Servers(database, cache, secret, place, owner_secret)
+
+
+def _add_secret(context: GatewayContext) -> aws.secretsmanager_secret.SecretsmanagerSecret:
+    """Add the secret without a value, which the first gateway to start creates: Terraform's state has no secret."""
+    return aws.secretsmanager_secret.SecretsmanagerSecret(
+        context.stack,
+        "secret",
+        name_prefix=f"{context.gateway.name}-",
+        description=f"What the keys of {context.name} come from",
+        kms_key_id=context.key.arn,
+        # As long as the key that encrypts it and the database's backups, which have no keys without it. The longest.
+        recovery_window_in_days=key.DELETION_DAYS,
+    )
 
 
 def _add_database(context: GatewayContext, groups: SecurityGroups) -> aws.db_instance.DbInstance:

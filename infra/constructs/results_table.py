@@ -95,18 +95,23 @@ def _add_table(
             catalog_table.GlueCatalogTablePartitionKeys(name=name, type="string", comment=comment)
             for name, comment in partitions.items()
         ],
-        storage_descriptor=catalog_table.GlueCatalogTableStorageDescriptor(
-            location=location,
-            input_format=f"{_FORMAT}.MapredParquetInputFormat",
-            output_format=f"{_FORMAT}.MapredParquetOutputFormat",
-            ser_de_info=catalog_table.GlueCatalogTableStorageDescriptorSerDeInfo(
-                serialization_library=f"{_FORMAT}.serde.ParquetHiveSerDe"
-            ),
-            columns=[
-                catalog_table.GlueCatalogTableStorageDescriptorColumns(**column)
-                for column in json.loads(columns.read_text(encoding="utf-8"))
-            ],
+        storage_descriptor=_build_storage(location, columns),
+    )
+
+
+def _build_storage(location: str, columns: Path) -> aws.glue_catalog_table.GlueCatalogTableStorageDescriptor:
+    catalog_table = aws.glue_catalog_table
+    return catalog_table.GlueCatalogTableStorageDescriptor(
+        location=location,
+        input_format=f"{_FORMAT}.MapredParquetInputFormat",
+        output_format=f"{_FORMAT}.MapredParquetOutputFormat",
+        ser_de_info=catalog_table.GlueCatalogTableStorageDescriptorSerDeInfo(
+            serialization_library=f"{_FORMAT}.serde.ParquetHiveSerDe"
         ),
+        columns=[
+            catalog_table.GlueCatalogTableStorageDescriptorColumns(**column)
+            for column in json.loads(columns.read_text(encoding="utf-8"))
+        ],
     )
 
 

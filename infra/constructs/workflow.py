@@ -235,18 +235,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
     if not batch.schedules:
         return
     [undelivered] = context.build_queue_arns([format_undelivered_queue(batch)])
-    role = add_role(
-        context.stack,
-        purpose,
-        description=f"Schedules of {context.name}",
-        trust=iam.build_trust_policy(
-            "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
-        ),
-        statements=(
-            allow("Send", ["sqs:SendMessage"], [inbox.arn, undelivered]),
-            allow("Decrypt", ["kms:Decrypt"], context.key.arn),
-        ),
-    )
+    role = _add_schedule_role(context, purpose, [inbox.arn, undelivered])
     scheduler_schedule = aws.scheduler_schedule
     for name, schedule in batch.schedules.items():
         message = {
@@ -273,6 +262,21 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             ),
             depends_on=list_policies(context.stack, purpose),
         )
+
+
+def _add_schedule_role(context: WorkflowContext, purpose: str, queue_arns: list[str]) -> aws.iam_role.IamRole:
+    return add_role(
+        context.stack,
+        purpose,
+        description=f"Schedules of {context.name}",
+        trust=iam.build_trust_policy(
+            "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}
+        ),
+        statements=(
+            allow("Send", ["sqs:SendMessage"], queue_arns),
+            allow("Decrypt", ["kms:Decrypt"], context.key.arn),
+        ),
+    )
 
 
 def _add_topic(context: WorkflowContext) -> aws.sns_topic.SnsTopic:
@@ -309,24 +313,8 @@ def _add_alarms(context: WorkflowContext) -> None:
     developer guide, "Available CloudWatch metrics for Amazon SQS", 2026-11.
     """
     batch = context.batch
-    waiting = {
-        "waiting": (batch.control_queue, "Steps wait for workers"),
-        "files": (batch.inbox_queue, "Files wait for the Batch API"),
-    }
-    for name, (queue, description) in waiting.items():
-        of_queue = {"QueueName": queue}
-        alarm.add_alarm(
-            context.stack,
-            batch.workflow,
-            name,
-            alarm.find_metric("age", "oldest-step", of_queue, "Maximum"),
-            # Of any queue it counts the messages that nobody has.
-            alarm.find_metric("waiting", "undelivered-files", of_queue, "Minimum"),
-            alarm.Expression("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
-            description=f"{description} of {context.name}",
-            signal="oldest-step",
-            condition=alarm.Condition(_QUEUE_ALARM_S),
-        )
+    _add_waiting_alarm(context, "waiting", batch.control_queue, "Steps wait for workers")
+    _add_waiting_alarm(context, "files", batch.inbox_queue, "Files wait for the Batch API")
     alarm.add_alarm(
         context.stack,
         batch.workflow,
@@ -351,6 +339,22 @@ def _add_alarms(context: WorkflowContext) -> None:
                 periods=15,  # minutes: failover or scaling takes a few
             ),
         )
+
+
+def _add_waiting_alarm(context: WorkflowContext, name: str, queue: str, description: str) -> None:
+    of_queue = {"QueueName": queue}
+    alarm.add_alarm(
+        context.stack,
+        context.batch.workflow,
+        name,
+        alarm.find_metric("age", "oldest-step", of_queue, "Maximum"),
+        # Of any queue it counts the messages that nobody has.
+        alarm.find_metric("waiting", "undelivered-files", of_queue, "Minimum"),
+        alarm.Expression("stale", "IF(waiting > 0, age, 0)", "Age of the oldest while some wait"),
+        description=f"{description} of {context.name}",
+        signal="oldest-step",
+        condition=alarm.Condition(_QUEUE_ALARM_S),
+    )
 
 
 def list_calls(context: WorkflowContext, service: Service) -> tuple[str, Iterator[Statement]]:

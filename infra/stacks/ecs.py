@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
+from infra.bindings import aws
 from infra.bindings.cdktf import App
 from infra.constructs import capacity_providers, dashboard, ecs_cluster, ecs_fallback, gpu_repair, network
 from infra.constructs import network_test as network_tests
@@ -12,6 +15,7 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.machines import add_efa_group
 from infra.stacks import base
 from llm_serving.fleet import groups, network_test
+from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
@@ -49,18 +53,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         log_groups={"NetworkTest": network_test.format_log_group(fleet)} if tested_groups else {},
     )
     peers_namespace = ecs_cluster.add_peers_namespace(stack, vpc_id=fleet_network.vpc_id)
-    context = capacity_providers.CapacityProviderContext(
-        stack=stack,
-        cluster=cluster,
-        instance_profile=capacity_providers.add_instance_profile(stack),
-        subnets=fleet_network.private_subnets,
-        security_group_id=capacity_providers.add_security_group(stack, vpc_id=fleet_network.vpc_id).id,
-        efa_group=(
-            add_efa_group(stack, vpc_id=fleet_network.vpc_id) if any(group.efa for group in machine_groups) else None
-        ),
-    )
-    providers = [capacity_providers.add_capacity_provider(context, group) for group in machine_groups]
-    capacity_providers.add_association(context, list(pools.values()), providers)
+    _add_providers(stack, cluster, fleet_network, pools)
     watched = []
     if machine_groups:
         ecs_fallback.add_fallback(stack, machine_groups, key=key)
@@ -82,14 +75,38 @@ def add(app: App, document: Document[Fleet]) -> None:
         {"service_connect": cluster.service_connect_defaults.namespace, "peers": peers_namespace.id},
         "Cloud Map namespaces: the cluster's default, by ARN, and the private DNS one, by id",
     )
-    strategies = {
-        pool: [
-            [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice]
-            for choice in groups.group_by_choice(pool_groups)
-        ]
-        for pool, pool_groups in pools.items()
-    }
+    strategies = {pool: _build_strategies(fleet, pool_groups) for pool, pool_groups in pools.items()}
     base.add_output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
+
+
+def _add_providers(
+    stack: FleetStack,
+    cluster: aws.ecs_cluster.EcsCluster,
+    fleet_network: network.Network,
+    pools: Mapping[str, list[Group]],
+) -> None:
+    """Add a capacity provider for each machine group of the pools."""
+    machine_groups = [group for pool_groups in pools.values() for group in pool_groups]
+    context = capacity_providers.CapacityProviderContext(
+        stack=stack,
+        cluster=cluster,
+        instance_profile=capacity_providers.add_instance_profile(stack),
+        subnets=fleet_network.private_subnets,
+        security_group_id=capacity_providers.add_security_group(stack, vpc_id=fleet_network.vpc_id).id,
+        efa_group=(
+            add_efa_group(stack, vpc_id=fleet_network.vpc_id) if any(group.efa for group in machine_groups) else None
+        ),
+    )
+    providers = [capacity_providers.add_capacity_provider(context, group) for group in machine_groups]
+    capacity_providers.add_association(context, list(pools.values()), providers)
+
+
+def _build_strategies(fleet: Fleet, pool_groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
+    """Return the strategy of each choice of a pool, in the order to fall back in."""
+    return [
+        [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice]
+        for choice in groups.group_by_choice(pool_groups)
+    ]
 
 
 def _add_task_rule(stack: FleetStack, cluster_arn: str) -> None:
