@@ -61,13 +61,39 @@ SCHEDULER: dict[str, Any] = {
 }
 
 
+_INDEX = {
+    pipelines.CLASS_KEY: "StableDiffusionPipeline",
+    "_diffusers_version": "0.42.1",
+    "feature_extractor": [None, None],
+    "safety_checker": [None, None],
+    "image_encoder": [None, None],
+    "requires_safety_checker": False,
+    pipelines.RANDOM_KEY: True,
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+
+
 def build_configs(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON files of a pipeline, by name, without the tokenizer's own.
 
     Args:
         vocabulary, ids: of the tokenizer: its size, and its special tokens by their names in config.json.
     """
-    text_encoder = {
+    return {
+        pipelines.INDEX_FILE: _INDEX,
+        "unet/config.json": UNET,
+        "vae/config.json": VAE,
+        "scheduler/scheduler_config.json": SCHEDULER,
+        "text_encoder/config.json": _build_text_encoder(vocabulary, ids),
+    }
+
+
+def _build_text_encoder(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "architectures": ["CLIPTextModel"],
         "model_type": "clip_text_model",
         "vocab_size": vocabulary,
@@ -80,27 +106,6 @@ def build_configs(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
         "bos_token_id": ids["pad_token_id"],
         **ids,
         "torch_dtype": "bfloat16",
-    }
-    index = {
-        pipelines.CLASS_KEY: "StableDiffusionPipeline",
-        "_diffusers_version": "0.42.1",
-        "feature_extractor": [None, None],
-        "safety_checker": [None, None],
-        "image_encoder": [None, None],
-        "requires_safety_checker": False,
-        pipelines.RANDOM_KEY: True,
-        "scheduler": ["diffusers", "DDIMScheduler"],
-        "text_encoder": ["transformers", "CLIPTextModel"],
-        "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
-        "unet": ["diffusers", "UNet2DConditionModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-    }
-    return {
-        pipelines.INDEX_FILE: index,
-        "unet/config.json": UNET,
-        "vae/config.json": VAE,
-        "scheduler/scheduler_config.json": SCHEDULER,
-        "text_encoder/config.json": text_encoder,
     }
 
 

@@ -241,27 +241,29 @@ def run_commands(
         CommandFailed: one failed; the same command line resumes there.
     """
     require_tools()
-    environment = {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
     for command in commands:
         add_on = command.selected.add_on
         with console.step(f"{verb} {add_on.name}: {add_on.why}"):
             if command.act:
                 command.act(kube_api.open_api(kubeconfig))
             else:
-                _update_crds(command, kubeconfig)
-                log = folder / f"{add_on.name}.log"
-                program = console.Command(
-                    command.arguments, log, environment=environment, hidden_environment=command.environment
-                )
-                try:
-                    console.run_together([program], timeout_s=LIMIT_S + 60)
-                except console.CommandFailed as error:
-                    if BUSY_MESSAGE not in error.output:
-                        raise
-                    place = f"{add_on.name} --namespace {add_on.namespace}"
-                    ways = f"helm rollback {place}, or helm uninstall {place} where it was the first"
-                    raise CheckFailed(describe_busy(add_on.name, f"{ways}, and then the same command again")) from None
+                _run_helm(command, folder / f"{add_on.name}.log", kubeconfig)
         on_done(command)
+
+
+def _run_helm(command: Command, log: Path, kubeconfig: Path | None) -> None:
+    add_on = command.selected.add_on
+    _update_crds(command, kubeconfig)
+    environment = {"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}
+    program = console.Command(command.arguments, log, environment=environment, hidden_environment=command.environment)
+    try:
+        console.run_together([program], timeout_s=LIMIT_S + 60)
+    except console.CommandFailed as error:
+        if BUSY_MESSAGE not in error.output:
+            raise
+        place = f"{add_on.name} --namespace {add_on.namespace}"
+        ways = f"helm rollback {place}, or helm uninstall {place} where it was the first"
+        raise CheckFailed(describe_busy(add_on.name, f"{ways}, and then the same command again")) from None
 
 
 def describe_busy(release: str, ways: str) -> str:
