@@ -102,7 +102,7 @@ def _list_values(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_wildcards(stack: Stack) -> Violations:
-    """Statements that allow every action of a service, or anybody.
+    """Find the statements that allow every action of a service, or anybody.
 
     One is meant: a key's policy hands the key to the account's IAM policies (`kms:*` for the account's root).
     """
@@ -325,7 +325,7 @@ FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (
 
 
 def _list_allow_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Statements that grant something; an endpoint's policy only narrows what identities may do."""
+    """Return the statements that grant something; an endpoint's policy only narrows what identities may do."""
     return (
         (address, statement)
         for address, statement in list_statements(stack)

@@ -146,7 +146,7 @@ def _add_scaling_group(
 
 
 def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
-    """How a changed launch template, as by another AMI, reaches instances that run: a tenth of them at a time.
+    """Build how a changed launch template, as by another AMI, reaches instances that run: a tenth of them at a time.
 
     At least one at a time: it is terminated first, for there is no spare GPU, and drained before, which
     managed draining does. ECS protects instances with tasks from scale-in, and a refresh must replace them as well.

@@ -75,7 +75,7 @@ def _build_command_configuration(
 
 
 def build_exec_log_group_name(fleet: Fleet) -> str:
-    """Log group of the commands that were run inside tasks."""
+    """Return the log group of the commands that were run inside tasks."""
     return f"/aws/ecs/{names.format_cluster_name(fleet)}/exec"
 
 

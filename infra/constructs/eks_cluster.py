@@ -139,7 +139,7 @@ def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.Secu
 
 
 def _select_service_cidr(fleet: Fleet) -> str | None:
-    """Range of Kubernetes services, clear of the new VPC; None for an existing one, whose ranges EKS itself avoids."""
+    """Return the range of services, clear of the new VPC; None for an existing one, whose ranges EKS itself avoids."""
     if not isinstance(fleet.network, NewNetwork):
         return None
     first, second = _SERVICE_CIDRS

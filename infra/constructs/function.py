@@ -82,7 +82,7 @@ def build_log_group_name(fleet: Fleet, name: str) -> str:
 
 
 def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[Statement]:
-    """Statements of a key's policy by which it encrypts the functions' logs."""
+    """Build the statements of a key's policy by which it encrypts the functions' logs."""
     return [
         build_log_group_grant(account, build_log_group_name(fleet, name), f"Function{index}")
         for index, name in enumerate(functions)

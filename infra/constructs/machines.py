@@ -96,7 +96,7 @@ def add_template(
 
 
 def _find_image(stack: FleetStack, group: Group, parameter: str) -> str:
-    """Id of AWS's AMI; adds the data source that looks the pinned release up, once for each AMI."""
+    """Return the id of AWS's AMI; adds the data source that looks the pinned release up, once for each AMI."""
     name = f"{group.os}-{group.variant}-{group.arch}"
     image = stack.node.try_find_child(name)
     if not isinstance(image, aws.data_aws_ssm_parameter.DataAwsSsmParameter):
@@ -192,7 +192,7 @@ def add_capacity(stack: FleetStack, group: Group) -> list[ITerraformDependable]:
 
 
 def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:
-    """ARN of the resource group that holds the instance group's reservations."""
+    """Return the ARN of the resource group that holds the instance group's reservations."""
     return account.build_arn("resource-groups", f"group/{names.format_reservation_name(fleet.name, group.name)}")
 
 

@@ -75,7 +75,7 @@ def _list_reasons(group: Group) -> Iterator[tuple[str, Rule]]:
 
 
 def _is_full(group: Group) -> bool:
-    """Whether EC2 may have no further machine for the group: then an update ends a node before it starts another."""
+    """Return whether EC2 may have no further machine for it: then an update ends a node before it starts another."""
     always_full = group.accelerators > 0 and group.min_size == group.max_size
     return always_full or group.purchase_option in RESERVED_OPTIONS
 

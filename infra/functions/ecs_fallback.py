@@ -170,8 +170,8 @@ def compute_counts(choices: Sequence[Choice], max_waiting: int = MAX_WAITING) ->
 
 def compute_least_percent(choice: Choice, count: int) -> int:
     """Least percent of `count` tasks that a rollout keeps: of those with an instance, all but `unavailable`."""
-    healthy_count = min(choice.started_count, count) - (choice.unavailable or 0)
-    return 100 * max(0, healthy_count) // count
+    kept = min(choice.started_count, count) - (choice.unavailable or 0)
+    return 100 * max(0, kept) // count
 
 
 def compute_shifts(roles: Sequence[Sequence[Choice]], ending: Mapping[str, int]) -> dict[str, int]:
@@ -191,9 +191,9 @@ def compute_shifts(roles: Sequence[Sequence[Choice]], ending: Mapping[str, int])
         waiting = sum(rival.waiting_count for rival in rivals if rival.providers & providers)
         started = sum(choice.started_count for choice in donor)
         if waiting:
-            share = min(started, max(0, waiting - freed[providers]))
-            freed[providers] += share
-            counts[first.arn] = min(first.desired_count, started - share)
+            given = min(started, max(0, waiting - freed[providers]))
+            freed[providers] += given
+            counts[first.arn] = min(first.desired_count, started - given)
         elif not any(choice.waiting_count for choice in donor):
             step = max(1, int((first.most or 0) * RETURN_SHARE))
             counts[first.arn] = min(first.most or 0, first.desired_count + step)
@@ -277,8 +277,8 @@ def _move_tasks(ecs: Any, cluster: str, choices: Sequence[Choice], max_waiting: 
 def _fit_rollout(ecs: Any, cluster: str, choice: Choice, percent: int) -> None:
     """Set the percent. This starts no rollout. Source: ECS API reference, UpdateService, deploymentConfiguration."""
     if percent != choice.configuration["minimumHealthyPercent"]:
-        unchanged_fields = ("alarms", "deploymentCircuitBreaker", "maximumPercent")
-        configuration = {key: choice.configuration[key] for key in unchanged_fields if key in choice.configuration}
+        kept = ("alarms", "deploymentCircuitBreaker", "maximumPercent")
+        configuration = {key: choice.configuration[key] for key in kept if key in choice.configuration}
         configuration["minimumHealthyPercent"] = percent
         ecs.update_service(cluster=cluster, service=choice.arn, deploymentConfiguration=configuration)
 

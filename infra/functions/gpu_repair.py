@@ -264,9 +264,7 @@ def compute_limit(size: int) -> int:
 def is_storm(instances: Sequence[Instance], now: datetime.datetime) -> bool:
     """Whether so many instances have just failed that the GPUs are not to blame."""
     start = now - datetime.timedelta(minutes=STORM_MINUTES)
-    failed = sum(
-        instance.failed_at is not None and instance.failed_at > start for instance in filter(_is_broken, instances)
-    )
+    failed = sum(one.failed_at is not None and one.failed_at > start for one in filter(_is_broken, instances))
     return failed >= STORM_COUNT and failed > STORM_SHARE * len(instances)
 
 

@@ -37,7 +37,7 @@ class Stack(Protocol):
     """Names of the stacks whose resources it looks up."""
 
     def is_enabled(self, fleet: Fleet, /) -> bool:
-        """Whether the fleet has this stack."""
+        """Return whether the fleet has this stack."""
 
     def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
         """Add the stack to the app: one `create_stack` with this name, and its resources."""

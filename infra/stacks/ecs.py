@@ -33,7 +33,7 @@ Source: ECS developer guide, "View Amazon ECS stopped task errors" and "Amazon E
 
 
 def is_enabled(fleet: Fleet) -> bool:
-    """Whether a pool of the fleet runs on ECS."""
+    """Return whether a pool of the fleet runs on ECS."""
     return NAME in fleet.orchestrators
 
 

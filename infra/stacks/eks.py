@@ -22,7 +22,7 @@ NEEDS = ("network",)
 
 
 def is_enabled(fleet: Fleet) -> bool:
-    """Whether a pool of the fleet runs on EKS."""
+    """Return whether a pool of the fleet runs on EKS."""
     return NAME in fleet.orchestrators
 
 

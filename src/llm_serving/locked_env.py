@@ -46,7 +46,7 @@ class LockedEnv(ABC):
         """Log of the set-up."""
 
     def is_ready(self) -> bool:
-        """Whether it is set up, complete and of the current pins."""
+        """Return whether it is set up, complete and of the current pins."""
         stamp = self.folder / self.stamp
         return stamp.is_file() and stamp.read_text() == self._compute_stamp()
 

@@ -137,16 +137,16 @@ def check_cuda(count: int) -> str:
     except OSError as error:
         fix = "run the image with NVIDIA's runtime and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         raise Lack(f"CUDA: the driver's library is not in the container: {error}", fix) from None
-    status, device_count = library.cuInit(0), ctypes.c_int()
-    status = status or library.cuDeviceGetCount(ctypes.byref(device_count))
+    status, found = library.cuInit(0), ctypes.c_int()
+    status = status or library.cuDeviceGetCount(ctypes.byref(found))
     if status:
         cause, fix = CUDA_ERRORS.get(status, ("of NVIDIA's driver", REPLACE))
         raise Lack(f"CUDA: it does not initialize, error {status}: {cause}", fix)
-    if device_count.value < count:
+    if found.value < count:
         raise Lack(
-            f"CUDA: it sees {device_count.value} of {count} GPUs", "unset CUDA_VISIBLE_DEVICES, or replace the instance"
+            f"CUDA: it sees {found.value} of {count} GPUs", "unset CUDA_VISIBLE_DEVICES, or replace the instance"
         )
-    return f"CUDA: initialized with {device_count.value} GPUs"
+    return f"CUDA: initialized with {found.value} GPUs"
 
 
 def check_neuron(count: int) -> str:
@@ -196,11 +196,11 @@ def check_efa(count: int, gpudirect: bool) -> str:
         )
     command = [program, "-p", "efa", "-t", "FI_EP_RDM"]
     _, text = run(command)
-    summary = judge_efa(text, count)
+    found = judge_efa(text, count)
     if not gpudirect:
-        return summary
+        return found
     _, text = run([*command, "-c", "FI_HMEM"], FI_LOG_LEVEL="info", FI_LOG_PROV="efa")
-    return f"{summary}; {judge_gpudirect(text)}"
+    return f"{found}; {judge_gpudirect(text)}"
 
 
 def find_efa_program(name: str):
@@ -269,13 +269,13 @@ def check_transfer(names: list, gbps: float) -> str:
 
 def find_addresses(names: list) -> list:
     """Return the addresses of the names, in one order for all nodes; a node has none until it is registered."""
-    addresses = set()
+    found = set()
     for name in names:
         try:
-            addresses |= {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+            found |= {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
         except OSError:
             continue
-    return sorted(addresses)
+    return sorted(found)
 
 
 def open_door(addresses: list):

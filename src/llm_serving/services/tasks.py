@@ -76,5 +76,5 @@ def describe_unused(task: Task, keys: Sequence[str]) -> str:
 
 
 def is_pooled(task: Task) -> bool:
-    """Whether a task answers at once, with numbers or pictures, and not with tokens one after the other."""
+    """Return whether a task answers at once, with numbers or pictures, and not with tokens one after the other."""
     return task in POOLED

@@ -41,7 +41,7 @@ class Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox; of pydantic models templates see the fields and properties of their own."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may use an attribute: nothing of pydantic's, whose parse_file reads files and pickles."""
+        """Return whether templates may use it: none of pydantic's, whose parse_file reads files and pickles."""
         return super().is_safe_attribute(obj, attr, value) and not (
             isinstance(obj, BaseModel) and hasattr(BaseModel, attr)
         )

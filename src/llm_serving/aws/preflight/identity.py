@@ -86,7 +86,7 @@ def find_account(aws: AwsSession) -> str | None:
 
 
 def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
-    """Who asks, and whether all that the fleet takes is allowed."""
+    """List the checks of who asks, and whether all that the fleet takes is allowed."""
     return [
         Check("identity", "credentials", lambda: check_credentials(caller, fleet)),
         Check(
@@ -134,7 +134,7 @@ def _check_service_role(aws: AwsSession, role: ServiceRole) -> CheckResult:
 
 
 def check_credentials(caller: Identity, fleet: Fleet) -> CheckResult:
-    """Whether it is a role or a user, as it should be, of the account that the fleet file names."""
+    """Check that it is a role or a user, as it should be, of the account that the fleet file names."""
     message = f"account {caller.account}, {caller.name}"
     if fleet.account and fleet.account != caller.account:
         message += f"; the fleet is for account {fleet.account} only"
@@ -215,7 +215,7 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
 
 
 def _is_denied(decision: Mapping[str, Any]) -> bool:
-    """Whether something denies the action, where otherwise nothing merely allows it."""
+    """Return whether something denies the action, where otherwise nothing merely allows it."""
     allowed_by_organization = decision.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations", True)
     allowed_by_boundary = decision.get("PermissionsBoundaryDecisionDetail", {}).get(
         "AllowedByPermissionsBoundary", True

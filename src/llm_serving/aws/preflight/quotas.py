@@ -154,7 +154,7 @@ def _fetch_quota(aws: AwsSession, quota: Quota) -> Mapping[str, Any]:
 
 
 def _fetch_usage(aws: AwsSession, fleet: Fleet, quota: Quota, quota_response: Mapping[str, Any]) -> float:
-    """How much of a quota is in use, as far as AWS tells."""
+    """Return how much of a quota is in use, as far as AWS tells."""
     if quota in _COUNTED_RESOURCES:
         method, key = _COUNTED_RESOURCES[quota]
         ec2 = aws.client("ec2")

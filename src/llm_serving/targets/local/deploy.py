@@ -183,7 +183,7 @@ def _upload_weights(plan: DeploymentPlan) -> None:
 
 
 def exists(directory: DeploymentDir) -> bool:
-    """Whether anything of a deployment is left: its directory, or processes that outlived it."""
+    """Return whether anything of a deployment is left: its directory, or processes that outlived it."""
     return directory.data.exists() or supervisor.find_orphan(directory) is not None
 
 

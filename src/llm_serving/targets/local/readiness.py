@@ -83,7 +83,7 @@ def wait_for(supervisor: Supervisor, name: str, is_ready: Callable[[], bool], li
 
 
 def is_answering(process: Service, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:
-    """Whether a process answers a completion within `timeout_s` seconds."""
+    """Return whether a process answers a completion within `timeout_s` seconds."""
     if process.probe is None or not is_listening(process):
         return False
     url = f"http://{process.host}:{process.port}{process.probe.path}"

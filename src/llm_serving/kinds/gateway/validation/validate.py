@@ -137,7 +137,7 @@ def call(url: str, key: str, model: str, output_tokens: int, *, is_stream: bool 
 
 
 def _is_complete(text: str, is_stream: bool) -> bool:
-    """Whether an answer has its end: an error can come within a stream whose status is 200."""
+    """Return whether an answer has its end: an error can come within a stream whose status is 200."""
     if is_stream:
         return text.rstrip().endswith("data: [DONE]") and '"error"' not in text
     return '"finish_reason"' in text
