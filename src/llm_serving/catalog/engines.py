@@ -446,7 +446,9 @@ class Engine(NamedChoice):
         parts += [self.wide_experts, self.wide_experts.balancing] if self.wide_experts else []
         words = [word for part in parts for word in (*getattr(part, "arguments", ()), *getattr(part, "command", ()))]
         words += self.settings_arguments
-        words += [word for row in self.platforms.values() for part in row.options.values() for word in part.arguments]
+        for row in self.platforms.values():
+            for part in row.options.values():
+                words += part.arguments
         return frozenset(list_option_names(words)) - self.reckoned_arguments.keys()
 
     def list_adapter_modules(self, arguments: Mapping[str, object]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import shutil
+import struct
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -375,8 +376,6 @@ def _build_normal_table(spread: float) -> np.ndarray[Any, np.dtype[np.uint16]]:
 
 def _encode_bfloat16(value: float) -> int:
     """Return the bit pattern: the upper half of the float32, rounded to nearest."""
-    import struct
-
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
     return int((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 

@@ -12,7 +12,7 @@ Source: ECS API reference, PutClusterCapacityProviders and DeleteCapacityProvide
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_serving.aws import session
@@ -78,20 +78,22 @@ def require_placeable(context: FleetContext, stack_plans: Sequence[StackPlan]) -
     }
     if not types:
         return
-    stranded = [
-        f"{service['serviceName']} takes {join_words(sorted(allowed))}, and {provider} would have "
-        f"{join_words(types[provider])}"
-        for service in _describe_services(context)
-        if (allowed := set(_list_types(service)))
-        for provider in sorted(types.keys() & _list_providers(service))
-        if allowed.isdisjoint(types[provider])
-    ]
+    stranded = [line for service in _describe_services(context) for line in _list_stranded(service, types)]
     if stranded:
         raise CheckFailed(
             f"{context.document.path}: services on ECS would lose their instances and start on no new one: "
             f"{join_words(stranded)}. Nothing was changed. Fix: write the new type after the old in the pool, run this "
             "and `blueprint deploy DIR --target ecs`; then remove the old, deploy, and run this again."
         )
+
+
+def _list_stranded(service: dict[str, Any], types: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the capacity providers of a service that would have none of the types that it takes."""
+    allowed = set(_list_types(service))
+    for provider in sorted(types.keys() & _list_providers(service)) if allowed else ():
+        if allowed.isdisjoint(types[provider]):
+            would_have = f"{provider} would have {join_words(types[provider])}"
+            yield f"{service['serviceName']} takes {join_words(sorted(allowed))}, and {would_have}"
 
 
 def _describe_services(context: FleetContext) -> list[dict[str, Any]]:

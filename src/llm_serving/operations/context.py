@@ -15,6 +15,7 @@ from typing import get_args
 
 from llm_serving import console, processes
 from llm_serving.aws import session, state_bucket
+from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
@@ -158,8 +159,6 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
         CheckFailed: a local state is of another account or region.
         Unavailable: Terraform is missing, or AWS cannot be asked.
     """
-    from llm_serving.aws.preflight import identity
-
     data_folder = build_data_path(document.value)
     account = identity.require_account(document, aws).account
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:

@@ -181,9 +181,10 @@ def _render_subnet_overrides(folder: Path) -> str:
     """Return answers for existing subnets: their stack checks that they match the fleet."""
     lookups = stack_folder.read_stack(folder).get("data", {})
     vpc = lookups.get("aws_vpc", {}).get("vpc", {}).get("id")
-    return "".join(
-        f"  override_data {{\n    target = data.aws_subnet.{name}\n    values = {json.dumps(values)}\n  }}\n"
-        for name, subnet in lookups.get("aws_subnet", {}).items()
-        if vpc
-        for values in [{"vpc_id": vpc, "availability_zone": name.removeprefix("private-"), "id": subnet["id"]}]
-    )
+    blocks = []
+    for name, subnet in lookups.get("aws_subnet", {}).items() if vpc else ():
+        values = {"vpc_id": vpc, "availability_zone": name.removeprefix("private-"), "id": subnet["id"]}
+        blocks.append(
+            f"  override_data {{\n    target = data.aws_subnet.{name}\n    values = {json.dumps(values)}\n  }}\n"
+        )
+    return "".join(blocks)

@@ -100,14 +100,12 @@ def _check_runtime_monitoring(aws: AwsSession) -> CheckResult:
     2026-11.
     """
     client = aws.client("guardduty")
-    managed = [
-        row["Name"]
-        for detector in client.list_detectors()["DetectorIds"]
-        for feature in client.get_detector(DetectorId=detector).get("Features", [])
-        if feature["Name"] in _RUNTIME_MONITORING and feature["Status"] == "ENABLED"
-        for row in feature.get("AdditionalConfiguration", [])
-        if row["Status"] == "ENABLED"
-    ]
+    managed: list[str] = []
+    for detector in client.list_detectors()["DetectorIds"]:
+        for feature in client.get_detector(DetectorId=detector).get("Features", []):
+            if feature["Name"] in _RUNTIME_MONITORING and feature["Status"] == "ENABLED":
+                rows = feature.get("AdditionalConfiguration", [])
+                managed += [row["Name"] for row in rows if row["Status"] == "ENABLED"]
     if not managed:
         return CheckResult("GuardDuty", "pass", "no agents that it manages")
     message = f"{join_words(managed)}: GuardDuty puts an endpoint and a security group into the VPC; its destroy waits"

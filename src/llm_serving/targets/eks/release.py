@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from llm_serving import console
+from llm_serving.aws.preflight import identity
 from llm_serving.console import CommandFailed
 from llm_serving.operations import add_ons as addons
 from llm_serving.operations.kube_api import POD, Kind, KubeApi, Manifest
@@ -36,8 +37,6 @@ def diff(plan: DeploymentPlan) -> str:
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
     """Upgrade the release and wait until it is ready; returns whether anything changed."""
-    from llm_serving.aws.preflight import identity
-
     addons.require_tools()
     if plan.fleet.value.account:
         identity.require_account(plan.fleet, plan.aws)

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llm_serving.aws import s3
 from llm_serving.catalog import gguf, pipelines, safetensors
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.models import INDEX_FILE
@@ -18,9 +19,6 @@ from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, Weights
 from llm_serving.settings.errors import Unavailable, quote_value
 from llm_serving.targets.deployment_dir import DeploymentDir
-
-if TYPE_CHECKING:
-    from llm_serving.aws import s3
 
 
 def upload_models(directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress | None = None) -> None:
@@ -76,8 +74,6 @@ def check(deployment: Deployment) -> int:
 
 
 def _check_model(environment: Environment, weights: Weights, *, reads_text: bool) -> int:
-    from llm_serving.aws import s3
-
     bucket = s3.Bucket(s3.parse_location(weights.uri), endpoint=environment.s3_endpoint, env=environment.env)
     checks = {"safetensors": _check_safetensors, "gguf": _check_gguf, "diffusers": _check_pipeline}
     _check_revision(bucket, weights)

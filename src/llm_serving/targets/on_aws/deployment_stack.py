@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llm_serving import console, processes
 from llm_serving.aws import session
+from llm_serving.aws.preflight import identity
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
@@ -44,8 +45,6 @@ def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed.
     """
-    from llm_serving.aws.preflight import identity
-
     account = identity.require_account(plan.fleet, plan.aws).account
     stacks_folder = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
