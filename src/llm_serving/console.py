@@ -250,8 +250,8 @@ def run_together(
     started: list[tuple[Command, subprocess.Popen[bytes], int]] = []
     try:
         for command in commands:
-            started.append((command, *_start(command)))
-        _wait(started, timeout_s, on_poll)
+            started.append((command, *_start_command(command)))
+        _wait_until_ended(started, timeout_s, on_poll)
     except KeyboardInterrupt:
         err.print(f"  [dim]Interrupted: running commands get up to {grace_s:.0f} s to end[/dim]")
         raise
@@ -263,7 +263,7 @@ def run_together(
     return [CommandResult(child.returncode, _read_from(command.log, start)) for command, child, start in started]
 
 
-def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
+def _start_command(command: Command) -> tuple[subprocess.Popen[bytes], int]:
     show_command(command.arguments, cwd=command.cwd, environment=command.environment)
     command.log.parent.mkdir(parents=True, exist_ok=True)
     with command.log.open("ab") as sink:
@@ -276,7 +276,7 @@ def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
     return child, start
 
 
-def _wait(
+def _wait_until_ended(
     started: Sequence[tuple[Command, subprocess.Popen[bytes], int]], timeout_s: float, on_poll: Callable[[], None]
 ) -> None:
     deadline = time.monotonic() + timeout_s

@@ -73,7 +73,7 @@ def test_a_model_is_built_when_it_is_asked_for_and_no_other(monkeypatch: pytest.
     built = []
     build = models._build_model
     monkeypatch.setattr(models, "_build_model", lambda name, *facts: built.append(name) or build(name, *facts))
-    models._build.cache_clear()
+    models._build_listed.cache_clear()
     assert models.find("tiny") is models.find("tiny")
     assert built == ["tiny"]
 

@@ -372,7 +372,7 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
         with (tmp_path / "calls").open("a") as log:
             log.write(f"{Path(manifest).stem}\n")
 
-    monkeypatch.setattr(installer, "_apply", record)
+    monkeypatch.setattr(installer, "_apply_manifest", record)
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 1
     assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[: list_rows("p5-efa").index("lws") + 1]

@@ -69,7 +69,7 @@ def install(api: KubeApi, tmp_path: Path, fleet: Fleet) -> None:
     for name, build in (("node-pools", karpenter_manifests.build), ("spare", spare_manifests.build)):
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump_all(build(fleet)))
-        add_ons._apply(file, api, end_old=add_ons._ENDERS[name])
+        add_ons._apply_manifest(file, api, end_old=add_ons._ENDERS[name])
 
 
 def list_names(api: KubeApi, kind: Kind, namespace: str | None = None) -> set[str]:

@@ -91,14 +91,14 @@ class AccountNeeds(_Needs):
 
 @functools.cache
 def load_fleet() -> FleetNeeds:
-    return FleetNeeds.model_validate(_read(Path(__file__).with_name(FILE)))
+    return FleetNeeds.model_validate(_read_needs(Path(__file__).with_name(FILE)))
 
 
 @functools.cache
 def load_all() -> Mapping[str, AccountNeeds]:
     """Return the needs of every kind that has some, by the kind's name."""
     files = sorted(KINDS.glob(f"*/{FILE}"))
-    return {file.parent.name.replace("_", "-"): AccountNeeds.model_validate(_read(file)) for file in files}
+    return {file.parent.name.replace("_", "-"): AccountNeeds.model_validate(_read_needs(file)) for file in files}
 
 
 def list_images() -> list[str]:
@@ -109,7 +109,7 @@ def list_images() -> list[str]:
     return list(images)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_needs(file: Path) -> dict[str, Any]:
     document = own_yaml.read(file)
     permissions = {name: tuple(own_yaml.flatten(rows)) for name, rows in document.get("permissions", {}).items()}
     endpoints = tuple({"service": service, **row} for service, row in document.get("endpoints", {}).items())

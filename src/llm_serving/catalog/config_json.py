@@ -114,7 +114,11 @@ class _Reader:
             encoder=self.family.encoder,
             **{name: numbers[name] for name in _COPIED},
             tied=bool(self.whole.get("tie_word_embeddings", config.get("tie_word_embeddings", self.family.encoder))),
-            dtype=str(_find(self.whole, "torch_dtype", "dtype") or _find(config, "torch_dtype", "dtype") or "bfloat16"),
+            dtype=str(
+                _find_value(self.whole, "torch_dtype", "dtype")
+                or _find_value(config, "torch_dtype", "dtype")
+                or "bfloat16"
+            ),
             scheme=quantizations.parse(self.settings),
             cache_type=quantizations.read_cache_type(self.settings),
             window=numbers["window"] or None,
@@ -141,15 +145,15 @@ class _Reader:
         config, numbers = self.config, self.numbers
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         layers = check_layers(len(self._blocks) or int(config["num_hidden_layers"]))
-        experts = int(_find(config, *_EXPERTS) or 0)
-        active_experts = int(_find(config, *_ACTIVE_EXPERTS) or 0)
+        experts = int(_find_value(config, *_EXPERTS) or 0)
+        active_experts = int(_find_value(config, *_ACTIVE_EXPERTS) or 0)
         intermediate = int(config["intermediate_size"])
         numbers |= {
             "layers": layers,
             "hidden": hidden,
             "intermediate": intermediate,
             "heads": heads,
-            "kv_heads": int(_find(config, "num_key_value_heads", "num_attention_groups") or heads),
+            "kv_heads": int(_find_value(config, "num_key_value_heads", "num_attention_groups") or heads),
             "head_dim": int(config.get("head_dim") or hidden // heads),
             "full_kv_heads": 0,
             "full_head_dim": 0,
@@ -230,7 +234,9 @@ class _Reader:
         return State(
             convolution=compute(row.convolution, self.numbers),
             heads=compute(row.heads, self.numbers),
-            number_bytes=int(NUMBER_BYTES.get(str(_find(self.config, "mamba_ssm_dtype", "mamba_ssm_cache_dtype")), 2)),
+            number_bytes=int(
+                NUMBER_BYTES.get(str(_find_value(self.config, "mamba_ssm_dtype", "mamba_ssm_cache_dtype")), 2)
+            ),
         )
 
     def _read_vision(self) -> Vision | None:
@@ -341,7 +347,7 @@ _OF_VISION = sorted(Vision.model_fields.keys() & VisionRow.model_fields.keys() -
 """Fields of what turns pictures into tokens that are formulas in the row."""
 
 
-def _find(config: Mapping[str, Any], *keys: str) -> Any:
+def _find_value(config: Mapping[str, Any], *keys: str) -> Any:
     """Return the value of the first key that has one."""
     return next((config[key] for key in keys if config.get(key)), None)
 

@@ -37,15 +37,19 @@ RELEASES: Mapping[Maker, Mapping[Ami, tuple[tuple[str, int], ...]]] = {"NVIDIA":
 def find_driver(maker: Maker, ami: Ami, release: str) -> int:
     """Return the driver in a release, such as NVIDIA's branch 580; 0 for a release older than all that are known."""
     releases = RELEASES[maker][ami]
-    return next((driver for first_release, driver in releases if _split(release) >= _split(first_release)), 0)
+    return next(
+        (driver for first_release, driver in releases if _split_release(release) >= _split_release(first_release)), 0
+    )
 
 
 def find_first_release(maker: Maker, ami: Ami, driver: int) -> str:
     """Return the first release with this driver or a newer one."""
     releases = RELEASES[maker][ami]
-    return min((first_release for first_release, known_driver in releases if known_driver >= driver), key=_split)
+    return min(
+        (first_release for first_release, known_driver in releases if known_driver >= driver), key=_split_release
+    )
 
 
-def _split(release: str) -> list[int]:
+def _split_release(release: str) -> list[int]:
     """Return the numbers of a release, for 1.100.0 comes after 1.65.0."""
     return [int(number) for number in re.findall(r"\d+", release)]

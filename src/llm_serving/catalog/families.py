@@ -196,11 +196,11 @@ def compute(formula: Formula, numbers: Mapping[str, int]) -> int:
     """
     if isinstance(formula, int):
         return formula
-    return _compute_node(_parse(formula), numbers)
+    return _compute_node(_parse_formula(formula), numbers)
 
 
 @functools.cache
-def _parse(formula: str) -> ast.expr:
+def _parse_formula(formula: str) -> ast.expr:
     return ast.parse(formula, mode="eval").body
 
 

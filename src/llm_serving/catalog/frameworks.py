@@ -213,15 +213,15 @@ def get_engine(engine: str, framework: str) -> Engine:
         "settings": row.settings if pair.settings is None else pair.settings,
         "settings_arguments": pair.settings_arguments or row.settings_arguments,
         "environment": {**row.environment, **pair.environment},
-        "options": {**_omit(row.options, pair.absent_options), **pair.options},
+        "options": {**_omit_options(row.options, pair.absent_options), **pair.options},
         "transfer_roles": pair.transfer_roles or row.transfer_roles,
         "transfers": pair.transfers or row.transfers,
         "platforms": {
             kind: platform.model_copy(
                 update={
-                    "options": _omit(platform.options, (*pair.absent_options, *pair.options)),
+                    "options": _omit_options(platform.options, (*pair.absent_options, *pair.options)),
                     "unsupported_options": {
-                        **_omit(platform.unsupported_options, works),
+                        **_omit_options(platform.unsupported_options, works),
                         **pair.unsupported_options,
                     },
                     # The pair has one image, made as the engine's own is: not for a platform that needs another.
@@ -241,7 +241,7 @@ def get_engine(engine: str, framework: str) -> Engine:
     return row.model_copy(update=update)
 
 
-def _omit(options: Mapping[str, _Value], names: tuple[str, ...]) -> dict[str, _Value]:
+def _omit_options(options: Mapping[str, _Value], names: tuple[str, ...]) -> dict[str, _Value]:
     return {name: part for name, part in options.items() if name not in names}
 
 

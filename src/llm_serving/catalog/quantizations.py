@@ -232,7 +232,7 @@ class NamedModules:
         self._unread = {_NUMBER.sub("", name): name for name in self._schemes}
         rules = [str(rule) for key in _SPARED_KEYS for rule in (settings or {}).get(key) or ()]
         self._names = {rule for rule in rules if not rule.startswith("re:") and "*" not in rule}
-        self._patterns = [_compile(rule) for rule in rules if rule not in self._names]
+        self._patterns = [_compile_rule(rule) for rule in rules if rule not in self._names]
 
     @property
     def is_mixed(self) -> bool:
@@ -273,7 +273,7 @@ class NamedModules:
         return bool(self._names) and not self._names.isdisjoint(_list_parts(name))
 
 
-def _compile(rule: str) -> re.Pattern[str]:
+def _compile_rule(rule: str) -> re.Pattern[str]:
     """Return the pattern of a rule, which anybody may have written."""
     if not rule.startswith("re:"):
         return re.compile(fnmatch.translate(rule))

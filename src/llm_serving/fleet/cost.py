@@ -111,16 +111,16 @@ def estimate(fleet: Fleet, deployed: Sequence[standing_cost.Units] = ()) -> Cost
 def _estimate_volumes(fleet: Fleet) -> VolumeCost:
     """Return what root volumes cost; those of pools with a type that the catalog does not have are left out."""
     system = build_system_group(fleet) if fleet.creates_eks else None
-    least = most = system.min_size * _price(system.volume) if system else 0.0
+    least = most = system.min_size * _price_volume(system.volume) if system else 0.0
     for name, pool in fleet.pools.items():
         if fleet.starts_instances(pool) and all(type_name in instances.load() for type_name in pool.types):
-            prices = [_price(group.volume) for group in groups.resolve_pool(fleet, name)]
+            prices = [_price_volume(group.volume) for group in groups.resolve_pool(fleet, name)]
             least += (max(pool.size.min, pool.spare) + pool.warm) * min(prices, default=0.0)
             most += (pool.size.max + pool.warm) * max(prices, default=0.0)
     return VolumeCost(least, most, services.load()["ebs-gp3-gib"].is_known_in(fleet.region))
 
 
-def _price(volume: Volume) -> float:
+def _price_volume(volume: Volume) -> float:
     prices = services.load()
     return (
         volume.size_gib * prices["ebs-gp3-gib"].usd_h

@@ -109,7 +109,7 @@ class _Simulation:
     def step(self, index: int) -> None:
         """Decide on the instances of the next step, and let the batches work."""
         now = self.allocations[-1] if self.allocations else Allocation(self._get_first(), 0)
-        self.work += [work for batch in self.curve.batches if (work := _start(batch, index))]
+        self.work += [work for batch in self.curve.batches if (work := _start_work(batch, index))]
         allocation = shifting.decide(now, self._read_signals(index), self.limits)
         if allocation.real_time > now.real_time:
             self.grew_at = index
@@ -174,7 +174,7 @@ def _plan_pool(fleet: Fleet, name: str, curve: PoolCurve, variation: float) -> P
     zones = len(fleet.get_zones(pool))
     max_moves = max(1, math.ceil(pool.size.max * _MAX_MOVED_SHARE))
     limits = Limits(pool.size.min, pool.size.max, zones, max_moves, _COOL_DOWN_S)
-    needed = tuple(_stray(name, curve, variation))
+    needed = tuple(_draw_loads(name, curve, variation))
     simulation = _Simulation(curve, limits, needed)
     violations: list[Violation] = []
     for index in range(_STEPS):
@@ -194,7 +194,7 @@ def _plan_pool(fleet: Fleet, name: str, curve: PoolCurve, variation: float) -> P
     )
 
 
-def _stray(name: str, curve: PoolCurve, variation: float) -> Iterator[float]:
+def _draw_loads(name: str, curve: PoolCurve, variation: float) -> Iterator[float]:
     """Yield the load of each step: the schedule, and a deviation that changes slowly and stays within `variation`."""
     draw = random.Random(name)
     deviation = 0.0
@@ -203,7 +203,7 @@ def _stray(name: str, curve: PoolCurve, variation: float) -> Iterator[float]:
         deviation = max(-1.0, min(1.0, deviation * _MEMORY + draw.gauss(0, 0.5) * math.sqrt(1 - _MEMORY**2)))
 
 
-def _start(batch: Batch, index: int) -> _Work | None:
+def _start_work(batch: Batch, index: int) -> _Work | None:
     if index % _DAY_STEPS != int(batch.at // STEP_S) % _DAY_STEPS:
         return None
     return _Work(index + int(batch.within // STEP_S), batch.instance_hours)
@@ -228,7 +228,7 @@ def _compute_oracle(curve: PoolCurve, limits: Limits, needed: Sequence[float]) -
     idle_h = [max(0, limits.least - value) * STEP_S / 3600 for value in real_time]
     hours = sum(max(limits.least, value) for value in real_time) * STEP_S / 3600
     for index in range(_STEPS):
-        for work in (work for batch in curve.batches if (work := _start(batch, index))):
+        for work in (work for batch in curve.batches if (work := _start_work(batch, index))):
             end = min(work.due_step, _STEPS)
             # What is due after the week's end is done in it by its share.
             left_h = work.left_h * (end - index) / (work.due_step - index)

@@ -50,7 +50,7 @@ class Units:
 def price_units(fleet: Fleet, units: Iterable[Units]) -> tuple[StandingItem, ...]:
     """Return what deployments rent, as far as prices are known."""
     return tuple(
-        _price(fleet, f"{entry.service} for {entry.deployment}", entry.count, entry.service)
+        _price_item(fleet, f"{entry.service} for {entry.deployment}", entry.count, entry.service)
         for entry in units
         if entry.service in services.load()
     )
@@ -69,23 +69,25 @@ def list_items(fleet: Fleet) -> tuple[StandingItem, ...]:
 def _list_items(fleet: Fleet) -> Iterator[StandingItem]:
     if fleet.creates_eks:
         service_name = "eks-cluster-extended" if eks.is_extended(fleet.eks.version) else "eks-cluster"
-        yield _price(fleet, "EKS control plane", 1, service_name)
+        yield _price_item(fleet, "EKS control plane", 1, service_name)
         yield from _price_system_nodes(fleet)
     own_network = fleet.network if isinstance(fleet.network, NewNetwork) else None
     nat_count = len(fleet.zones) if own_network and own_network.nat else 0
-    yield _price(fleet, "NAT gateways", nat_count, "nat-gateway")
-    yield _price(fleet, "public addresses", nat_count, "public-ipv4-address")
-    yield _price(fleet, "endpoints in zones", len(endpoints.list_own(fleet)) * len(fleet.zones), "interface-endpoint")
+    yield _price_item(fleet, "NAT gateways", nat_count, "nat-gateway")
+    yield _price_item(fleet, "public addresses", nat_count, "public-ipv4-address")
+    yield _price_item(
+        fleet, "endpoints in zones", len(endpoints.list_own(fleet)) * len(fleet.zones), "interface-endpoint"
+    )
     # One for buckets and images, one for flow logs, one for each cluster.
     clusters = fleet.creates_eks + ("ecs" in fleet.orchestrators)
     log_keys = 1 if own_network and own_network.flow_logs else 0
-    yield _price(fleet, "KMS keys", 1 + log_keys + clusters, "kms-key")
+    yield _price_item(fleet, "KMS keys", 1 + log_keys + clusters, "kms-key")
     for kind, needs in account_needs.load_all().items():
         for service_name, count in needs.standing.items():
-            yield _price(fleet, f"{service_name} for {kind}", count, service_name)
+            yield _price_item(fleet, f"{service_name} for {kind}", count, service_name)
 
 
-def _price(fleet: Fleet, name: str, count: int, service_name: str) -> StandingItem:
+def _price_item(fleet: Fleet, name: str, count: int, service_name: str) -> StandingItem:
     service = services.load()[service_name]
     return StandingItem(name, count, service.usd_h, service.source, service.is_known_in(fleet.region))
 

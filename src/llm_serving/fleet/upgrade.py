@@ -136,7 +136,7 @@ def _list_releases(fleet: Fleet, groups: Sequence[Group]) -> Iterator[Step]:
     }
     for orchestrator, releases in pinned.items():
         for os, (release, newest) in releases.items():
-            if orchestrator in fleet.orchestrators and release and _parse(release) < _parse(newest):
+            if orchestrator in fleet.orchestrators and release and _parse_version(release) < _parse_version(newest):
                 own = [group for group in groups if group.os == os]
                 yield Step(
                     f"AMI {os} on {orchestrator.upper()}",
@@ -156,25 +156,27 @@ def _list_kubernetes(fleet: Fleet, groups: Sequence[Group], installed: Installed
     drains = _describe_drain("eks", groups)
     if installed and installed.kubernetes:
         behind = list(_compare_cluster(fleet, installed, running))
-        if _parse(fleet.eks.version) < _parse(running):
+        if _parse_version(fleet.eks.version) < _parse_version(running):
             behind.insert(0, f"the fleet file {fleet.eks.version} -> {running}, as the control plane is")
         if behind:
             commands = _list_node_commands("eks", groups)
-            yield Step(f"Kubernetes {running}", tuple(behind), drains, NODES_FIRST, commands, _edit(fleet, running))
+            yield Step(
+                f"Kubernetes {running}", tuple(behind), drains, NODES_FIRST, commands, _choose_version(fleet, running)
+            )
     for before, after in _list_minors(running):
         changes = (f"control plane {before} -> {after}", *_compare_pins(fleet, before, after), f"nodes -> {after}")
         # Karpenter takes the same release for the control plane's new version by itself.
         commands = (_APPLY.format("eks"),)
-        yield Step(f"Kubernetes {after}", changes, drains, ONE_MINOR, commands, _edit(fleet, after))
+        yield Step(f"Kubernetes {after}", changes, drains, ONE_MINOR, commands, _choose_version(fleet, after))
 
 
 def is_one_step(before: str, after: str) -> bool:
     """Return whether two versions of Kubernetes are neighbours."""
-    (major, minor), (other_major, other_minor) = _parse(before), _parse(after)
+    (major, minor), (other_major, other_minor) = _parse_version(before), _parse_version(after)
     return major == other_major and abs(minor - other_minor) == 1
 
 
-def _edit(fleet: Fleet, version: str) -> tuple[tuple[str, str], str] | None:
+def _choose_version(fleet: Fleet, version: str) -> tuple[tuple[str, str], str] | None:
     """Return the version to write; None where the file has it: the default would move with the next release."""
     is_written = fleet.eks.version == version and "version" in fleet.eks.model_fields_set
     return None if is_written else (("eks", "version"), f'"{version}"')
@@ -182,9 +184,9 @@ def _edit(fleet: Fleet, version: str) -> tuple[tuple[str, str], str] | None:
 
 def _list_minors(running: str) -> Iterator[tuple[str, str]]:
     """Yield each minor version with the next, up to the newest that is pinned."""
-    pinned = sorted(eks.END_OF_STANDARD_SUPPORT, key=_parse)
-    major, minor = _parse(running)
-    while (major, minor) < _parse(pinned[-1]):
+    pinned = sorted(eks.END_OF_STANDARD_SUPPORT, key=_parse_version)
+    major, minor = _parse_version(running)
+    while (major, minor) < _parse_version(pinned[-1]):
         before, after = f"{major}.{minor}", f"{major}.{minor + 1}"
         if after not in pinned:
             raise InputError(
@@ -208,7 +210,7 @@ def _compare_cluster(fleet: Fleet, installed: Installed, running: str) -> Iterat
             continue
         release = machine_images.find_release(fleet, "eks", node.os).name
         if (node.kubernetes, node.release) != (running, release):
-            skew = _parse(running)[1] - _parse(node.kubernetes)[1]
+            skew = _parse_version(running)[1] - _parse_version(node.kubernetes)[1]
             beyond = f": {skew} minor versions behind, {MAX_KUBELET_SKEW} are allowed" * (skew > MAX_KUBELET_SKEW)
             yield f"{count} x {node.os} {node.kubernetes} {node.release} -> {running} {release}{beyond}"
 
@@ -310,6 +312,6 @@ def parse_ami(name: str) -> NodeImage | None:
     return None
 
 
-def _parse(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     """Return a version's numbers, by which it is compared."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

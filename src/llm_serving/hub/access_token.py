@@ -23,11 +23,11 @@ def find() -> str | None:
         Unavailable: AWS has no such secret, or refuses it.
     """
     name = os.environ.get(SECRET, "")
-    return _read(name) if name and not os.environ.get("HF_TOKEN") else None
+    return _read_token(name) if name and not os.environ.get("HF_TOKEN") else None
 
 
 @functools.cache
-def _read(name: str) -> str:
+def _read_token(name: str) -> str:
     arn = name.split(":")
     region = arn[3] if len(arn) > 3 else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region:

@@ -141,7 +141,9 @@ def build_install_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list
             manifest = archive.file if archive else _write_manifest(selected, fleet, folder)
             words = ["kubectl", "apply", "--server-side", "-f", console.shorten_path(manifest)]
             end_old = _ENDERS.get(selected.add_on.manifest or "")
-            commands.append(Command(selected, words, archive, functools.partial(_apply, manifest, end_old=end_old)))
+            commands.append(
+                Command(selected, words, archive, functools.partial(_apply_manifest, manifest, end_old=end_old))
+            )
     return commands
 
 
@@ -171,7 +173,7 @@ def build_remove_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list[
             manifest = page.file if page else _write_manifest(selected, fleet, folder, without=_NOT_REMOVED)
             place = console.shorten_path(manifest)
             words = ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", place]
-            commands.append(Command(selected, words, page, functools.partial(_delete, manifest)))
+            commands.append(Command(selected, words, page, functools.partial(_delete_manifest, manifest)))
     return commands
 
 
@@ -299,14 +301,16 @@ def _build_helm_install(
     ]
 
 
-def _apply(manifest: Path, api: KubeApi, *, end_old: Callable[[KubeApi, list[Manifest]], None] | None = None) -> None:
+def _apply_manifest(
+    manifest: Path, api: KubeApi, *, end_old: Callable[[KubeApi, list[Manifest]], None] | None = None
+) -> None:
     objects = own_yaml.parse_all(manifest.read_text(encoding="utf-8"))
     api.apply(objects)
     if end_old:
         end_old(api, objects)
 
 
-def _delete(manifest: Path, api: KubeApi) -> None:
+def _delete_manifest(manifest: Path, api: KubeApi) -> None:
     api.delete_objects(own_yaml.parse_all(manifest.read_text(encoding="utf-8")), LIMIT_S)
 
 

@@ -103,7 +103,7 @@ def fetch(archive: ChartArchive, log: Path) -> str:
     with console.step(f"Pull {archive.reference}") as step:
         output = "" if archive.is_page else console.run(archive.pull, log=log, timeout_s=_TIMEOUT_S)
         if archive.is_page:
-            _download(archive)
+            _download_chart(archive)
         digest = _find_digest(archive, output)
         if archive.digest and digest != archive.digest:
             archive.file.unlink()
@@ -125,7 +125,7 @@ def read_crds(file: Path) -> list[Manifest]:
         return [crd for text in texts if text for crd in own_yaml.parse_all(text.read().decode())]
 
 
-def _download(page: ChartArchive) -> None:
+def _download_chart(page: ChartArchive) -> None:
     try:
         with urllib.request.urlopen(page.reference, timeout=_DOWNLOAD_S) as answer:
             page.file.write_bytes(answer.read())

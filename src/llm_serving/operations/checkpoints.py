@@ -43,7 +43,7 @@ class Checkpoints:
         """
         self.file = file
         self._scope = scope
-        self._entries = _read(self.file, scope)
+        self._entries = _read_checkpoints(self.file, scope)
 
     def find(self, name: str, key: str = "") -> Checkpoint | None:
         """Return the checkpoint of a step with the same inputs; None where there is none."""
@@ -73,7 +73,7 @@ class Checkpoints:
         processes.write_whole(self.file, json.dumps(payload, indent=2) + "\n")
 
 
-def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
+def _read_checkpoints(file: Path, scope: str) -> dict[str, Checkpoint]:
     try:
         payload: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if payload["place"] != scope:

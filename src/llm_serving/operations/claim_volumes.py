@@ -40,10 +40,12 @@ def find(aws: AwsSession, fleet: Fleet) -> list[ClaimVolume]:
     """Return the fleet's volumes of claims."""
     filters = [{"Name": "tag:fleet", "Values": [fleet.name]}, {"Name": "tag-key", "Values": [_DRIVER_TAG]}]
     with session.translate_errors():
-        return list(map(_parse, session.list_all(aws.client("ec2"), "describe_volumes", "Volumes", Filters=filters)))
+        return list(
+            map(_parse_volume, session.list_all(aws.client("ec2"), "describe_volumes", "Volumes", Filters=filters))
+        )
 
 
-def _parse(volume: Mapping[str, Any]) -> ClaimVolume:
+def _parse_volume(volume: Mapping[str, Any]) -> ClaimVolume:
     tags = {tag["Key"]: tag["Value"] for tag in volume.get("Tags", ())}
     return ClaimVolume(volume["VolumeId"], volume["Size"], "/".join(tags.get(key, "?") for key in _CLAIM_TAGS))
 

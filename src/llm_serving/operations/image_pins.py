@@ -70,7 +70,7 @@ def read(fleet_file: Path) -> dict[str, str]:
     Raises:
         InputError: it is not a mapping of images to digests.
     """
-    return _read(fleet_file)[0]
+    return _read_pins(fleet_file)[0]
 
 
 def read_charts(fleet_file: Path) -> dict[str, str]:
@@ -79,14 +79,14 @@ def read_charts(fleet_file: Path) -> dict[str, str]:
     Raises:
         InputError: as `read`.
     """
-    return _read(fleet_file)[1]
+    return _read_pins(fleet_file)[1]
 
 
 def write(fleet_file: Path, digests: Mapping[str, str], charts: Mapping[str, str] = MappingProxyType({})) -> Path:
     """Add digests to the lock file: of images, and of charts by NAME:VERSION."""
     path = locate(fleet_file)
     with processes.lock_file(path):  # two builds may end at once
-        old_digests, old_charts = _read(fleet_file)
+        old_digests, old_charts = _read_pins(fleet_file)
         rows: dict[str, Any] = {**old_digests, **digests}
         if all_charts := {**old_charts, **charts}:
             rows[_CHARTS] = all_charts
@@ -94,7 +94,7 @@ def write(fleet_file: Path, digests: Mapping[str, str], charts: Mapping[str, str
     return path
 
 
-def _read(fleet_file: Path) -> tuple[dict[str, str], dict[str, str]]:
+def _read_pins(fleet_file: Path) -> tuple[dict[str, str], dict[str, str]]:
     path = locate(fleet_file)
     if not path.is_file():
         return {}, {}
@@ -133,7 +133,7 @@ def fetch_digest(reference: str) -> str:
     try:
         body, headers = _get_manifest(reference, url, name)
     except (OSError, ValueError) as error:
-        raise _translate(reference, error) from None
+        raise _translate_error(reference, error) from None
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     if headers.get("Docker-Content-Digest", digest) != digest:
         raise Unavailable(f"{reference}: the manifest from {host} does not match its digest. Fix: try again.")
@@ -143,12 +143,12 @@ def fetch_digest(reference: str) -> str:
 def _get_manifest(reference: str, url: str, name: str) -> tuple[bytes, Message]:
     headers = {"Accept": _MANIFESTS}
     try:
-        return _get(url, headers)
+        return _get_answer(url, headers)
     except urllib.error.HTTPError as error:
         if error.code != 401:
             raise
         challenge = error.headers.get("WWW-Authenticate", "")
-    return _get(url, {**headers, "Authorization": f"Bearer {_fetch_token(reference, challenge, name)}"})
+    return _get_answer(url, {**headers, "Authorization": f"Bearer {_fetch_token(reference, challenge, name)}"})
 
 
 def _fetch_token(reference: str, challenge: str, name: str) -> str:
@@ -157,12 +157,12 @@ def _fetch_token(reference: str, challenge: str, name: str) -> str:
     if not challenge.startswith("Bearer ") or realm.scheme != _select_scheme(realm.netloc):
         raise Unavailable(f"{reference}: its registry asks for a login. Fix: name the image with its digest.")
     query = {"service": fields.get("service", ""), "scope": fields.get("scope", f"repository:{name}:pull")}
-    body, _ = _get(f"{realm.geturl()}?{urllib.parse.urlencode(query)}", {})
+    body, _ = _get_answer(f"{realm.geturl()}?{urllib.parse.urlencode(query)}", {})
     answer = untrusted_json.parse(body)
     return str(answer.get("token") or answer.get("access_token"))
 
 
-def _get(url: str, headers: Mapping[str, str]) -> tuple[bytes, Message]:
+def _get_answer(url: str, headers: Mapping[str, str]) -> tuple[bytes, Message]:
     request = urllib.request.Request(url, headers=dict(headers))
     with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
         body = response.read(_MAX_BYTES + 1)
@@ -176,7 +176,7 @@ def _select_scheme(address: str) -> str:
     return "http" if is_loopback(address) else "https"
 
 
-def _translate(reference: str, error: Exception) -> InputError | Unavailable:
+def _translate_error(reference: str, error: Exception) -> InputError | Unavailable:
     if isinstance(error, urllib.error.HTTPError) and error.code == 404:
         return InputError(f"{reference}: its registry has no such image. Fix: name an existing tag.")
     if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):

@@ -117,7 +117,7 @@ class KubeApi:
     def create(self, manifest: Manifest) -> Manifest:
         """Create an object, and return it as the API server keeps it."""
         kind = _get_kind(manifest)
-        return self._request(f"create {_describe(manifest)}", "create", kind, body=manifest)
+        return self._request(f"create {_describe_manifest(manifest)}", "create", kind, body=manifest)
 
     def apply(self, manifests: Iterable[Manifest], *, force: bool = False) -> None:
         """Create or update objects by server-side apply, in order.
@@ -127,7 +127,7 @@ class KubeApi:
         """
         for manifest in manifests:
             self._request(
-                f"apply {_describe(manifest)}",
+                f"apply {_describe_manifest(manifest)}",
                 "server_side_apply",
                 _get_kind(manifest),
                 body=manifest,
@@ -143,7 +143,7 @@ class KubeApi:
             name = crd["metadata"]["name"]
             while not _has_condition(self.find(CRD, name) or {}, "Established"):
                 if time.monotonic() > deadline:
-                    raise ApiError(f"{_describe(crd)} was not established in time")
+                    raise ApiError(f"{_describe_manifest(crd)} was not established in time")
                 self.wait_for_change(CRD, fields=f"metadata.name={name}", limit_s=_POLL_S)
 
     def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
@@ -184,7 +184,7 @@ class KubeApi:
                     finalizers = manifest["metadata"].get("finalizers", ())
                     holders = [entry for entry in finalizers if entry != "foregroundDeletion"]
                     waits_for = ", ".join(holders) or "what it owns"
-                    raise ApiError(f"{_describe(item)} was not deleted in time; it waits for {waits_for}")
+                    raise ApiError(f"{_describe_manifest(item)} was not deleted in time; it waits for {waits_for}")
                 self.wait_for_change(kind, namespace, fields=fields, limit_s=min(left_s, _POLL_S), since=listed)
 
     def wait_for_change(
@@ -371,10 +371,10 @@ def open_api(kubeconfig: Path | None) -> KubeApi:
     Raises:
         ApiError: as of `KubeApi`.
     """
-    return _open(_locate(kubeconfig))
+    return _open(_locate_kubeconfig(kubeconfig))
 
 
-def _locate(kubeconfig: Path | None) -> Path:
+def _locate_kubeconfig(kubeconfig: Path | None) -> Path:
     # The client's own default is read when it is imported.
     return Path(kubeconfig or os.environ.get("KUBECONFIG", "~/.kube/config"))
 
@@ -385,7 +385,7 @@ def require_cluster(kubeconfig: Path | None, region: str, name: str) -> None:
     Raises:
         Unavailable: it does.
     """
-    cluster_name = _read_cluster_name(_locate(kubeconfig))
+    cluster_name = _read_cluster_name(_locate_kubeconfig(kubeconfig))
     match = _EKS_CLUSTER.fullmatch(cluster_name)
     if match and (match["region"], match["name"]) != (region, name):
         raise Unavailable(
@@ -436,11 +436,11 @@ class _Connection(socketserver.BaseRequestHandler):
         except ApiError:  # the client sees its connection end, as where no pod listens
             return
         with contextlib.closing(backend):
-            threading.Thread(target=_copy, args=(self.request, backend), daemon=True).start()
-            _copy(backend, self.request)
+            threading.Thread(target=_copy_bytes, args=(self.request, backend), daemon=True).start()
+            _copy_bytes(backend, self.request)
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _copy_bytes(source: socket.socket, sink: socket.socket) -> None:
     """Copy bytes until the source ends, which ends the sink."""
     with contextlib.suppress(OSError):
         while block := source.recv(65536):
@@ -456,7 +456,7 @@ def _get_kind(manifest: Manifest) -> Kind:
     return Kind(manifest["apiVersion"], manifest["kind"])
 
 
-def _describe(manifest: Manifest) -> str:
+def _describe_manifest(manifest: Manifest) -> str:
     return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 

@@ -120,7 +120,7 @@ class _Search:
         usd_h = own.count_nodes(replicas) * own.usd_h
         if usd_h > self._problem.max_usd_h:
             ceiling = self._problem.max_usd_h
-            reason = f"{_count(replicas)}, as measured, for {usd_h:,.2f} USD/h, more than {ceiling:,.2f}"
+            reason = f"{_format_replicas(replicas)}, as measured, for {usd_h:,.2f} USD/h, more than {ceiling:,.2f}"
             self._reject(own.instance, reason, "price", usd_h)
             return
         above = next(point for point in passing if point.rate * replicas >= rate * (1 - 1e-9))
@@ -263,7 +263,7 @@ class _Search:
         optimistic = self._play(entry, replicas, REQUESTS, entry.interval.low)
         ends = ((middle, "p50"), (middle, "p95"), (middle, "p99"), (optimistic, "p95"), (pessimistic, "p95"))
         predicted = {
-            metric: Latency(*(1000 * _compute(outcome, metric, statistic) for outcome, statistic in ends))
+            metric: Latency(*(1000 * _compute_latency(outcome, metric, statistic) for outcome, statistic in ends))
             for metric in METRICS
         }
         usd_h = entry.compute_usd_h(replicas)
@@ -292,7 +292,7 @@ class _Search:
         if outcome is None:
             self._reject_dearer(entry)
             return
-        count = _count(entry.prefill + replicas)
+        count = _format_replicas(entry.prefill + replicas)
         missed = self._find_nearest(outcome) if outcome.e2e_s else None
         if not outcome.is_complete or not missed:
             reason, name = f"{count} cannot carry the load", "memory" if outcome.preemptions else "ttft"
@@ -304,7 +304,7 @@ class _Search:
 
     def _reject_dearer(self, entry: Prepared) -> None:
         price, best = entry.least_usd_h, min([*self._best_by_type.values(), self._problem.max_usd_h])
-        count = _count(entry.prefill + entry.least_replicas)
+        count = _format_replicas(entry.prefill + entry.least_replicas)
         reason = f"at least {count} for {price:,.2f} USD/h, more than {best:,.2f}"
         self._reject(entry.configuration.instance, reason, "price", price)
 
@@ -332,7 +332,7 @@ def _interpolate(below: MeasuredPoint, above: MeasuredPoint, metric: str, rate: 
     return Latency(**middle, low=min(low["p95"], middle["p95"]), high=max(above.upper[metric]["p95"], middle["p95"]))
 
 
-def _count(replicas: int) -> str:
+def _format_replicas(replicas: int) -> str:
     return f"{replicas} replica{'s' if replicas > 1 else ''}"
 
 
@@ -345,10 +345,10 @@ def _rank(entry: Prepared) -> tuple[float, int, bool, bool, bool, bool, int]:
 
 def compute_statistic(outcome: Outcome, limit: Limit) -> float:
     """Return a metric of an outcome as a limit counts it, in milliseconds."""
-    return 1000 * _compute(outcome, limit.metric, limit.statistic)
+    return 1000 * _compute_latency(outcome, limit.metric, limit.statistic)
 
 
-def _compute(outcome: Outcome, metric: str, statistic: str) -> float:
+def _compute_latency(outcome: Outcome, metric: str, statistic: str) -> float:
     percent = 0.0 if statistic == "mean" else float(statistic.removeprefix("p"))
     if metric == "itl_ms":
         if percent:

@@ -114,17 +114,17 @@ def open_session(endpoint: str, region: str, *, is_rehearsal: bool = False) -> s
 def is_reachable(endpoint: str) -> bool:
     """Return whether an embedded AWS responds at `endpoint`."""
     try:
-        return "lambda" in json.loads(_request(endpoint, "config"))
+        return "lambda" in json.loads(_request_moto(endpoint, "config"))
     except (OSError, ValueError):
         return False
 
 
 def reset(endpoint: str) -> None:
     """Empty it, to the state of a new account."""
-    _request(endpoint, "reset", b"")
+    _request_moto(endpoint, "reset", b"")
 
 
-def _request(endpoint: str, path: str, body: bytes | None = None) -> bytes:
+def _request_moto(endpoint: str, path: str, body: bytes | None = None) -> bytes:
     """Send GET, or POST with a body, to moto's own API; never through a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     headers = {"Authorization": f"Credential={get_access_key(endpoint)}/"}

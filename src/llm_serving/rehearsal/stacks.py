@@ -48,7 +48,7 @@ def apply(
     """
     program = _prepare_apply(document, folders, data, endpoint)
     with console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step:
-        step.note = _apply(program, folders, endpoint, lambda note: setattr(step, "note", note))
+        step.note = _apply_waves(program, folders, endpoint, lambda note: setattr(step, "note", note))
     return {name: state.read_outputs(folder) for name, folder in folders.items()}
 
 
@@ -62,7 +62,7 @@ def _prepare_apply(
     return stack_folder.find_terraform(folders, data)
 
 
-def _apply(
+def _apply_waves(
     program: runner.Terraform, folders: Mapping[str, Path], endpoint: str, on_progress: Callable[[str], None]
 ) -> str:
     with _explain_failure(endpoint):
@@ -111,7 +111,7 @@ class BackgroundApply:
 
     def _run(self, program: runner.Terraform, folders: Mapping[str, Path], endpoint: str) -> None:
         start = time.monotonic()
-        self._step.note = _apply(program, folders, endpoint, self._report)
+        self._step.note = _apply_waves(program, folders, endpoint, self._report)
         self._step.seconds = time.monotonic() - start
 
     def _report(self, note: str) -> None:

@@ -51,7 +51,7 @@ def find(name: str, siblings: Path, fleet: Document[Fleet], environment: Environ
         deployment = read(Path(environment.data_folder).parent / name / FILE)
         return None if deployment is None else kinds.get(deployment.kind).describe_for_others(deployment)
     names = {"deployment": name, "namespace": environment.namespace}
-    deployment = _resolve(name, siblings / name, fleet, environment)
+    deployment = _resolve_blueprint(name, siblings / name, fleet, environment)
     workers = deployment.workers if deployment else ()
     # Of some engines and frameworks the page of metrics has a path or a port of its own.
     pages = dict.fromkeys((worker.ports.get("metrics", worker.port), worker.metrics_path) for worker in workers)
@@ -110,7 +110,7 @@ def _assume_traits(name: str, environment: Environment) -> Traits:
     return traits
 
 
-def _resolve(name: str, folder: Path, fleet: Document[Fleet], environment: Environment) -> Deployment | None:
+def _resolve_blueprint(name: str, folder: Path, fleet: Document[Fleet], environment: Environment) -> Deployment | None:
     """Resolve the blueprint in a folder; None where it is of another name, or cannot work, which its deploy reports."""
     if not (folder / FILE_NAME).is_file():
         return None

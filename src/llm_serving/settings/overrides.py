@@ -34,7 +34,7 @@ def parse(option: str, text: str) -> Override:
         InputError: it has no key, or a value that is empty, there twice, or no YAML.
     """
     key, separator, written = text.partition("=")
-    values = tuple(value.strip() for value in _split(written))
+    values = tuple(value.strip() for value in _split_flow(written))
     if not separator or not key.strip() or not all(values):
         raise InputError(
             f"{option}: {quote_value(text)}: it is not KEY=VALUE,VALUE. Fix: write tuning.batch_tokens=2k,8k."
@@ -53,7 +53,7 @@ def _load_value(subject: str, value: str) -> Any:
         raise InputError(f"{subject}: {value} is not YAML. Fix: write a value as in blueprint.yaml.") from None
 
 
-def _split(text: str) -> Iterator[str]:
+def _split_flow(text: str) -> Iterator[str]:
     depth, value = 0, ""
     for char in text:
         depth += (char in "{[") - (char in "}]")
@@ -86,11 +86,13 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
         if step not in names:
             parent = ".".join(steps[:index])
             reason = f"{parent or 'the file'} has no key {step} to vary"
-            raise InputError(f"{option}: {quote_value(key)}: {reason}. Fix: use {_suggest(parent, str(step), names)}.")
+            raise InputError(
+                f"{option}: {quote_value(key)}: {reason}. Fix: use {_suggest_key(parent, str(step), names)}."
+            )
         current = current.get(step) if isinstance(current, Mapping) else None
 
 
-def _suggest(parent: str, step: str, names: list[str]) -> str:
+def _suggest_key(parent: str, step: str, names: list[str]) -> str:
     matches = difflib.get_close_matches(step, names, n=1)
     prefix = f"{parent}." if parent else ""
     if matches:

@@ -16,7 +16,7 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 def render(model_type: type[Settings], title: str) -> str:
     """Return the JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
-    return _format({"$schema": DRAFT, "title": title, **build_tree(model_type)})
+    return _format_tree({"$schema": DRAFT, "title": title, **build_tree(model_type)})
 
 
 def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
@@ -26,10 +26,10 @@ def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
     for kind in others:
         condition = {"required": ["kind"], "properties": {"kind": {"const": kind}}}
         tree = {"if": condition, "then": build_tree(model_types[kind]), "else": tree}
-    return _format({"$schema": DRAFT, "title": title, **tree})
+    return _format_tree({"$schema": DRAFT, "title": title, **tree})
 
 
-def _format(tree: Mapping[str, Any]) -> str:
+def _format_tree(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 

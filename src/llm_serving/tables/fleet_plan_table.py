@@ -34,7 +34,7 @@ _MAX_SHOWN = 20
 
 def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan]) -> dict[str, Any]:
     """Return what `--json` prints; costs in USD per hour on demand, as far as prices are known."""
-    costs = _estimate(context)
+    costs = _estimate_cost(context)
     return {
         "fleet": context.fleet.name,
         "region": context.fleet.region,
@@ -140,7 +140,7 @@ def _list_renewed(plan: StackPlan) -> list[str]:
 
 def describe_cost(context: FleetContext) -> str:
     """Describe the cost per hour in one line."""
-    costs = _estimate(context)
+    costs = _estimate_cost(context)
     sign = "at least " if costs.unknown else ""
     dates = join_words(list(dict.fromkeys(source.date for source in costs.sources)))
     unknown = f"; no price for {join_words(costs.unknown)}" if costs.unknown else ""
@@ -149,7 +149,7 @@ def describe_cost(context: FleetContext) -> str:
     return f"{message}{f', prices of {dates}' if dates else ''}{unknown}"
 
 
-def _estimate(context: FleetContext) -> cost.Cost:
+def _estimate_cost(context: FleetContext) -> cost.Cost:
     return cost.estimate(context.fleet, kinds.list_rented(context.document, Path()))
 
 

@@ -62,12 +62,12 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
             before = file.read_bytes().decode("utf-8")
             text = overrides.apply(before, values, after=_ANCHOR)
             (copy / FILE_NAME).write_bytes(text.encode("utf-8"))
-            new = _render(copy, fleet_file, target)
+            new = _render_target(copy, fleet_file, target)
         except InputError as error:
-            raise InputError(_translate(error, copy, folder)) from None
+            raise InputError(_translate_mistakes(error, copy, folder)) from None
     old: list[str] = []
     with contextlib.suppress(InputError):  # as it is it cannot work yet
-        old = _render(folder, fleet_file, target)
+        old = _render_target(folder, fleet_file, target)
     words = ", ".join(f"{key}: {value}" for key, value in values.items())
     rendered = difflib.unified_diff(old, new, "rendered now", f"rendered with {words}", lineterm="")
     lines = difflib.unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=0)
@@ -75,11 +75,11 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
     return Switch(file, text, changed, tuple(rendered))
 
 
-def _render(folder: Path, fleet_file: Path, target: str) -> list[str]:
+def _render_target(folder: Path, fleet_file: Path, target: str) -> list[str]:
     return planning.plan_offline(folder, fleet_file, target).text.splitlines()
 
 
-def _translate(error: InputError, copy: Path, folder: Path) -> list[Mistake | str]:
+def _translate_mistakes(error: InputError, copy: Path, folder: Path) -> list[Mistake | str]:
     """Return the mistakes with the files that the user has."""
     return [
         dataclasses.replace(part, file=folder / part.file.relative_to(copy))

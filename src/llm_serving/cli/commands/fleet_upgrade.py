@@ -42,7 +42,7 @@ def show_upgrade(
     if as_json:
         console.print_json(_build_payload(steps, unread))
     else:
-        _print(fleet, settings, steps, unread)
+        _print_upgrade(fleet, settings, steps, unread)
     if write and steps and steps[0].edit:
         key_path, value = steps[0].edit
         text = fleet.read_bytes().decode("utf-8")
@@ -58,7 +58,7 @@ def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:
         return installed.read(aws, settings, data_folder)
 
 
-def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[str]) -> None:
+def _print_upgrade(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[str]) -> None:
     for line in unread:
         console.err.print(f"Not read: {line}", markup=False)
     if settings.creates_eks:
@@ -66,11 +66,11 @@ def _print(fleet: Path, settings: model.Fleet, steps: list[Step], unread: list[s
     if not steps:
         console.out.print("Nothing is behind.")
         return
-    console.out.print(_render(steps))
-    console.out.print(f"Next: {_describe(fleet, steps[0])}", markup=False, soft_wrap=True)
+    console.out.print(_render_steps(steps))
+    console.out.print(f"Next: {_describe_step(fleet, steps[0])}", markup=False, soft_wrap=True)
 
 
-def _describe(fleet: Path, step: Step) -> str:
+def _describe_step(fleet: Path, step: Step) -> str:
     name = console.shorten_path(fleet)
     edit = f"{'.'.join(step.edit[0])}: {step.edit[1]} in {name}, then " if step.edit else ""
     commands = (
@@ -80,7 +80,7 @@ def _describe(fleet: Path, step: Step) -> str:
     return edit + ", then ".join(commands)
 
 
-def _render(steps: Sequence[Step]) -> Table:
+def _render_steps(steps: Sequence[Step]) -> Table:
     table = Table.grid("", "", padding=(0, 2, 0, 0))
     for number, step in enumerate(steps, start=1):
         table.add_row(str(number), Text(step.name, "bold"))

@@ -35,13 +35,13 @@ def show_plan(traffic: Traffic, fleet: Fleet = FLEET, page: Page = None, as_json
     if as_json:
         console.print_json(_build_payload(fleet_document.value.name, plans))
     else:
-        console.out.print(_render(plans))
+        console.out.print(_render_plans(plans))
         if page:
             console.out.print(console.shorten_path(page), markup=False)
     violations = [violation for plan in plans for violation in plan.violations]
     if violations:
         fix = f"raise size of the pool in {fleet}, or move the batch"
-        raise CheckFailed(f"{traffic}: {_describe(violations)}. Fix: {fix}.")
+        raise CheckFailed(f"{traffic}: {_describe_violations(violations)}. Fix: {fix}.")
 
 
 def _build_payload(name: str, plans: Sequence[PoolPlan]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _build_payload(name: str, plans: Sequence[PoolPlan]) -> dict[str, Any]:
     }
 
 
-def _describe(violations: Sequence[Violation]) -> str:
+def _describe_violations(violations: Sequence[Violation]) -> str:
     first = violations[0]
     day, hour = divmod(first.at_s / 3600, 24)
     violation_text = {
@@ -70,7 +70,7 @@ def _describe(violations: Sequence[Violation]) -> str:
     return f"{first.pool}, day {int(day) + 1}, {int(hour)}h: {violation_text}{others}"
 
 
-def _render(plans: Sequence[PoolPlan]) -> Table:
+def _render_plans(plans: Sequence[PoolPlan]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("GPU-hours of a week")
     for heading in ("static", "planned", "oracle", "saved", "of oracle", "violations"):

@@ -18,7 +18,7 @@ def list_signals(as_json: AsJson = False) -> None:
     A signal has a row for each program's name of it.
     """
     rows = [_build_row(name) for name in signals.list_program_names()]
-    console.print_rows(rows, _render(rows), as_json=as_json)
+    console.print_rows(rows, _render_signals(rows), as_json=as_json)
 
 
 def _build_row(program_name: signals.ProgramName) -> dict[str, str]:
@@ -34,7 +34,7 @@ def _build_row(program_name: signals.ProgramName) -> dict[str, str]:
     }
 
 
-def _render(rows: Iterable[Mapping[str, str]]) -> Table:
+def _render_signals(rows: Iterable[Mapping[str, str]]) -> Table:
     table = Table("signal", "program's name", "meaning", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.columns[0].no_wrap = True
     table.columns[1].overflow = "fold"

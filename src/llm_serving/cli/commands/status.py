@@ -72,7 +72,9 @@ def logs(
 def render(status: DeploymentStatus) -> RenderableType:
     """Render the rows, and the endpoint below them."""
     columns = [
-        name for name in ("role", "name", "state", "uptime", "port", "restarts", "pid", "machine") if _has(status, name)
+        name
+        for name in ("role", "name", "state", "uptime", "port", "restarts", "pid", "machine")
+        if _has_column(status, name)
     ]
     headings = {"machine": "node"} | ({} if "role" in columns else {"name": "process"})
     table = Table(*(headings.get(name, name) for name in columns))
@@ -83,7 +85,7 @@ def render(status: DeploymentStatus) -> RenderableType:
     return Group(table, Text(f"{status.name}: {address}"), *notes)
 
 
-def _has(status: DeploymentStatus, column: str) -> bool:
+def _has_column(status: DeploymentStatus, column: str) -> bool:
     return any(("uptime_s" if column == "uptime" else column) in row for row in status.rows)
 
 

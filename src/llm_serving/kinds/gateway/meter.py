@@ -43,7 +43,7 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
     """
     inserts = [
         f"INSERT INTO {TABLE} (deployment, usd_h, tokens) "
-        f"VALUES ({database.quote(backend.name)}, {backend.usd_h!r}, {_format(read_counters(backend))});"
+        f"VALUES ({database.quote(backend.name)}, {backend.usd_h!r}, {_format_counters(read_counters(backend))});"
         for backend in backends
         if backend.is_metered
     ]
@@ -104,7 +104,7 @@ class Tokens(NamedTuple):
     answers: float
 
 
-def _format(counters: Mapping[str, Tokens]) -> str:
+def _format_counters(counters: Mapping[str, Tokens]) -> str:
     return database.quote(json.dumps({page: sum(tokens) for page, tokens in counters.items()}))
 
 
@@ -113,7 +113,9 @@ def read_counters(backend: Backend) -> dict[str, Tokens]:
     counters = {}
     for page, text in _read_pages(backend.metrics_urls):
         with contextlib.suppress(ValueError):
-            counters[page] = Tokens(_sum(text, backend.prompt_tokens), _sum(text, backend.output_tokens))
+            counters[page] = Tokens(
+                _sum_samples(text, backend.prompt_tokens), _sum_samples(text, backend.output_tokens)
+            )
     return counters
 
 
@@ -124,7 +126,7 @@ def list_pages(url: str) -> list[str]:
     return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(addresses)]
 
 
-def _sum(page: str, name: str) -> float:
+def _sum_samples(page: str, name: str) -> float:
     return sum(float(sample.value) for sample in _list_samples(page, name))
 
 

@@ -36,7 +36,7 @@ def find_mistakes(deployment: Deployment, text: str) -> Iterator[Mistake]:
     errors = list(_list_schema_errors(file, deployment.chart))
     yield from errors
     if not errors:
-        yield from _compare(file, deployment)
+        yield from _compare_values(file, deployment)
 
 
 def load_schema(chart: str) -> dict[str, Any]:
@@ -61,13 +61,13 @@ def _list_schema_errors(file: YamlFile, chart: str) -> Iterator[Mistake]:
             yield _build_mistake(file, key_path, error.message, f"write what {page} says")
 
 
-def _compare(file: YamlFile, deployment: Deployment) -> Iterator[Mistake]:
+def _compare_values(file: YamlFile, deployment: Deployment) -> Iterator[Mistake]:
     if file.data.get("fullnameOverride"):
         reason = "deploy, status and logs find objects by the release's name"
         yield _build_mistake(file, ("fullnameOverride",), reason, "remove it, and choose `name` in blueprint.yaml")
     for service in deployment.services:
         for key_path, expected, reason, fix in _list_rules(service, file.data):
-            if _find(file.data, key_path, deployment.chart) != expected:
+            if _find_value(file.data, key_path, deployment.chart) != expected:
                 yield _build_mistake(file, key_path, reason, fix)
 
 
@@ -96,7 +96,7 @@ def _list_rules(service: Service, values: Mapping[str, Any]) -> Iterator[tuple[K
         yield key_path, count, f"the command uses {count}", "write {{ service.resources.accelerators }}"
 
 
-def _find(values: Mapping[str, Any], key_path: KeyPath, chart: str) -> Any:
+def _find_value(values: Mapping[str, Any], key_path: KeyPath, chart: str) -> Any:
     """Return a value, or its default in the chart."""
     written = yaml_source.get_value(values, key_path)
     if written is not None or key_path[0] != "roles" or chart != "inference":

@@ -61,7 +61,7 @@ def resolve_environment(
     kind = kinds.get(blueprint.kind)
     ports = _choose_ports(directory, [AWS, *servers.list_port_names(blueprint)], port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
-    key_variable = emulator.require_access_key(endpoint, _derive(directory, AWS).hex()[:32])
+    key_variable = emulator.require_access_key(endpoint, _derive_bytes(directory, AWS).hex()[:32])
     hidden_host = _choose_hidden_host(directory)
     client_env = emulator.build_client_env(endpoint, fleet.region)
     engine = engine_setups.find(kind.get_engine(blueprint), kind.get_framework(blueprint))
@@ -120,11 +120,11 @@ def _choose_hidden_host(directory: DeploymentDir) -> str:
     A web page in the user's browser can send requests to any port of 127.0.0.1, and engines and metrics pages ask for
     no key; it does not know this address.
     """
-    digest = _derive(directory, ROUTER)
+    digest = _derive_bytes(directory, ROUTER)
     return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"
 
 
-def _derive(directory: DeploymentDir, purpose: str) -> bytes:
+def _derive_bytes(directory: DeploymentDir, purpose: str) -> bytes:
     """Return bytes for a purpose that other users of this machine cannot guess: the same at each deploy."""
     return hashlib.sha256(f"{purpose} {directory.load_secret()}".encode()).digest()
 

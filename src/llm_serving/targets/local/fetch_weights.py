@@ -54,12 +54,12 @@ def fetch(uri: str, folder: Path) -> None:
         for name, size in bucket.list_sizes().items():
             path = folder / name
             if not (path.is_file() and path.stat().st_size == size):
-                _copy(bucket, name, size, path)
+                _copy_file(bucket, name, size, path)
             if path.suffix == gguf.SUFFIX:
                 gguf.read_file(path)
 
 
-def _copy(bucket: s3.Bucket, name: str, size: int, path: Path) -> None:
+def _copy_file(bucket: s3.Bucket, name: str, size: int, path: Path) -> None:
     draft = path.with_name(f".{path.name}.part")
     draft.parent.mkdir(parents=True, exist_ok=True)
     print(f"copying {bucket.location}{name}, {size} bytes", flush=True)

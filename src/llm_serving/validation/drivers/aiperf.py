@@ -44,7 +44,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _read(job: Job) -> list[Sample]:
+def _read_samples(job: Job) -> list[Sample]:
     with job.result.with_suffix(".jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     rows = [row for row in rows if row["metadata"]["benchmark_phase"] == "profiling"]
@@ -88,7 +88,7 @@ DRIVER = Driver(
     executable="aiperf",
     clock="it was due by our own draw, and in the closed loop when AIPerf sent it",
     build_command=_build_command,
-    read=_read,
+    read=_read_samples,
     refuses={"max_concurrency": ("its fixed schedule has no cap", "leave max_concurrency out")},
     sends_messages=True,
     ramps=True,

@@ -42,7 +42,7 @@ _CLOCK_S = 1e9
 """A time of the clock, in seconds, is above this (2001-09-09)."""
 
 
-def _read(job: Job) -> list[Sample]:
+def _read_samples(job: Job) -> list[Sample]:
     requests = json.loads(job.result.read_text(encoding="utf-8"))["benchmarks"][0]["requests"]
     _require_schedule(row["info"]["timings"] for rows in requests.values() for row in rows or ())
     answered = [_read_answered(job, row) for row in requests["successful"] or ()]
@@ -102,7 +102,7 @@ DRIVER = Driver(
     executable="guidellm",
     clock="it was due by GuideLLM's own schedule",
     build_command=_build_command,
-    read=_read,
+    read=_read_samples,
     refuses=OWN_DRAW,
     ramps=True,
     unmeasured=dict.fromkeys((*PERCENTILES_OF_GAPS, "icl_ms", "stall"), _MEAN_ONLY),

@@ -76,7 +76,7 @@ def _build_config(job: Job, data: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(job: Job) -> list[Sample]:
+def _read_samples(job: Job) -> list[Sample]:
     rows = json.loads(job.result.read_text(encoding="utf-8"))
     return [_read_row(number, row) for number, row in enumerate(sorted(rows, key=lambda row: row["start_time"]))]
 
@@ -104,7 +104,7 @@ DRIVER = Driver(
     executable="inference-perf",
     clock="inference-perf sent it",
     build_command=_build_command,
-    read=_read,
+    read=_read_samples,
     refuses={**OWN_DRAW, "max_concurrency": ("its arrivals have no cap", "leave max_concurrency out")},
     api="completions",
     environment={"HF_HUB_OFFLINE": "1"},

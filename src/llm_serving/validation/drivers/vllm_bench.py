@@ -31,7 +31,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _read(job: Job) -> list[Sample]:
+def _read_samples(job: Job) -> list[Sample]:
     report = json.loads(job.result.read_text(encoding="utf-8"))
     samples = []
     for number, error in enumerate(report["errors"]):
@@ -61,7 +61,7 @@ DRIVER = Driver(
     executable="vllm",
     clock="it was due by vllm bench serve's draw, and in the closed loop when it was sent",
     build_command=_build_command,
-    read=_read,
+    read=_read_samples,
     refuses={
         "process": ("it spaces arrivals by a gamma distribution", "write process: poisson"),
         "trace": ("it draws its own arrivals", "write arrivals: 20/s with the trace, or --driver aiperf"),

@@ -222,15 +222,15 @@ def summarize_transfers(
         count=int(times.count),
         failed=int(sum(metrics.counters["failed-transfers"] for metrics in added.values())),
         bytes=int(sum_histograms(added.values(), "transfer-bytes").total),
-        mean_ms=_round(mean),
+        mean_ms=_round_ms(mean),
         share_of_ttft=round(mean / ttft_ms, 4) if mean is not None and ttft_ms else None,
-        prefill_ms=_round(prefill),
-        decode_ms=_round(decode),
-        router_ms=_round((ttft_ms or 0) - (prefill or 0) - (decode or 0)) if has_all else None,
+        prefill_ms=_round_ms(prefill),
+        decode_ms=_round_ms(decode),
+        router_ms=_round_ms((ttft_ms or 0) - (prefill or 0) - (decode or 0)) if has_all else None,
     )
 
 
-def _round(milliseconds: float | None) -> float | None:
+def _round_ms(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else round(milliseconds, 3)
 
 
