@@ -88,8 +88,8 @@ def upgrade(version: str, root: Path = ROOT) -> int:
     """
     if not re.fullmatch(VERSION, version):
         raise InputError(f"{version} is not a release of vLLM. Fix: write a version, such as 0.32.0.")
-    recorded = _load_record(root)
-    earlier = {*read_pins(root), _get_recorded_version(recorded)} - {version}
+    recorded_options = _load_record(root)
+    earlier = {*read_pins(root), _get_recorded_version(recorded_options)} - {version}
     if not earlier:
         console.out.print(f"vLLM is at {version} already: nothing to do.")
         return 0
@@ -101,7 +101,7 @@ def upgrade(version: str, root: Path = ROOT) -> int:
         engine_env.VllmEnv(root=root).ensure(lambda text: setattr(step, "note", text))
     with console.step("Record the engine's options"):
         new = record(root)
-    changes = compare(recorded, new, yaml.safe_load((root / ROW).read_text(encoding="utf-8")))
+    changes = compare(recorded_options, new, yaml.safe_load((root / ROW).read_text(encoding="utf-8")))
     print_changes(changes, new)
     print_mentions(earlier, root)
     exit_code = subprocess.run([root / "scripts" / "test", "-m", "engine"], check=False).returncode
@@ -113,8 +113,8 @@ def _load_record(root: Path) -> EngineOptions:
     return EngineOptions.model_validate_json((root / RECORD).read_text(encoding="utf-8"))
 
 
-def _get_recorded_version(recorded: EngineOptions) -> str:
-    match = re.search(VERSION, recorded.source)
+def _get_recorded_version(recorded_options: EngineOptions) -> str:
+    match = re.search(VERSION, recorded_options.source)
     return match[0] if match else ""
 
 

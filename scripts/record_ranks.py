@@ -193,9 +193,9 @@ LIST_WORDS = {"vllm": _list_vllm_words, "sglang": _list_sglang_words}
 
 def _merge(stages: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the most of each number, the least of what has room, and all kernels; an error where one ended."""
-    failed = [stage for stage in stages if "error" in stage]
-    if failed:
-        return failed[0]
+    failures = [stage for stage in stages if "error" in stage]
+    if failures:
+        return failures[0]
     return {
         name: sorted({row for stage in stages for row in stage[name]})
         if isinstance(value, list)

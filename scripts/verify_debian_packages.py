@@ -75,10 +75,10 @@ def _fetch_index(mirror: str, release: str, name: str) -> dict[str, tuple[int, s
 
 
 def _check_package(row: dict[str, Any], index: dict[str, tuple[int, str]]) -> bool:
-    listed = index.get(row["file"])
-    if listed and listed != (row["bytes"], row["sha256"]):
-        raise NotDebians(f"{row['file']}: Debian's has {listed[0]} bytes and SHA-256 {listed[1]}. Fix: pin that")
-    return listed is not None
+    index_row = index.get(row["file"])
+    if index_row and index_row != (row["bytes"], row["sha256"]):
+        raise NotDebians(f"{row['file']}: Debian's has {index_row[0]} bytes and SHA-256 {index_row[1]}. Fix: pin that")
+    return index_row is not None
 
 
 def _fetch(url: str) -> bytes:

@@ -62,14 +62,14 @@ def _find_value(command: Sequence[str], option: str, default: str) -> str:
 
 def drain(child: subprocess.Popen[bytes], url: str, drain_s: float) -> None:
     """Wait for the requests in flight, at most `drain_s` seconds, then end the server."""
-    deadline, quiet_reads, left = time.monotonic() + drain_s, 0, count_requests(url)
-    print(f"drain: {left} requests in flight, at most {drain_s:g} s for them", flush=True)
-    while left or quiet_reads < QUIET_READS - 1:
+    deadline, quiet_reads, open_requests = time.monotonic() + drain_s, 0, count_requests(url)
+    print(f"drain: {open_requests} requests in flight, at most {drain_s:g} s for them", flush=True)
+    while open_requests or quiet_reads < QUIET_READS - 1:
         if child.poll() is not None or time.monotonic() >= deadline:
             break
         time.sleep(INTERVAL_S)
-        left = count_requests(url)
-        quiet_reads = 0 if left else quiet_reads + 1
+        open_requests = count_requests(url)
+        quiet_reads = 0 if open_requests else quiet_reads + 1
     child.terminate()
     try:
         child.wait(END_S)

@@ -175,16 +175,16 @@ def record(package: bytes, records: Path) -> None:
     (records / re.findall(rb"(?m)^Package: (\S+)$", control)[0].decode()).write_bytes(control)
 
 
-def _extract(package: bytes, wanted: str) -> bytes:
+def _extract(package: bytes, member: str) -> bytes:
     """Return one member of a Debian package, an `ar` archive whose headers have 60 bytes."""
     position = len(b"!<arch>\n")
     while position < len(package):
         header = package[position : position + 60]
         name, size = header[:16].decode().strip(), int(header[48:58])
-        if name.startswith(wanted):
+        if name.startswith(member):
             return package[position + 60 : position + 60 + size]
         position += 60 + size + size % 2
-    raise FetchError(f"a package has no {wanted}: is packages.json right?")
+    raise FetchError(f"a package has no {member}: is packages.json right?")
 
 
 def write_launcher(folder: Path) -> None:

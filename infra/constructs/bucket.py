@@ -120,8 +120,8 @@ def _build_lifecycle_rules(
     }
     if expire_days:
         actions["expiry"] = {"expiration": [lifecycle.S3BucketLifecycleConfigurationRuleExpiration(days=expire_days)]}
-    everything = [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")]
+    whole_bucket = [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")]
     return [
-        lifecycle.S3BucketLifecycleConfigurationRule(id=name, filter=everything, status="Enabled", **action)
+        lifecycle.S3BucketLifecycleConfigurationRule(id=name, filter=whole_bucket, status="Enabled", **action)
         for name, action in actions.items()
     ]

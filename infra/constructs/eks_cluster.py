@@ -179,8 +179,8 @@ def _build_events_grant(account: Account) -> Statement:
 
     Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.
     """
-    actions, here = ["kms:GenerateDataKey", "kms:Decrypt"], {"StringEquals": {"aws:SourceAccount": account.id}}
-    return iam.allow_service("EventsIntoQueue", iam.EVENTS, actions, "*", condition=here)
+    actions, of_account = ["kms:GenerateDataKey", "kms:Decrypt"], {"StringEquals": {"aws:SourceAccount": account.id}}
+    return iam.allow_service("EventsIntoQueue", iam.EVENTS, actions, "*", condition=of_account)
 
 
 @dataclass(frozen=True)

@@ -261,14 +261,14 @@ def _add_alarm(
     """Add the alarm on a signal of the worst of some servers, each a dimension and its value."""
     metrics = [alarm.find_metric(f"m{number}", name, dict([server]), stat) for number, server in enumerate(servers)]
     function = "MIN" if stat == "Minimum" else "MAX"
-    gone = ", or it does not run" if condition.missing == "breaching" else ""
+    addition = ", or it does not run" if condition.missing == "breaching" else ""
     return alarm.add_alarm(
         context.stack,
         context.gateway.name,
         name,
         *metrics,
         alarm.Expression("e", f"{function}(METRICS())", name),
-        description=f"{signals.load()[name].meaning}{gone}: {context.name}",
+        description=f"{signals.load()[name].meaning}{addition}: {context.name}",
         signal=name,
         condition=condition,
     )

@@ -331,9 +331,11 @@ def _build_group(model: Architecture, shape: TensorShape, layers: int) -> Tensor
     )
     size, layers_left = 0.0, layers
     for scheme, scheme_layers in (*shape.named, (model.scheme if is_quantized else None, layers)):
-        stored = min(layers_left, scheme_layers)
-        size += stored * (shape.times * scheme.compute_bytes(shape.rows, shape.columns) if scheme else plain_bytes)
-        layers_left -= stored
+        stored_layers = min(layers_left, scheme_layers)
+        size += stored_layers * (
+            shape.times * scheme.compute_bytes(shape.rows, shape.columns) if scheme else plain_bytes
+        )
+        layers_left -= stored_layers
     active_share = model.active_experts / model.experts if shape.routed else 1.0
     if shape.layer_kind == "embedding":
         active_share = 1.0 if model.tied and not model.encoder and not model.pooled else 0.0

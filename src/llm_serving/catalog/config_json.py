@@ -182,8 +182,8 @@ class _Reader:
             return int(kinds[:layers].count("dense"))
         if sparse:  # numbers of layers, in a list or in one text with commas
             return layers - len(str(sparse).split(","))
-        listed = frequency.count(0) if isinstance(frequency, list) else self._blocks.count("mlp")
-        return int(self.config.get("first_k_dense_replace") or listed)
+        dense_count = frequency.count(0) if isinstance(frequency, list) else self._blocks.count("mlp")
+        return int(self.config.get("first_k_dense_replace") or dense_count)
 
     def _read_layers(self) -> None:
         """Return how many layers look back over a window, or keep a state: by `layer_types`, or the family's row."""
@@ -275,8 +275,8 @@ class _Reader:
 
         Source: vLLM 0.32.0, model_executor/models/deepseek_v2.py, `_skip_topk`.
         """
-        if listed := (self.config.get("sparse_attention_config") or {}).get("sparse_attention_freq"):
-            return [layer for layer, is_sparse in enumerate(listed) if is_sparse]
+        if frequencies := (self.config.get("sparse_attention_config") or {}).get("sparse_attention_freq"):
+            return [layer for layer, is_sparse in enumerate(frequencies) if is_sparse]
         compressions = (self.config.get("layer_types") or self._reaches)[: self.numbers["layers"]]
         if _COMPRESSIONS[4] in compressions:
             return [layer for layer, kind in enumerate(compressions) if kind == _COMPRESSIONS[4]]

@@ -45,9 +45,9 @@ def describe_support(version: str) -> tuple[str, bool]:
     price = "the cluster costs 0.60 instead of 0.10 USD/h"
     if days <= 0:
         return f"Kubernetes {version}: standard support ended on {end}, and {price}", True
-    remaining = "in 1 day" if days == 1 else f"in {days} days"
+    time_left = "in 1 day" if days == 1 else f"in {days} days"
     return (
-        f"Kubernetes {version}: standard support ends on {end}, {remaining}; then {price}",
+        f"Kubernetes {version}: standard support ends on {end}, {time_left}; then {price}",
         days <= SUPPORT_WARNING_DAYS,
     )
 

@@ -160,5 +160,5 @@ def load(engine: str) -> EngineOptions | None:
 
 def get_options(engine: str) -> Mapping[str, EngineOption]:
     """Return the options of an engine by name; none where none are recorded."""
-    recorded = load(engine)
-    return recorded.options if recorded else {}
+    engine_options = load(engine)
+    return engine_options.options if engine_options else {}

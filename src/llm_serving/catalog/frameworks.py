@@ -247,8 +247,8 @@ def _omit_options(options: Mapping[str, _Value], names: tuple[str, ...]) -> dict
 
 def get_router(engine: str, framework: str, *, is_disaggregated: bool = False) -> Router:
     """Return the router of an engine under a framework: the one that the framework brings, else the engine's own."""
-    row, brought = load_engines()[engine], load_frameworks()[framework]
+    row, framework_row = load_engines()[engine], load_frameworks()[framework]
     own = (row.disaggregated_router if is_disaggregated else "") or row.router
-    router, pair = load_routers()[brought.router or own], brought.engines.get(engine)
+    router, pair = load_routers()[framework_row.router or own], framework_row.engines.get(engine)
     # A framework with an image for each engine has its router in each of them.
     return router.model_copy(update={"image": pair.image}) if pair and not router.image else router

@@ -284,11 +284,11 @@ def _merge_accelerators(
     ]
     if not matches:
         return dict(row), None
-    added = {key: matches[0][key] for key in ("bandwidth_gb_s", "dense_tflops")}
+    measures = {key: matches[0][key] for key in ("bandwidth_gb_s", "dense_tflops")}
     # EC2 gives a Trainium2 device 524,288 MiB, which is no device's memory, and a T4 what its ECC takes: the overlay
     # says what it is.
     corrected = {key: matches[0][key] for key in ("memory_mib", "logical_cores") if key in matches[0]}
-    return {**row, **added, **corrected}, parse_source(matches[0])
+    return {**row, **measures, **corrected}, parse_source(matches[0])
 
 
 def _find_overlay_row(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -157,7 +157,7 @@ def _build_recorded(name: str, record: ModelRecord, *, unchecked: bool) -> Model
         return _build_gguf(record.gguf, name, f"header of {origin}", hub_id)
     embeds, config = MODULES_FILE in record.files, record.config
     if pipelines.is_index(config):
-        sizes = {file: recorded.bytes for file, recorded in record.files.items()}
+        sizes = {file: file_record.bytes for file, file_record in record.files.items()}
         return _build_pipeline(name, config, sizes, f"{pipelines.INDEX_FILE} of {origin}", hub_id)
     source = f"{CONFIG_FILE} of {origin}"
     return _build_checked(name, config, source, hub_id, record.weight_bytes, embeds=embeds, unchecked=unchecked)
@@ -340,9 +340,9 @@ def check_folder(name: str) -> None:
         raise ModelError(
             f"{folder}: it holds {len(files)} files of weights and no {INDEX_FILE}", "put the index beside them"
         )
-    missing = safetensors.list_missing(_read_json(folder / INDEX_FILE), names)
-    if missing:
-        reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing[0]} first"
+    missing_files = safetensors.list_missing(_read_json(folder / INDEX_FILE), names)
+    if missing_files:
+        reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing_files[0]} first"
         raise ModelError(reason, "copy all files of the checkpoint")
     _check_whole(files)
     if not safetensors.has_tokenizer(names):
@@ -356,9 +356,9 @@ def _check_pipeline(folder: Path) -> None:
     """Check that each part of a pipeline is there, and each file of weights whole."""
     index = _read_json(folder / pipelines.INDEX_FILE)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    missing = pipelines.list_missing(index, names)
-    if missing:
-        reason = f"{folder}: {pipelines.INDEX_FILE} names parts that are not there, {missing[0]} first"
+    missing_files = pipelines.list_missing(index, names)
+    if missing_files:
+        reason = f"{folder}: {pipelines.INDEX_FILE} names parts that are not there, {missing_files[0]} first"
         raise ModelError(reason, "copy all folders of the pipeline")
     selected = pipelines.select_names(names, index)
     _check_whole(folder / name for name in sorted(selected) if name.endswith(safetensors.SUFFIX))

@@ -122,7 +122,7 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         return list(dict.fromkeys(group.pool for group in eks_groups if predicate(group)))
 
     registry = format_registry(eks.REGISTRY_ACCOUNTS[fleet.region], fleet.region)
-    existing = fleet.network if isinstance(fleet.network, ExistingNetwork) else None
+    existing_network = fleet.network if isinstance(fleet.network, ExistingNetwork) else None
     return {
         "cluster": names.format_cluster_name(fleet),
         "region": fleet.region,
@@ -133,8 +133,8 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         "node_overlays": any(map(karpenter_manifests.needs_overlay, eks_groups)),
         "closed": fleet.is_closed,
         "internet": not fleet.is_closed,
-        "vpc_id": existing.vpc if existing else "",
-        "vpc_tags": {} if existing else names.build_vpc_tags(fleet),
+        "vpc_id": existing_network.vpc if existing_network else "",
+        "vpc_tags": {} if existing_network else names.build_vpc_tags(fleet),
         "alerts": _build_alert_routes(fleet),
         "gpu_counters": _list_gpu_counters(),
         "gpu_pools": select_pools(lambda group: group.variant == "nvidia"),

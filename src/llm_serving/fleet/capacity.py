@@ -346,11 +346,11 @@ def _check_subnet_sizes(document: Document[Fleet], subnets: Sequence[Subnet]) ->
     yield document.build_mistake(("network", "cidr"), network.cidr, reason, _suggest_cidr(network.cidr, largest.needed))
 
 
-def _suggest_cidr(cidr: str, needed: int) -> str:
+def _suggest_cidr(cidr: str, address_count: int) -> str:
     start = cidr.partition("/")[0]
     for length in range(int(cidr.partition("/")[2]) - 1, 15, -1):
         wider = IPv4Network(f"{start}/{length}", strict=False)
-        if wider.num_addresses // 8 - RESERVED_BY_AWS >= needed:
+        if wider.num_addresses // 8 - RESERVED_BY_AWS >= address_count:
             return f"set cidr: {wider}"
     return "use smaller pools, pools over more zones, or a network of your own: {vpc: vpc-..., private_subnets: [...]}"
 

@@ -109,8 +109,8 @@ def build_task_container(group: Group, *, image: str, logs: dict[str, object]) -
 
 def list_task_groups(fleet_groups: Iterable[Group]) -> list[Group]:
     """Return the first group of each pool on ECS that nccl-tests can run on: GPUs with EFA."""
-    chosen: dict[str, Group] = {}
+    group_by_pool: dict[str, Group] = {}
     for group in fleet_groups:
         if group.orchestrator == "ecs" and group.efa and group.variant == "nvidia":
-            chosen.setdefault(group.pool, group)
-    return list(chosen.values())
+            group_by_pool.setdefault(group.pool, group)
+    return list(group_by_pool.values())

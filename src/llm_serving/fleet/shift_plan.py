@@ -233,8 +233,8 @@ def _compute_oracle(curve: PoolCurve, limits: Limits, needed: Sequence[float]) -
             # What is due after the week's end is done in it by its share.
             left_h = work.left_h * (end - index) / (work.due_step - index)
             for step in range(index, end):
-                used = min(left_h, idle_h[step])
-                idle_h[step] -= used
-                left_h -= used
+                used_h = min(left_h, idle_h[step])
+                idle_h[step] -= used_h
+                left_h -= used_h
             hours += left_h
     return hours

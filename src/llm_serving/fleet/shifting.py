@@ -63,8 +63,8 @@ def decide(now: Allocation, signals: Signals, limits: Limits) -> Allocation:
     real_time = _decide_real_time(now, signals, limits)
     freed = max(0, now.real_time - real_time)
     spare = max(0, limits.least - real_time)
-    wanted = max(signals.batch_pace, now.batch + freed, spare)
-    return Allocation(real_time, min(signals.batch_instances, wanted, limits.most - real_time))
+    batch_need = max(signals.batch_pace, now.batch + freed, spare)
+    return Allocation(real_time, min(signals.batch_instances, batch_need, limits.most - real_time))
 
 
 def add_zone_reserve(needed: float, zones: int) -> int:

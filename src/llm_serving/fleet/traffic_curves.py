@@ -102,7 +102,11 @@ def _check_pool(name: str, curve: PoolCurve, fleet: Fleet, pool: Pool, variation
     if pool.reserved:
         reason = "its instances are reserved: they cost the same at night, and none can be given back"
         yield Conflict(("pools", name), reason, "remove the pool from this file", name)
-    needed = shifting.add_zone_reserve(curve.peak * (1 + variation), len(fleet.get_zones(pool)))
-    if needed > pool.size.max:
-        reason = f"so that a zone may be lost, it takes {needed} instances, and the pool has at most {pool.size.max}"
-        yield Conflict(("pools", name, "peak"), reason, f"set size: {pool.size.min}..{needed} in the fleet", curve.peak)
+    peak_instances = shifting.add_zone_reserve(curve.peak * (1 + variation), len(fleet.get_zones(pool)))
+    if peak_instances > pool.size.max:
+        reason = (
+            f"so that a zone may be lost, it takes {peak_instances} instances, and the pool has at most {pool.size.max}"
+        )
+        yield Conflict(
+            ("pools", name, "peak"), reason, f"set size: {pool.size.min}..{peak_instances} in the fleet", curve.peak
+        )

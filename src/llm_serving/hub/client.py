@@ -348,9 +348,9 @@ class _CountingFile(io.BufferedWriter):
         self._on_bytes = on_bytes
 
     def write(self, data: Any) -> int:
-        written = super().write(data)
+        byte_count = super().write(data)
         self._on_bytes(len(data))
-        return written
+        return byte_count
 
 
 def _check_own(path: Path, file: RepoFile) -> None:

@@ -229,8 +229,8 @@ def _write_model(size: Size, folder: Path, on_progress: OnProgress) -> None:
             first_number += len(shard)
     else:
         _write_weights(size, folder, silent, on_progress)
-    stored = sorted(path for path in folder.rglob("*") if path.is_file())
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in stored}
+    model_files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in model_files}
     _write_json(folder / MARKER, {"recipe": _build_recipe(size), "files": sizes})
 
 

@@ -70,9 +70,9 @@ def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
         return ModelRecord(source=uri, gguf=header, weight_bytes=header.weight_bytes, files=files)
     has_config = models.CONFIG_FILE in sizes or pipelines.INDEX_FILE in sizes
     if not has_config or not any(name.endswith(".safetensors") for name in sizes):
-        missing = "no safetensors" if has_config else f"no {models.CONFIG_FILE}"
+        lack = "no safetensors" if has_config else f"no {models.CONFIG_FILE}"
         raise InputError(
-            f"{uri}: {missing} is there. Fix: name the prefix of a model's folder, with config.json; "
+            f"{uri}: {lack} is there. Fix: name the prefix of a model's folder, with config.json; "
             f"a GGUF file is named {gguf.FILE}."
         )
     snapshot = client.Snapshot(uri, "", tuple(client.RepoFile(name, size, None, "") for name, size in sizes.items()))

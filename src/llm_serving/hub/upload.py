@@ -131,9 +131,9 @@ class _Copy:
             try:
                 futures = [pool.submit(finish, name) for name in earlier_names]
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                failed = [future.exception() for future in done if future.exception()]
-                if failed:
-                    raise next((error for error in failed if not isinstance(error, _UploadCancelled)), failed[0])  # type: ignore[misc]
+                errors = [future.exception() for future in done if future.exception()]
+                if errors:
+                    raise next((error for error in errors if not isinstance(error, _UploadCancelled)), errors[0])  # type: ignore[misc]
                 for name in self._leftovers:
                     self._withdraw(name)
                     self._bucket.delete(name)

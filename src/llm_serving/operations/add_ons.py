@@ -101,10 +101,10 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
     Raises:
         Unavailable: some are missing, or Helm is too old or new; the message names all, and where to get them.
     """
-    missing = [name for name in tools if not shutil.which(name)]
-    if missing:
-        hints = ", ".join(f"{name} ({tools[name]})" for name in missing)
-        raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Fix: install {hints}.")
+    missing_tools = [name for name in tools if not shutil.which(name)]
+    if missing_tools:
+        hints = ", ".join(f"{name} ({tools[name]})" for name in missing_tools)
+        raise Unavailable(f"not on this machine's PATH: {' and '.join(missing_tools)}. Fix: install {hints}.")
     if "helm" in tools:
         _require_helm_version()
 

@@ -53,9 +53,9 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
         for plan in wave_plans:
             if plan.is_empty:
                 console.err.print(f"[green]✓[/green] {plan.name}: up to date")
-        if changed := {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty}:
-            title = f"Apply {', '.join(changed)} to {context.cloud_name}"
-            run_terraform(context, changed, ("apply", "-input=false", plans.FILE), title)
+        if changed_folders := {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty}:
+            title = f"Apply {', '.join(changed_folders)} to {context.cloud_name}"
+            run_terraform(context, changed_folders, ("apply", "-input=false", plans.FILE), title)
         for plan in wave_plans:
             (wave[plan.name] / plans.FILE).unlink(missing_ok=True)
 

@@ -40,9 +40,9 @@ def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> N
     if not deleted:
         return
     users = [
-        f"{service['serviceName']} uses {join_words(sorted(used))}"
+        f"{service['serviceName']} uses {join_words(sorted(used_providers))}"
         for service in _describe_services(context)
-        if (used := deleted & _list_providers(service))
+        if (used_providers := deleted & _list_providers(service))
     ]
     if users:
         add_first = (
@@ -64,7 +64,7 @@ def require_placeable(context: FleetContext, stack_plans: Sequence[StackPlan]) -
         CheckFailed: one may not; the message names it with the fix.
         Unavailable: AWS refuses, or does not answer.
     """
-    changed = {
+    changed_resources = {
         address.partition(".")[2]
         for plan in stack_plans
         if plan.name == "ecs"
@@ -74,7 +74,7 @@ def require_placeable(context: FleetContext, stack_plans: Sequence[StackPlan]) -
     types = {
         groups.format_provider_name(context.fleet, group): group.types
         for group in groups.resolve_all(context.fleet)
-        if changed & {f"{group.name}-template", f"{group.name}-machines"}
+        if changed_resources & {f"{group.name}-template", f"{group.name}-machines"}
     }
     if not types:
         return

@@ -225,14 +225,14 @@ def _require_own_states(context: FleetContext) -> None:
 
     Terraform finds nothing in another one, takes all for deleted, and forgets what goes on to cost.
     """
-    here = (context.fleet.region, context.account)
+    own_place = (context.fleet.region, context.account)
     for name, stack_state in read_states(context).items():
-        for region, account in stack_state.places - {here}:
+        for region, account in stack_state.places - {own_place}:
             raise CheckFailed(
                 f"{context.document.path}: the local state of the stack {name} has resources in {region} of the "
-                f"account {account}, and this is {here[0]} of {here[1]}: Terraform would take them for deleted. "
-                f"Nothing was changed. Fix: sign in to {account} with region: {region}, or give another fleet another "
-                "name."
+                f"account {account}, and this is {own_place[0]} of {own_place[1]}: Terraform would take them for "
+                f"deleted. Nothing was changed. Fix: sign in to {account} with region: {region}, or give another fleet "
+                "another name."
             )
 
 

@@ -141,11 +141,11 @@ def require_no_dependents(plan: DestroyPlan) -> None:
     Raises:
         CheckFailed: something does; the message says how to remove it.
     """
-    existing = plan.context.fleet.eks.cluster
-    if existing and plan.has_own_cluster:
+    cluster_name = plan.context.fleet.eks.cluster
+    if cluster_name and plan.has_own_cluster:
         raise CheckFailed(
-            f"{plan.context.document.path}: eks: cluster: {existing}: this fleet made another cluster, which would not "
-            "be emptied before it goes. Fix: remove `cluster` from the file for this destroy."
+            f"{plan.context.document.path}: eks: cluster: {cluster_name}: this fleet made another cluster, which would "
+            "not be emptied before it goes. Fix: remove `cluster` from the file for this destroy."
         )
     if plan.services:
         raise CheckFailed(

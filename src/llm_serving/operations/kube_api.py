@@ -177,15 +177,15 @@ class KubeApi:
         kind, namespace = _get_kind(item), item["metadata"].get("namespace")
         fields = f"metadata.name={item['metadata']['name']}"
         with _ignore_missing():  # the kind may go, too
-            while (listed := self._list(kind, namespace, _build_selectors("", fields)))["items"]:
+            while (objects := self._list(kind, namespace, _build_selectors("", fields)))["items"]:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    [manifest] = listed["items"]
+                    [manifest] = objects["items"]
                     finalizers = manifest["metadata"].get("finalizers", ())
                     holders = [entry for entry in finalizers if entry != "foregroundDeletion"]
                     waits_for = ", ".join(holders) or "what it owns"
                     raise ApiError(f"{_describe_manifest(item)} was not deleted in time; it waits for {waits_for}")
-                self.wait_for_change(kind, namespace, fields=fields, limit_s=min(left_s, _POLL_S), since=listed)
+                self.wait_for_change(kind, namespace, fields=fields, limit_s=min(left_s, _POLL_S), since=objects)
 
     def wait_for_change(
         self,

@@ -28,11 +28,11 @@ FILE = "imports.tf.json"
 @contextmanager
 def adopt_existing(context: FleetContext, folders: Mapping[str, Path]) -> Iterator[None]:
     """Add import blocks to the stacks in `folders` for log groups that exist and no state has."""
-    existing = _find_existing(context, folders)
-    states = read_states(context, list(existing)) if existing else {}
+    existing_groups = _find_existing(context, folders)
+    states = read_states(context, list(existing_groups)) if existing_groups else {}
     written = []
     try:
-        for name, groups in existing.items():
+        for name, groups in existing_groups.items():
             blocks = [
                 {"to": address, "id": group}
                 for address, group in groups.items()
@@ -50,13 +50,13 @@ def adopt_existing(context: FleetContext, folders: Mapping[str, Path]) -> Iterat
 def _find_existing(context: FleetContext, folders: Mapping[str, Path]) -> dict[str, dict[str, str]]:
     group_names = {name: _list_group_names(folder) for name, folder in folders.items()}
     logs = context.aws.client("logs") if any(group_names.values()) else None
-    existing: dict[str, dict[str, str]] = {}
+    existing_groups: dict[str, dict[str, str]] = {}
     for name, groups in group_names.items():
         for address, group in groups.items():
             with session.translate_errors():
                 if find_arn(logs, group):
-                    existing.setdefault(name, {})[address] = group
-    return existing
+                    existing_groups.setdefault(name, {})[address] = group
+    return existing_groups
 
 
 def find_arn(logs: Any, name: str) -> str | None:

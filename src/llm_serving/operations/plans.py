@@ -111,5 +111,5 @@ def _find_deferred(context: FleetContext, folders: Mapping[str, Path]) -> dict[s
     if not dependent or NETWORK not in context.folders or isinstance(context.fleet.network, ExistingNetwork):
         return {}
     network = read_states(context, [NETWORK])[NETWORK]
-    missing = set(context.fleet.zones) - set(network.outputs.get("private_subnet_ids", {}))
-    return dict.fromkeys(dependent, f"needs stack {NETWORK}") if missing else {}
+    missing_zones = set(context.fleet.zones) - set(network.outputs.get("private_subnet_ids", {}))
+    return dict.fromkeys(dependent, f"needs stack {NETWORK}") if missing_zones else {}

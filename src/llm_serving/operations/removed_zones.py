@@ -80,13 +80,16 @@ def require_empty(context: FleetContext, approved: Mapping[str, StackPlan]) -> N
     if not _deletes_subnets(approved):
         return
     with session.translate_errors():
-        left = list(_list_left(context.aws.client("ec2"), context))
-    if left:
-        shown = [*left[:_MAX_SHOWN], *([f"{len(left) - _MAX_SHOWN} more"] if left[_MAX_SHOWN:] else [])]
+        leftovers = list(_list_left(context.aws.client("ec2"), context))
+    if leftovers:
+        shown_leftovers = [
+            *leftovers[:_MAX_SHOWN],
+            *([f"{len(leftovers) - _MAX_SHOWN} more"] if leftovers[_MAX_SHOWN:] else []),
+        ]
         raise CheckFailed(
-            f"{context.document.path}: zones: still in subnets of a zone that is removed: {join_words(shown)}. The "
-            "network is unchanged. Fix: deploy each blueprint with this file; on EKS run `blueprint platform install` "
-            "and drain the nodes there. Then run this again."
+            f"{context.document.path}: zones: still in subnets of a zone that is removed: "
+            f"{join_words(shown_leftovers)}. The network is unchanged. Fix: deploy each blueprint with this file; on "
+            "EKS run `blueprint platform install` and drain the nodes there. Then run this again."
         )
 
 

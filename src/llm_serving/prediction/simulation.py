@@ -235,12 +235,12 @@ class Simulation:
         """Take the blocks of the next decode step; returns False where a job had to lose its own."""
         is_whole = True
         while True:
-            needed = self._residues[-self._steps % BLOCK_TOKENS]
-            if needed <= self._free:
+            needed_blocks = self._residues[-self._steps % BLOCK_TOKENS]
+            if needed_blocks <= self._free:
                 break
             self._preempt_last()
             is_whole = False
-        self._take(needed)
+        self._take(needed_blocks)
         self._paid_step = self._steps
         return is_whole
 
@@ -266,13 +266,13 @@ class Simulation:
             if job not in self._running:
                 continue
             tokens = min(self._count_tokens(job) - job.computed, budget)
-            needed = self._count_needed(job, job.computed + tokens)
-            while needed > self._free and job in self._running:
+            needed_blocks = self._count_needed(job, job.computed + tokens)
+            while needed_blocks > self._free and job in self._running:
                 self._preempt_last()
                 is_whole = False
             if job not in self._running:
                 break
-            self._grow(job, needed, tokens)
+            self._grow(job, needed_blocks, tokens)
             chunks.append((job, tokens))
             budget -= tokens
         return is_whole
@@ -283,8 +283,8 @@ class Simulation:
             total = self._count_tokens(job)
             prefix, shared, own = self._find_hits(job, total)
             hits = shared + own
-            needed = -(-total // BLOCK_TOKENS) - (shared if prefix and prefix.users else 0)
-            if needed > self._free:
+            needed_blocks = -(-total // BLOCK_TOKENS) - (shared if prefix and prefix.users else 0)
+            if needed_blocks > self._free:
                 return
             self._waiting.popleft()
             self._adopt(job, prefix, shared, own)
@@ -326,10 +326,10 @@ class Simulation:
     def _count_needed(self, job: _Job, tokens: int) -> int:
         return max(0, -(-tokens // BLOCK_TOKENS) - job.prefix_blocks - job.blocks)
 
-    def _grow(self, job: _Job, needed: int, tokens: int) -> None:
+    def _grow(self, job: _Job, needed_blocks: int, tokens: int) -> None:
         """Give a job blocks; those of its prefix are the group's from now on."""
-        self._take(needed)
-        job.blocks += needed
+        self._take(needed_blocks)
+        job.blocks += needed_blocks
         if job.prefix:
             full = min(self._count_shared(job), (job.computed + tokens) // BLOCK_TOKENS)
             if full > job.prefix_blocks and job.prefix.blocks == job.prefix_blocks:
@@ -385,11 +385,11 @@ class Simulation:
             self.ttft_s.append(self.now_s - job.at_s + job.delay_s)
         job.generated += 1
         self.output_tokens += 1
-        remaining = job.request.output_tokens - job.generated
-        if remaining <= 0:
+        tokens_left = job.request.output_tokens - job.generated
+        if tokens_left <= 0:
             self._end(job)
             return
-        job.due, job.start_step, job.left = self._steps + remaining, self._steps, job.generated
+        job.due, job.start_step, job.left = self._steps + tokens_left, self._steps, job.generated
         self._pushed += 1
         heapq.heappush(self._ends, (job.due, self._pushed, job))
         self._decoding += 1

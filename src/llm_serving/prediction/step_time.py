@@ -43,8 +43,8 @@ def apply_precision(model: Model, precision: str) -> Model:
 
 def select_precision(scheme: Scheme | None, device: Accelerators) -> str:
     """Return in what the matrices are multiplied: what the hardware does not have is widened to 16 bits first."""
-    wanted = _MULTIPLIED_IN.get(scheme.label, "bf16") if scheme else "bf16"
-    return wanted if wanted in device.dense_tflops else "bf16"
+    precision = _MULTIPLIED_IN.get(scheme.label, "bf16") if scheme else "bf16"
+    return precision if precision in device.dense_tflops else "bf16"
 
 
 def has_facts(device: Accelerators) -> bool:

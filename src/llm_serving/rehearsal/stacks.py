@@ -178,9 +178,9 @@ def destroy(*, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -
 def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
     """Ask the embedded AWS itself whether any resource of the fleet is left; a CheckFailed lists them."""
     fleet = document.value
-    if remaining := inventory.list_resources(endpoint, fleet.region, fleet.name):
-        listing = "\n".join(f"  {resource}" for resource in remaining)
-        raise CheckFailed(f"{document.path}: the destroy left {len(remaining)} of the fleet's resources:\n{listing}")
+    if leftovers := inventory.list_resources(endpoint, fleet.region, fleet.name):
+        listing = "\n".join(f"  {resource}" for resource in leftovers)
+        raise CheckFailed(f"{document.path}: the destroy left {len(leftovers)} of the fleet's resources:\n{listing}")
 
 
 def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:

@@ -67,10 +67,12 @@ def _read_kind(file: Path) -> str:
         choices = " or ".join(kinds.list_kinds())
         raise InputError([_build_mistake(file, "kind", kind, "there is no such kind", f"write {choices}")])
     for folder in paths.list_patterns():
-        needed = own_yaml.read(folder / FILE_NAME).get("kind", DEFAULT_KIND) if folder.name == pattern else kind
-        if needed != kind:
-            fix = f"{'set' if 'kind' in keys else 'add'} kind: {needed}"
-            raise InputError([_build_mistake(file, "pattern", pattern, f"it is a pattern of the kind {needed}", fix)])
+        pattern_kind = own_yaml.read(folder / FILE_NAME).get("kind", DEFAULT_KIND) if folder.name == pattern else kind
+        if pattern_kind != kind:
+            fix = f"{'set' if 'kind' in keys else 'add'} kind: {pattern_kind}"
+            raise InputError(
+                [_build_mistake(file, "pattern", pattern, f"it is a pattern of the kind {pattern_kind}", fix)]
+            )
     return str(kind)
 
 

@@ -106,11 +106,11 @@ def find_duplicates(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
 
 def check_one_of(settings: Settings, *names: str, fix: str) -> Iterator[Conflict]:
     """Yield that none or several of the fields are written, of which a model has exactly one."""
-    written = [name for name in names if getattr(settings, name) is not None]
-    if len(written) != 1:
+    written_names = [name for name in names if getattr(settings, name) is not None]
+    if len(written_names) != 1:
         *others, last = names
         reason = f"it must have exactly one of {', '.join(others)} and {last}"
-        yield Conflict((written[1],) if written else (), reason, fix)
+        yield Conflict((written_names[1],) if written_names else (), reason, fix)
 
 
 class _InvalidValueError(Exception):

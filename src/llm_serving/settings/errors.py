@@ -49,9 +49,9 @@ class Mistake:
 
     def __str__(self) -> str:
         subject = f"{self.field}: " if self.field else ""
-        current = f"{self.value}: " if self.value else ""
+        quoted_value = f"{self.value}: " if self.value else ""
         position = f":{self.line}:{self.column}" if self.line else ""
-        return escape_unprintable(f"{self.file}{position}: {subject}{current}{self.reason}. Fix: {self.fix}.")
+        return escape_unprintable(f"{self.file}{position}: {subject}{quoted_value}{self.reason}. Fix: {self.fix}.")
 
     def to_dict(self) -> dict[str, Any]:
         return {

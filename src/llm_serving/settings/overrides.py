@@ -75,12 +75,12 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
         InputError: it may not; names the nearest key.
     """
     steps = key.split(".")
-    current = data
+    node = data
     for index, (step, settings) in enumerate(diagnostics.walk_models(model, steps)):
         if settings is not None:
             names = [name for name in diagnostics.get_fields(settings) if index or name not in reserved]
-        elif isinstance(current, Mapping):
-            names = list(current)
+        elif isinstance(node, Mapping):
+            names = list(node)
         else:
             names = []
         if step not in names:
@@ -89,7 +89,7 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
             raise InputError(
                 f"{option}: {quote_value(key)}: {reason}. Fix: use {_suggest_key(parent, str(step), names)}."
             )
-        current = current.get(step) if isinstance(current, Mapping) else None
+        node = node.get(step) if isinstance(node, Mapping) else None
 
 
 def _suggest_key(parent: str, step: str, names: list[str]) -> str:
@@ -142,11 +142,11 @@ def _write_value(text: str, steps: list[str], value: str, after: str) -> str:
             above = next((pair for pair in pairs if pair[0].value == after and not index), pairs[-1])
             return _add_lines(text, node.start_mark.column, _find_end(above[1]), steps[index:], value)
         if pair_of_step is None:
-            added = _format_flow(steps[index:], value)
+            flow_text = _format_flow(steps[index:], value)
             if pairs:
                 end = _find_end(node.value[-1][1])
-                return f"{text[:end]}, {added}{text[end:]}"
-            value = f"{{{added}}}"
+                return f"{text[:end]}, {flow_text}{text[end:]}"
+            value = f"{{{flow_text}}}"
             break
         key, node = pair_of_step
     start = node.start_mark.index

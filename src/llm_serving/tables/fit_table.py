@@ -162,11 +162,15 @@ def _format_fit(fit: Fit) -> str:
         return f"{weights}; the rest is {NOT_COMPUTED}"
     draft = f", {format_bytes(fit.draft_bytes)} of them the draft's" if fit.draft_bytes else ""
     parts = memory.describe_reserve(fit.video_bytes, fit.adapter_bytes)
-    used = f"weights {format_bytes(fit.weight_bytes)}{draft}, reserve {format_bytes(fit.reserve_bytes)}{parts}"
+    memory_use = f"weights {format_bytes(fit.weight_bytes)}{draft}, reserve {format_bytes(fit.reserve_bytes)}{parts}"
     cache = f"cache {format_bytes(fit.cache_bytes)} of {format_bytes(fit.budget_bytes)}"
     capacity = f"{fit.cache_tokens:,} tokens, {fit.requests:,.1f} requests of {fit.context:,}"
     speed = f"; at most {fit.tokens_per_s:,.1f} tokens/s of one request, estimated" if fit.tokens_per_s else ""
-    return f"{used}, {cache} on each: {capacity}{speed}" if fit.cache_tokens else f"{used}, {cache} free on each"
+    return (
+        f"{memory_use}, {cache} on each: {capacity}{speed}"
+        if fit.cache_tokens
+        else f"{memory_use}, {cache} free on each"
+    )
 
 
 def _render_header(model: Model, fits: Fits, context: int, dtype: str) -> Iterator[Text]:
@@ -219,8 +223,8 @@ def _describe_attention(model: Model) -> str:
 def _render_table(model: Model, instances: Sequence[Instance], fits: Fits, title: str) -> Table:
     columns = _select_columns(instances, fits)
     # 80 columns are enough: lists of names fold, names and numbers do not.
-    shown = "KV cache per replica in thousand tokens" if model.is_known else "Whether the weights and a tenth fit"
-    title = f"{shown}, by number of {title}"
+    caption = "KV cache per replica in thousand tokens" if model.is_known else "Whether the weights and a tenth fit"
+    title = f"{caption}, by number of {title}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("instance types", min_width=20)
     table.add_column("accelerators", max_width=17)

@@ -175,9 +175,9 @@ def render_destroy_plan(plan: DestroyPlan) -> RenderableType:
     for store in plan.stores:
         label = Text("kept  ", "yellow") if plan.keeps_storage else Text("permanently deleted  ", "bold red")
         parts.append(Padding(label + Text(f"{store.kind} {store.name}: {store.summary}"), (0, 0, 0, 2)))
-    if existing := plan.context.fleet.eks.cluster:
+    if cluster_name := plan.context.fleet.eks.cluster:
         reason = "whose engines cannot read weights without this fleet: run `blueprint destroy` for each first"
-        text = Text(f"cluster {existing} and the deployments in it, {reason}")
+        text = Text(f"cluster {cluster_name} and the deployments in it, {reason}")
         parts.append(Padding(Text("kept  ", "yellow") + text, (0, 0, 0, 2)))
     for volume in plan.volumes:
         label = Text("permanently deleted  ", "bold red") if plan.with_data else Text("kept  ", "yellow")

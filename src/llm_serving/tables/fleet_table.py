@@ -124,8 +124,8 @@ def render(fleet: Fleet, width: int, deployed: Sequence[Units] = ()) -> Renderab
 def _render_title(fleet: Fleet) -> Text:
     orchestrators = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
     zones = f"{len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}"
-    existing = f"; EKS is the existing cluster {fleet.eks.cluster}" if fleet.eks.cluster else ""
-    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}{existing}")
+    cluster_text = f"; EKS is the existing cluster {fleet.eks.cluster}" if fleet.eks.cluster else ""
+    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}{cluster_text}")
 
 
 def _render_table(fleet: Fleet, costs: cost.Cost, bar: str, *, short: bool) -> Table:

@@ -225,8 +225,8 @@ def remove(out: Path) -> None:
 
 def _would_lose_edits(file: Path, rendered: str) -> bool:
     digests = _read_digests(file.parent / MANIFEST)
-    current = file.read_text(encoding="utf-8") if file.exists() else rendered
-    return current != rendered and digests.get(file.name) != _compute_digest(current)
+    current_text = file.read_text(encoding="utf-8") if file.exists() else rendered
+    return current_text != rendered and digests.get(file.name) != _compute_digest(current_text)
 
 
 def _read_digests(manifest: Path) -> dict[str, str]:
@@ -245,9 +245,9 @@ def _describe_failure(error: Exception, source: Path) -> Failure:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return Failure(error.filename or str(source), error.lineno, error.message or "it cannot be read")
     path, line = _find_position(error.__traceback__, source)
-    missing = _MISSING.search(str(error)) if isinstance(error, jinja2.UndefinedError) else None
-    if missing and missing[1] in RENAMED:
-        return Failure(str(path), line, f"there is no field {missing[1]} any more", RENAMED[missing[1]])
+    match = _MISSING.search(str(error)) if isinstance(error, jinja2.UndefinedError) else None
+    if match and match[1] in RENAMED:
+        return Failure(str(path), line, f"there is no field {match[1]} any more", RENAMED[match[1]])
     if isinstance(error, jinja2.TemplateNotFound):
         fix = "name a file of the blueprint's folder, or of blueprints/"
         return Failure(str(path), line, f"there is no template {error.name}", fix)

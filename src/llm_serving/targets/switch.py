@@ -71,8 +71,8 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
     words = ", ".join(f"{key}: {value}" for key, value in values.items())
     rendered = difflib.unified_diff(old, new, "rendered now", f"rendered with {words}", lineterm="")
     lines = difflib.unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=0)
-    changed = tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
-    return Switch(file, text, changed, tuple(rendered))
+    changed_lines = tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
+    return Switch(file, text, changed_lines, tuple(rendered))
 
 
 def _render_target(folder: Path, fleet_file: Path, target: str) -> list[str]:

@@ -56,9 +56,9 @@ class EventLog:
             return
         with self.stream.open("rb") as stream:
             stream.seek(self._offset)
-            added = stream.read()
-        self._offset += len(added)
-        *lines, self._rest = (self._rest + added).split(b"\n")
+            new_text = stream.read()
+        self._offset += len(new_text)
+        *lines, self._rest = (self._rest + new_text).split(b"\n")
         if final and self._rest:
             lines, self._rest = [*lines, self._rest], b""
         if lines:

@@ -241,8 +241,8 @@ class Workflow:
         preflight_report = report.run_preflight(self.request.fleet, self.aws)
         preflight_table.print_report(preflight_report)
         if failed_count := preflight_report.counts["fail"]:
-            failed = f"{format_count(failed_count, 'check')} failed, fixes above"
-            raise CheckFailed(f"{file}: Preflight: {failed}. Nothing was created")
+            failure = f"{format_count(failed_count, 'check')} failed, fixes above"
+            raise CheckFailed(f"{file}: Preflight: {failure}. Nothing was created")
         self.checkpoints.record("preflight", key)
 
     def _confirm_plan(self, fleet_context: FleetContext, stack_plans: Sequence[StackPlan], *, yes: bool) -> None:
@@ -375,8 +375,8 @@ def _apply_with_cdktf(fleet_context: FleetContext, names: Sequence[str]) -> None
 
 def _build_images(plan: DeploymentPlan, fleet_context: FleetContext) -> None:
     """Build and push the blueprint's images that the fleet's registry does not have."""
-    missing = images.list_missing(plan, (service.image for service in plan.deployment.services))
-    missing_names = [images.get_name(row.image) for row in missing]
+    missing_images = images.list_missing(plan, (service.image for service in plan.deployment.services))
+    missing_names = [images.get_name(row.image) for row in missing_images]
     commands = {name: ("images/build", name, "--fleet", str(plan.fleet.path)) for name in missing_names}
     if commands and not any(map(shutil.which, own_image.BUILDERS)):
         lines = "\n".join(f"  {console.quote_command(words)}" for words in commands.values())

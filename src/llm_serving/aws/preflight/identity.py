@@ -154,8 +154,8 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
         reason = f"IAM's simulator takes users and roles, and this is {caller.name}"
         return [build_unknown_result("permissions", reason, "sign in as a role to check them")]
     actions_by_part, actions_by_kind = permissions.list_actions_by_part(fleet), permissions.list_actions_by_kind(fleet)
-    wanted = {*chain(*actions_by_part.values(), *actions_by_kind.values())}
-    decisions = _simulate(aws, principal_arn, wanted, fleet.permissions_boundary)
+    actions = {*chain(*actions_by_part.values(), *actions_by_kind.values())}
+    decisions = _simulate(aws, principal_arn, actions, fleet.permissions_boundary)
     parts = [
         _build_part_result(f"permission to create {part}", actions, decisions)
         for part, actions in actions_by_part.items()
@@ -167,12 +167,12 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
     return [*parts, *kinds]
 
 
-def _simulate(aws: AwsSession, principal_arn: str, wanted: Collection[str], boundary: str | None) -> dict[str, Any]:
+def _simulate(aws: AwsSession, principal_arn: str, actions: Collection[str], boundary: str | None) -> dict[str, Any]:
     """Return the simulator's evaluation by action, for policies too that allow no role without the boundary."""
     iam = aws.client("iam")
     decisions: dict[str, Any] = {}
     context = {"ContextKeyName": "iam:PermissionsBoundary", "ContextKeyValues": [boundary], "ContextKeyType": "string"}
-    for batch in session.split(sorted(wanted), _BATCH_SIZE):
+    for batch in session.split(sorted(actions), _BATCH_SIZE):
         request = {
             "PolicySourceArn": principal_arn,
             "ActionNames": batch,
@@ -199,18 +199,19 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
     It is asked about every resource ("*"). A policy that allows an action on some names only reads as no permission
     there, so a part of which some actions are allowed is doubted and not refused.
     """
-    missing = [action for action in actions if decisions.get(action, {}).get("EvalDecision") != "allowed"]
-    if not missing:
+    refused_actions = [action for action in actions if decisions.get(action, {}).get("EvalDecision") != "allowed"]
+    if not refused_actions:
         return CheckResult(check_name, "pass", f"all {len(actions)} actions are allowed")
-    denied = [action for action in missing if _is_denied(decisions.get(action, {}))]
+    denied = [action for action in refused_actions if _is_denied(decisions.get(action, {}))]
     if denied:
         message = f"{len(denied)} of {len(actions)} actions are denied outright: {_format_actions(denied)}"
         fix = "use another identity, or change the deny statement, permissions boundary or SCP"
         return CheckResult(check_name, "fail", message, fix)
-    if len(missing) == len(actions):
-        message = f"none of its {len(actions)} actions is allowed, {_format_actions(missing)} among them"
+    if len(refused_actions) == len(actions):
+        message = f"none of its {len(actions)} actions is allowed, {_format_actions(refused_actions)} among them"
         return CheckResult(check_name, "fail", message, "use another identity, or a policy that allows them")
-    message = f"{len(missing)} of {len(actions)} actions are not allowed on every resource: {_format_actions(missing)}"
+    count = f"{len(refused_actions)} of {len(actions)}"
+    message = f"{count} actions are not allowed on every resource: {_format_actions(refused_actions)}"
     return CheckResult(check_name, "warn", message, "check that a policy allows them for the fleet's own names")
 
 

@@ -71,8 +71,8 @@ def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResu
     default = [
         row["addonVersion"] for row in rows if any(entry.get("defaultVersion") for entry in row["compatibilities"])
     ]
-    shown = [*offered[:_MAX_SHOWN_VERSIONS], *(["others"] if len(offered) > _MAX_SHOWN_VERSIONS else [])]
-    message = f"EKS does not offer {add_on.version} for Kubernetes {version}; it offers {join_words(shown)}"
+    shown_versions = [*offered[:_MAX_SHOWN_VERSIONS], *(["others"] if len(offered) > _MAX_SHOWN_VERSIONS else [])]
+    message = f"EKS does not offer {add_on.version} for Kubernetes {version}; it offers {join_words(shown_versions)}"
     return CheckResult(add_on.name, "fail", message, f"pin {(default or offered)[0]} in {_CATALOG_FILE}")
 
 

@@ -96,29 +96,29 @@ def _describe_need(need: Need) -> str:
 def _compare_with_quota(aws: AwsSession, fleet: Fleet, need: Need) -> CheckResult:
     response = _fetch_quota(aws, need.quota)
     name, value = _format_name(need.quota, response.get("QuotaName")), float(response["Value"])
-    used = _fetch_usage(aws, fleet, need.quota, response)
-    usage_ratio = (need.amount + used) / value if value else math.inf
+    usage = _fetch_usage(aws, fleet, need.quota, response)
+    usage_ratio = (need.amount + usage) / value if value else math.inf
     if need.amount > value:
         message = f"{_describe_need(need)}; the quota is {value:,.0f}"
-        remedy = _suggest_increase(aws, need, response, used)
+        remedy = _suggest_increase(aws, need, response, usage)
         return CheckResult(name, "fail", message, *remedy, usage_ratio=usage_ratio)
-    if used and need.amount + used > value:
-        message = f"{_describe_need(need)}, plus {used:,.0f} in use; the quota is {value:,.0f}"
+    if usage and need.amount + usage > value:
+        message = f"{_describe_need(need)}, plus {usage:,.0f} in use; the quota is {value:,.0f}"
         # A count leaves this fleet out, so it is sure; a metric holds its running instances too.
         status: Status = "fail" if need.quota in _COUNTED_RESOURCES else "warn"
-        remedy = _suggest_increase(aws, need, response, used)
+        remedy = _suggest_increase(aws, need, response, usage)
         return CheckResult(name, status, message, *remedy, usage_ratio=usage_ratio)
     unit = f" {need.quota.unit}" if need.quota.unit else ""
-    usage_note = f", {used:,.0f} in use" if used else ""
+    usage_note = f", {usage:,.0f} in use" if usage else ""
     return CheckResult(name, "pass", f"{need.amount:,} of {value:,.0f}{unit}{usage_note}", usage_ratio=usage_ratio)
 
 
 def _suggest_increase(
-    aws: AwsSession, need: Need, response: Mapping[str, Any], used: float
+    aws: AwsSession, need: Need, response: Mapping[str, Any], usage: float
 ) -> tuple[str, tuple[str, ...]]:
     if not response.get("Adjustable", True):
         return "this quota cannot be raised: use a smaller fleet, or two in two accounts or regions", ()
-    desired_value = math.ceil(need.amount + used)
+    desired_value = math.ceil(need.amount + usage)
     requested = _fetch_requested_value(aws, need.quota)
     if requested >= desired_value:
         return f"{requested:,.0f} already requested: wait for AWS's answer", ()
@@ -128,7 +128,7 @@ def _suggest_increase(
     )
     if need.quota.unit == "vCPUs":  # people decide on those of accelerators, and ask back
         return "request more, days ahead, or use smaller pools", command
-    return f"request more{', or remove unused ones' if used else ''}", command
+    return f"request more{', or remove unused ones' if usage else ''}", command
 
 
 def _fetch_requested_value(aws: AwsSession, quota: Quota) -> float:

@@ -76,7 +76,7 @@ def _fetch_subnet(aws: AwsSession, subnet_id: str) -> Mapping[str, Any] | None:
 
 
 def _check_subnet(
-    network: ExistingNetwork, zone: str, subnet_id: str, subnet: Mapping[str, Any] | None, needed: int
+    network: ExistingNetwork, zone: str, subnet_id: str, subnet: Mapping[str, Any] | None, needed_addresses: int
 ) -> CheckResult:
     check_name = f"{subnet_id} in {zone}"
     if subnet is None:
@@ -91,11 +91,14 @@ def _check_subnet(
     if subnet.get("MapPublicIpOnLaunch"):
         return CheckResult(check_name, "fail", "it gives public addresses", "use a private subnet")
     free = subnet["AvailableIpAddressCount"]
-    usage_ratio = needed / free if free else math.inf
-    if needed > free:
-        message = f"{subnet['CidrBlock']} has {free:,} free addresses; the fleet needs up to {needed:,} there"
+    usage_ratio = needed_addresses / free if free else math.inf
+    if needed_addresses > free:
+        message = f"{subnet['CidrBlock']} has {free:,} free addresses; the fleet needs up to {needed_addresses:,} there"
         fix = "use a larger subnet, or smaller pools"
         return CheckResult(check_name, "fail", message, fix, usage_ratio=usage_ratio)
     return CheckResult(
-        check_name, "pass", f"{subnet['CidrBlock']}: {needed:,} of {free:,} free addresses", usage_ratio=usage_ratio
+        check_name,
+        "pass",
+        f"{subnet['CidrBlock']}: {needed_addresses:,} of {free:,} free addresses",
+        usage_ratio=usage_ratio,
     )

@@ -45,9 +45,9 @@ def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
 def _check_zones(aws: AwsSession, fleet: Fleet) -> CheckResult:
     described = aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
     available_zones = {details["ZoneName"]: details for details in described}
-    missing = [zone for zone in fleet.zones if zone not in available_zones]
-    if missing:
-        message = f"this account has no {join_words(missing)}; it has {join_words(sorted(available_zones))}"
+    missing_zones = [zone for zone in fleet.zones if zone not in available_zones]
+    if missing_zones:
+        message = f"this account has no {join_words(missing_zones)}; it has {join_words(sorted(available_zones))}"
         fix = f"set zones: [{', '.join(sorted(available_zones)[: len(fleet.zones)])}]"
         return CheckResult("zones", "fail", message, fix)
     ids = {zone: available_zones[zone]["ZoneId"] for zone in fleet.zones}
@@ -77,14 +77,14 @@ def _check_endpoints(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
         return []
     names = {format_endpoint_service(endpoint.service, fleet.region): endpoint.service for endpoint in services}
     details = aws.client("ec2").describe_vpc_endpoint_services(ServiceNames=list(names))["ServiceDetails"]
-    missing = [
+    missing_endpoints = [
         f"{names[row['ServiceName']]} in {zone}"
         for row in details
         for zone in fleet.zones
         if zone not in row["AvailabilityZones"]
     ]
-    if missing:
-        message = f"AWS has no interface endpoint of {join_words(missing)}"
+    if missing_endpoints:
+        message = f"AWS has no interface endpoint of {join_words(missing_endpoints)}"
         return [CheckResult("endpoints", "fail", message, "use other zones, or a network of your own: {vpc: vpc-...}")]
     return [CheckResult("endpoints", "pass", f"{len(names)} interface endpoints in {join_words(fleet.zones)}")]
 

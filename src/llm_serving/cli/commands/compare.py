@@ -115,9 +115,9 @@ def _find_newest(folder: Path, groups: int, repeats: int) -> list[list[Path]]:
     newest = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
     if len(newest) < count:
         have = {0: "no validation", 1: "one validation"}.get(len(newest), f"{len(newest)} validations")
-        needed = f", and {'two' if count == 2 else count} are compared" if newest else ""
+        requirement = f", and {'two' if count == 2 else count} are compared" if newest else ""
         fix = f"run blueprint validate {console.shorten_path(folder)}"
-        raise InputError(f"RUN: {console.shorten_path(folder)}: {runs} has {have}{needed}. Fix: {fix}.")
+        raise InputError(f"RUN: {console.shorten_path(folder)}: {runs} has {have}{requirement}. Fix: {fix}.")
     return [newest[start : start + repeats] for start in range(0, count, repeats)]
 
 

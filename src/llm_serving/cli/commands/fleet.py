@@ -80,8 +80,10 @@ def plan(
             console.print_json(fleet_plan_table.build_payload(fleet_context, stack_plans))
         else:
             _print_plan(fleet_context, stack_plans)
-    if exit_code and (changed := [stack_plan.name for stack_plan in stack_plans if not stack_plan.is_empty]):
-        raise CheckFailed(f"{console.shorten_path(fleet)}: {', '.join(changed)}: the account differs from the file")
+    if exit_code and (changed_stacks := [stack_plan.name for stack_plan in stack_plans if not stack_plan.is_empty]):
+        raise CheckFailed(
+            f"{console.shorten_path(fleet)}: {', '.join(changed_stacks)}: the account differs from the file"
+        )
 
 
 @app.command()

@@ -46,8 +46,8 @@ def show_upgrade(
     if write and steps and steps[0].edit:
         key_path, value = steps[0].edit
         text = fleet.read_bytes().decode("utf-8")
-        changed = overrides.apply(text, {".".join(key_path): value}, after="orchestrator")
-        processes.write_whole(fleet, changed)
+        changed_text = overrides.apply(text, {".".join(key_path): value}, after="orchestrator")
+        processes.write_whole(fleet, changed_text)
 
 
 def _read_account(settings: model.Fleet) -> tuple[Installed | None, list[str]]:

@@ -21,12 +21,12 @@ def make(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -
     Sets up versioning, encryption, TLS-only access and the public access block.
     """
     document = load(fleet, Fleet)
-    changed = state_bucket.ensure_state_bucket(
+    is_changed = state_bucket.ensure_state_bucket(
         document.value,
         AwsSession.from_environment(document.value.region),
         confirm=lambda: yes or typer.confirm("Create or update it?", err=True),
     )
-    if not changed:
+    if not is_changed:
         console.out.print(f"{document.value.state}: the bucket is up to date", markup=False)
 
 
@@ -38,10 +38,10 @@ def remove(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False)
     """
     document = load(fleet, Fleet)
     question = "Permanently delete it with all old versions?"
-    removed = state_bucket.remove_state_bucket(
+    is_removed = state_bucket.remove_state_bucket(
         document.value,
         AwsSession.from_environment(document.value.region),
         confirm=lambda: yes or typer.confirm(question, err=True),
     )
-    if not removed:
+    if not is_removed:
         console.out.print(f"{document.value.state}: the bucket does not exist", markup=False)

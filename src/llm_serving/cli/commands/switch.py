@@ -44,5 +44,5 @@ def switch(
     rendered = change.rendered or ("What is rendered stays the same.",)
     console.out.print("\n".join([*rendered, file, *change.lines]), markup=False, highlight=False)
     change.write()
-    shown = console.shorten_path(folder)
-    console.err.print(f"Next: blueprint deploy {shown} --fleet {console.shorten_path(fleet)} --target {target}")
+    folder_name = console.shorten_path(folder)
+    console.err.print(f"Next: blueprint deploy {folder_name} --fleet {console.shorten_path(fleet)} --target {target}")

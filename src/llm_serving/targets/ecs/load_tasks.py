@@ -217,10 +217,10 @@ def _find_network(plan: DeploymentPlan, further_groups: Sequence[str] = ()) -> d
     for name in (format_driver_group_name(fleet, plan.deployment.name), *further_groups):
         security_group = ecs_tasks.find_security_group(ec2, name)
         if security_group is None:
-            here = "" if further_groups else ", or --load-from here"
+            alternative = "" if further_groups else ", or --load-from here"
             raise Unavailable(
                 f"the security group {name} does not exist: the deployment is older than load drivers on ECS, or gone. "
-                f"Fix: run blueprint deploy{here}"
+                f"Fix: run blueprint deploy{alternative}"
             )
         security_groups.append(security_group)
     subnets = ecs_tasks.find_private_subnets(ec2, fleet, fleet.zones)

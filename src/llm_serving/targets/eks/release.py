@@ -73,9 +73,9 @@ def require_objects(plan: DeploymentPlan) -> None:
     """
     api, objects = pods.open_api(plan), helm.parse_objects(helm.render_objects(plan))
     kinds = {Kind(item["apiVersion"], item["kind"]): None for item in objects}
-    if missing := [f"{kind.kind} ({kind.api_version})" for kind in kinds if not api.has_kind(kind)]:
+    if missing_kinds := [f"{kind.kind} ({kind.api_version})" for kind in kinds if not api.has_kind(kind)]:
         raise CheckFailed(
-            f"{plan.deployment.name}: the cluster does not know {', '.join(missing)}. Nothing was changed. "
+            f"{plan.deployment.name}: the cluster does not know {', '.join(missing_kinds)}. Nothing was changed. "
             f"Fix: install the operators, in the versions that charts/{plan.deployment.chart}/README.md names."
         )
     if taken_names := [line for item in objects for line in _describe_other_owner(plan, api, item)]:
@@ -123,8 +123,8 @@ def _uninstall(plan: DeploymentPlan) -> None:
     helm.run(plan, "uninstall", *options, timeout_s=timeout_s + 60)
     # Helm keeps the pod of a failed test for its log.
     api = pods.open_api(plan)
-    left = api.list_objects(POD, pods.get_namespace(plan), labels=pods.build_selector(plan))
-    api.delete_objects(left, helm.QUERY_TIMEOUT_S)
+    pods_left = api.list_objects(POD, pods.get_namespace(plan), labels=pods.build_selector(plan))
+    api.delete_objects(pods_left, helm.QUERY_TIMEOUT_S)
 
 
 def require_release(plan: DeploymentPlan) -> None:

@@ -87,8 +87,8 @@ def _list_rules(service: Service, values: Mapping[str, Any]) -> Iterator[tuple[K
         at = ("services", names.index(service.name))
     reason = f"the command listens on {service.port}, and probes and clients would ask elsewhere"
     yield (*at, "port"), service.port, reason, "write {{ service.port }}"
-    listed = ", ".join(f"{name} {port}" for name, port in service.ports.items()) or "none"
-    further = f"the command's further ports: {listed}"
+    port_names = ", ".join(f"{name} {port}" for name, port in service.ports.items()) or "none"
+    further = f"the command's further ports: {port_names}"
     yield (*at, "ports"), dict(service.ports), further, "write {{ service.ports | yaml }}"
     if has_roles:
         yield (*at, "nodes"), service.nodes, f"a replica has {service.nodes}", "write {{ service.nodes }}"
@@ -98,9 +98,9 @@ def _list_rules(service: Service, values: Mapping[str, Any]) -> Iterator[tuple[K
 
 def _find_value(values: Mapping[str, Any], key_path: KeyPath, chart: str) -> Any:
     """Return a value, or its default in the chart."""
-    written = yaml_source.get_value(values, key_path)
-    if written is not None or key_path[0] != "roles" or chart != "inference":
-        return written
+    written_value = yaml_source.get_value(values, key_path)
+    if written_value is not None or key_path[0] != "roles" or chart != "inference":
+        return written_value
     kind = yaml_source.get_value(values, (*key_path[:2], "kind"))
     return yaml_source.get_value(_read_defaults(), (kind, *key_path[2:]))
 
@@ -117,6 +117,6 @@ def _build_mistake(file: YamlFile, key_path: KeyPath, reason: str, fix: str) -> 
     while written_path not in file.positions:
         written_path = written_path[:-1]
     value = yaml_source.get_value(file.data, key_path)
-    shown = quote_value(value) if isinstance(value, str | int | float) else ""
+    quoted_value = quote_value(value) if isinstance(value, str | int | float) else ""
     position, field = file.positions[written_path], yaml_source.format_key_path(key_path)
-    return Mistake(_RENDERED, position.key_line, position.key_column, field, shown, reason.rstrip("."), fix)
+    return Mistake(_RENDERED, position.key_line, position.key_column, field, quoted_value, reason.rstrip("."), fix)

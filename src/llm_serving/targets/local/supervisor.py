@@ -66,9 +66,9 @@ def find_mistakes(deployment: Deployment, text: str) -> Iterator[Mistake]:
             fix = "write NAME = VALUE below a [SECTION], or start it with ;"
             yield Mistake(file, number, 1, "", line, "supervisord cannot read this line", fix)
         return
-    needed = (*_OWN_SECTIONS, *(f"program:{service.name}" for service in deployment.all_services))
-    if missing := [f"[{section}]" for section in needed if not parser.has_section(section)]:
-        reason = f"the rendered file lacks {', '.join(missing)}"
+    sections = (*_OWN_SECTIONS, *(f"program:{service.name}" for service in deployment.all_services))
+    if missing_sections := [f"[{section}]" for section in sections if not parser.has_section(section)]:
+        reason = f"the rendered file lacks {', '.join(missing_sections)}"
         yield Mistake(file, 0, 0, "", "", reason, "write these sections as the pattern's template does")
 
 

@@ -124,8 +124,8 @@ def _check_gguf(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
 def _check_pipeline(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
     """Require that each part of a pipeline is there, with whole files of weights."""
     if pipelines.INDEX_FILE not in sizes:
-        missing = f"{pipelines.INDEX_FILE} is missing"
-        raise Unavailable(f"{uri}: no model: {missing}. Fix: upload it with `blueprint model copy`.")
+        reason = f"{pipelines.INDEX_FILE} is missing"
+        raise Unavailable(f"{uri}: no model: {reason}. Fix: upload it with `blueprint model copy`.")
     from llm_serving.hub import read
 
     index = read.read_s3_json(bucket, pipelines.INDEX_FILE)
@@ -141,8 +141,8 @@ def _check_pipeline(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> in
 def _check_safetensors(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
     files = {name: size for name, size in sizes.items() if name.endswith(safetensors.SUFFIX)}
     if "config.json" not in sizes or not files:
-        missing = "safetensors" if "config.json" in sizes else "config.json"
-        raise Unavailable(f"{uri}: no model: {missing} is missing. Fix: upload it with `blueprint model copy`.")
+        missing_file = "safetensors" if "config.json" in sizes else "config.json"
+        raise Unavailable(f"{uri}: no model: {missing_file} is missing. Fix: upload it with `blueprint model copy`.")
     total = _check_whole(bucket, uri, files)
     _check_index(bucket, uri, sizes)
     return total
@@ -166,9 +166,9 @@ def _check_index(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> None:
         index = json.loads(bucket.read(INDEX_FILE, 0, sizes[INDEX_FILE]))
     except ValueError:
         raise Unavailable(f"{uri}{INDEX_FILE}: it is not JSON. Fix: upload the model again.") from None
-    missing = safetensors.list_missing(index, sizes)
-    if missing:
+    missing_files = safetensors.list_missing(index, sizes)
+    if missing_files:
         raise Unavailable(
-            f"{uri}: {INDEX_FILE} names files that are not there, {missing[0]} first. "
+            f"{uri}: {INDEX_FILE} names files that are not there, {missing_files[0]} first. "
             "Fix: upload the model again with `blueprint model copy`."
         )

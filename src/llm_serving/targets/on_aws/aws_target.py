@@ -253,11 +253,11 @@ class AwsTarget(Target):
             plan.deployment.name, rendered.find_callers(plan.deployment.name, plan.fleet, Path(), self.name)
         )
         confirm(f"Remove {plan.deployment.name} from {self.name}?")
-        removed = self.remove(plan)
+        is_removed = self.remove(plan)
         render.remove(plan.rendered)  # the fleet's costs, and who calls what, go by these files
-        if not removed:
+        if not is_removed:
             console.out.print(f"{plan.deployment.name}: not deployed on {self.name}", markup=False)
-        return removed
+        return is_removed
 
     @abc.abstractmethod
     def remove(self, plan: DeploymentPlan) -> bool:

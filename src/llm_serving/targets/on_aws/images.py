@@ -39,26 +39,27 @@ def require_images(plan: DeploymentPlan, images: Iterable[str] | None = None) ->
         CheckFailed: an image is missing; what pulls it would wait until the deploy gives up.
         Unavailable: AWS cannot be asked.
     """
-    for missing in list_missing(plan, _list_images(plan) if images is None else images):
-        raise CheckFailed(f"{missing.image} {missing.reason}. Nothing was changed. Fix: {_format_fix(plan, missing)}")
+    for missing_image in list_missing(plan, _list_images(plan) if images is None else images):
+        fix = _format_fix(plan, missing_image)
+        raise CheckFailed(f"{missing_image.image} {missing_image.reason}. Nothing was changed. Fix: {fix}")
 
 
 def check_images(plan: DeploymentPlan) -> list[CheckResult]:
     """Return a result for each image of the deployment's that is the fleet's own, for a preflight."""
     images = _select_own(plan, _list_images(plan))
-    missing = {row.image: row for row in list_missing(plan, images)}
-    return [_build_result(plan, image, missing.get(image)) for image in images]
+    missing_images = {row.image: row for row in list_missing(plan, images)}
+    return [_build_result(plan, image, missing_images.get(image)) for image in images]
 
 
 def _list_images(plan: DeploymentPlan) -> list[str]:
     return [service.image for service in plan.deployment.services]
 
 
-def _build_result(plan: DeploymentPlan, image: str, missing: MissingImage | None) -> CheckResult:
+def _build_result(plan: DeploymentPlan, image: str, missing_image: MissingImage | None) -> CheckResult:
     label = image.rpartition("/")[2].partition("@")[0]
-    if missing is None:
+    if missing_image is None:
         return CheckResult(label, "pass", "in the fleet's registry")
-    return CheckResult(label, "fail", missing.reason, _format_fix(plan, missing))
+    return CheckResult(label, "fail", missing_image.reason, _format_fix(plan, missing_image))
 
 
 def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[MissingImage]:
@@ -66,9 +67,9 @@ def list_missing(plan: DeploymentPlan, images: Iterable[str]) -> Iterator[Missin
     ecr = plan.aws.client("ecr")
     for image in _select_own(plan, images):
         with clients.translate_errors():
-            missing = _look_up(ecr, f"{plan.fleet.value.name}/{get_name(image)}", image)
-        if missing:
-            yield missing
+            missing_image = _look_up(ecr, f"{plan.fleet.value.name}/{get_name(image)}", image)
+        if missing_image:
+            yield missing_image
 
 
 def _select_own(plan: DeploymentPlan, images: Iterable[str]) -> list[str]:
@@ -96,12 +97,12 @@ def _find_newest(ecr: Any, repository: str) -> str:
     return str(newest["imageTags"][0])
 
 
-def _format_fix(plan: DeploymentPlan, missing: MissingImage) -> str:
-    name, fleet = get_name(missing.image), plan.fleet.path
+def _format_fix(plan: DeploymentPlan, missing_image: MissingImage) -> str:
+    name, fleet = get_name(missing_image.image), plan.fleet.path
     build = f"run images/build {name} --fleet {fleet}"
-    if not missing.has_repository:
+    if not missing_image.has_repository:
         return f"add {name} to storage.repositories of {fleet}, apply the stack storage, and {build}"
-    if "@" in missing.image:
+    if "@" in missing_image.image:
         return f"{build}, or remove its line from {image_pins.locate(fleet)} to pull it by its tag"
     return build
 
