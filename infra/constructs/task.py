@@ -182,22 +182,32 @@ def _build_main_container(
         container["ulimits"] = [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
     if health_check := _build_health_check(service):
         container["healthCheck"] = health_check
-    mounts = [
-        {"sourceVolume": name, "containerPath": mount.path, "readOnly": False} for name, mount in service.mounts.items()
-    ]
-    # A companion starts before it and ends after it, with the requests under way: ECS reverses the order as it stops a
-    # task. Source: ECS API reference, ContainerDefinition, dependsOn, 2026-11.
-    dependencies = {str(sidecar["name"]): "START" for sidecar in sidecars if _is_companion(sidecar)}
-    if service.prefetch:
-        mounts.append({"sourceVolume": "fetched", "containerPath": FETCH_DIR, "readOnly": True})
-        dependencies[COPIER] = "SUCCESS"
-    if dependencies:
-        container["dependsOn"] = [
-            {"containerName": name, "condition": condition} for name, condition in dependencies.items()
-        ]
-    if mounts:
+    if dependencies := _list_dependencies(service, sidecars):
+        container["dependsOn"] = dependencies
+    if mounts := _list_mounts(service):
         container["mountPoints"] = mounts
     return container
+
+
+def _list_dependencies(service: Service, sidecars: Sequence[ContainerDefinition]) -> list[dict[str, str]]:
+    """List what the main container waits for: its companions, and the copies of its files.
+
+    A companion starts before it and ends after it, with the requests under way: ECS reverses the order as it stops a
+    task. Source: ECS API reference, ContainerDefinition, dependsOn, 2026-11.
+    """
+    conditions = {str(sidecar["name"]): "START" for sidecar in sidecars if _is_companion(sidecar)}
+    if service.prefetch:
+        conditions[COPIER] = "SUCCESS"
+    return [{"containerName": name, "condition": condition} for name, condition in conditions.items()]
+
+
+def _list_mounts(service: Service) -> list[dict[str, object]]:
+    mounts: list[dict[str, object]] = [
+        {"sourceVolume": name, "containerPath": mount.path, "readOnly": False} for name, mount in service.mounts.items()
+    ]
+    if service.prefetch:
+        mounts.append({"sourceVolume": "fetched", "containerPath": FETCH_DIR, "readOnly": True})
+    return mounts
 
 
 def _is_companion(sidecar: ContainerDefinition) -> bool:

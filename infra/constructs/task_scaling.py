@@ -165,25 +165,21 @@ def _build_metric(service: Service, stream: MetricStream) -> Any:
     scale, names = service.replicas.scale, sidecars.select_metrics(service, stream)
     assert scale
     dimensions = build_dimensions(stream, service).items()
-    if service.replicas.min:
-        return _track(
-            _METRIC,
-            namespace=stream.namespace,
-            metric_name=names[scale.signal],
-            statistic="Average",
-            dimensions=[_track(f"{_METRIC}Dimensions", name=key, value=value) for key, value in dimensions],
-        )
 
-    def query(query_id: str, concept: str, stat: str) -> Any:
-        metric = _track(
-            f"{_METRIC}MetricsMetricStatMetric",
+    def build_metric(part: str, concept: str, **settings: str) -> Any:
+        return _track(
+            part,
             namespace=stream.namespace,
             metric_name=names[concept],
-            dimensions=[
-                _track(f"{_METRIC}MetricsMetricStatMetricDimensions", name=key, value=value)
-                for key, value in dimensions
-            ],
+            dimensions=[_track(f"{part}Dimensions", name=key, value=value) for key, value in dimensions],
+            **settings,
         )
+
+    if service.replicas.min:
+        return build_metric(_METRIC, scale.signal, statistic="Average")
+
+    def query(query_id: str, concept: str, stat: str) -> Any:
+        metric = build_metric(f"{_METRIC}MetricsMetricStatMetric", concept)
         metric_stat = _track(f"{_METRIC}MetricsMetricStat", metric=metric, stat=stat)
         return _track(f"{_METRIC}Metrics", id=query_id, metric_stat=metric_stat, return_data=False)
 
