@@ -87,14 +87,17 @@ def test_nvme_disks_are_striped_before_docker_starts_if_the_pool_uses_them() -> 
     assert "text/cloud-boothook" not in parse_parts(ecs_node_config.render(build_group(nvme=False), "demo"))
 
 
-def run_boothook(folder: Path, disks: int, mounted: bool = False) -> list[str]:
+def run_boothook(folder: Path, disks: int, mounted: bool = False, assembled: bool = False) -> list[str]:
     """What the boothook runs on a machine with so many NVMe disks, with every program that touches disks replaced."""
     models = "".join(f"/dev/nvme{index + 1}n1 Amazon EC2 NVMe Instance Storage\\n" for index in range(disks))
     outputs = {
-        "lsblk": f"printf '/dev/nvme0n1 Amazon Elastic Block Store\\n{models}'",
+        "lsblk": f"""case $* in
+            *--nodeps*) printf '/dev/nvme0n1 Amazon Elastic Block Store\\n{models}' ;;
+            *) printf '/dev/nvme1n1 disk\\n{"/dev/md127 raid0" * assembled}\\n' ;;
+        esac""",
         "mountpoint": f"exit {int(not mounted)}",
         "mdadm": f'echo mdadm "$@" >>{folder}/ran; [ "$1" = --create ]',
-        "blkid": "exit 2",
+        "blkid": f"exit {2 * (not assembled)}",
         **{name: f'echo {name} "$@" >>{folder}/ran' for name in ("mkfs.xfs", "mount", "mkdir", "dnf", "systemctl")},
     }
     for name, output in outputs.items():
@@ -120,6 +123,13 @@ def test_two_disks_form_a_raid_0_array(tmp_path: Path) -> None:
         "systemctl try-restart containerd",
     ]
     assert not any("nvme0n1" in line for line in commands)
+
+
+def test_an_array_that_udev_assembled_as_the_machine_restarted_is_mounted_as_it_is(tmp_path: Path) -> None:
+    """By a name of udev's: awslabs/amazon-eks-ami, setup-local-disks, "the device symlink has changed on reboot"."""
+    commands = run_boothook(tmp_path, 2, assembled=True)
+    assert commands[1] == "mount --options noatime /dev/md127 /mnt/instance-store"
+    assert not any(line.startswith(("mdadm", "mkfs.xfs")) for line in commands)
 
 
 def test_a_single_disk_is_formatted_without_raid(tmp_path: Path) -> None:
