@@ -66,6 +66,18 @@ def test_requests_in_flight_that_grow_by_chance_are_not_doubted() -> None:
     assert _find_doubts(OPEN, samples) == []
 
 
+@pytest.mark.parametrize(("count", "doubts"), [(100, 1), (300, 0), (60, 0)], ids=["short", "missed", "all ramp"])
+def test_a_limit_that_the_requests_of_the_ramp_keep_is_not_shown(count: int, doubts: int) -> None:
+    """Sixty requests of 0.1 s while users begin, and of 0.9 s thereafter; in a longer load these decide by themselves."""
+    slo, result = Slo.model_validate({"ttft_ms": {"p50": 500}}), DriverResult(ramp_s=3.0, duration_s=60)
+    samples = [Sample(n, n / 20, ttft_ms=100.0 if n < 60 else 900.0, e2e_ms=1000.0) for n in range(count)]
+    found = soundness.find_doubts(Traffic(users=30), slo, result, samples)
+    reason = "ttft_ms.p50 within 500 ms: 100.0 ms, and 900.0 of the 40 requests that were sent once all users had begun"
+    assert found == [f"{reason}; needs a longer load"] * doubts
+    # The negative control: without a ramp all requests are of the load.
+    assert soundness.find_doubts(Traffic(users=30), slo, DriverResult(duration_s=60), samples) == []
+
+
 def test_a_load_shorter_than_a_few_answers_is_all_ramp() -> None:
     samples = [Sample(number, 0.0, ttft_ms=100.0, e2e_ms=2000.0) for number in range(8)]
     assert _find_doubts(CLOSED, samples) == [

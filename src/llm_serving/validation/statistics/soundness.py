@@ -16,7 +16,7 @@ from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.validation.load import answer
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
-from llm_serving.validation.statistics import sample_statistics, time_series
+from llm_serving.validation.statistics import distribution, sample_statistics, time_series
 from llm_serving.validation.statistics.sample_statistics import METRICS, Metric
 from llm_serving.validation.statistics.time_series import Steady
 
@@ -94,7 +94,12 @@ def find_doubts(traffic: Traffic, slo: Slo, result: DriverResult, samples: Seque
         for growth in find_growth(traffic, samples)
         if growth.threatens(slo)
     ]
-    return [*_check_duration(result, samples), *_check_sessions(traffic, samples), *(queue or growths)]
+    return [
+        *_check_duration(result, samples),
+        *_check_ramp(slo, result, samples),
+        *_check_sessions(traffic, samples),
+        *(queue or growths),
+    ]
 
 
 def find_lasting_doubts(
@@ -140,6 +145,21 @@ def _check_duration(result: DriverResult, samples: Sequence[Sample]) -> Iterator
             f"the load lasted {result.duration_s:.1f} s and an answer up to {longest_s:.1f} s: it is all ramp and end; "
             f"needs {needed:,} requests"
         )
+
+
+def _check_ramp(slo: Slo, result: DriverResult, samples: Sequence[Sample]) -> Iterator[str]:
+    """In the closed loop: limits that hold by the requests that were sent before all users had begun."""
+    later = [sample for sample in samples if sample.start_s >= result.ramp_s]
+    if not result.ramp_s or not later:
+        return
+    whole, steady = distribution.collect(samples), distribution.collect(later)
+    for metric in METRICS:
+        for statistic, limit in getattr(slo, metric).model_dump(exclude_none=True).items():
+            of_all, of_later = (part[metric].estimate(statistic).value for part in (whole, steady))
+            if of_all is not None and of_later is not None and of_all <= limit < of_later:
+                sent = f"{len(later)} requests that were sent once all users had begun"
+                reason = f"{of_all:.1f} ms, and {of_later:.1f} of the {sent}"
+                yield f"{metric}.{statistic} within {limit:g} ms: {reason}; needs a longer load"
 
 
 def _check_sessions(traffic: Traffic, samples: Sequence[Sample]) -> Iterator[str]:
