@@ -105,6 +105,23 @@ def test_check_says_what_aws_runs(plan: DeploymentPlan) -> None:
     assert (plain["cache"], "parquet" in plain) == (rows["cache"], False)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "heap_gb"),
+    [
+        ("", ""),
+        ("partitions: 64\naws: {parallelism: 64, brokers: 6}\n", "44 GB"),
+        ("partitions: 64\naws: {parallelism: 64, brokers: 6}\ncheckpoint: 30s\n", ""),
+    ],
+)
+def test_producers_that_fill_the_heap_of_the_brokers_have_a_note(
+    plan: DeploymentPlan, sizes: str, heap_gb: str
+) -> None:
+    folder = plan.blueprint.path.parent
+    (folder / "blueprint.yaml").write_text(BLUEPRINT + sizes)
+    notes = planning.plan_offline(folder, Path("fleet.yaml"), "ecs").deployment.notes
+    assert [f"take {heap_gb} of its heap" in note for note in notes] == [True] * bool(heap_gb)
+
+
 def test_a_validation_learns_from_the_job_where_kafka_is(plan: DeploymentPlan, stubber: Stubber) -> None:
     assert isinstance(plan.deployment, StreamingDeployment)
     assert plan.deployment.brokers == ""

@@ -35,6 +35,13 @@ KAFKA_PROPERTIES: Mapping[str, str] = {
 
 REPLICAS = 3
 
+_PRODUCER_BYTES, _REMEMBERED_S = 250, 86_400
+"""Bytes of heap that a broker takes for a producer in each partition, and how long it does: MSK has no such setting for
+a cluster. Each task has another producer after each checkpoint. Measured on Kafka 3.9.1; producer.id.expiration.ms."""
+
+_MUCH_HEAP_BYTES = 3e9
+"""What is much for a broker of 8 GiB of memory, as the default kafka.m7g.large has."""
+
 
 def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
     """Yield what AWS's managed services refuse, or do not have."""
@@ -104,6 +111,17 @@ def resolve(
 def get_dead_alarm(settings: Blueprint) -> float:
     """Return the share of events without an answer at which an alarm rings."""
     return settings.slo.dead_events or 0.01
+
+
+def list_notes(settings: Blueprint) -> Iterator[str]:
+    """Say what producers of checkpoints take of each broker's heap where that is much."""
+    producers = _REMEMBERED_S * settings.aws.parallelism / settings.checkpoint
+    heap_bytes = _PRODUCER_BYTES * producers * settings.partitions * REPLICAS / settings.aws.brokers
+    if heap_bytes > _MUCH_HEAP_BYTES:
+        yield (
+            f"Each broker remembers the producers of a day's checkpoints, which take {heap_bytes / 1e9:.0f} GB of its "
+            "heap: raise checkpoint, or let brokers forget them sooner, as the pattern's README says."
+        )
 
 
 def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:

@@ -96,7 +96,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
     cost = rented_cost.describe(fleet.value, list(price.list_units(stack)))
-    return deployment.model_copy(update={"stack": stack, "cost": cost})
+    notes = tuple(cloud.list_notes(settings))
+    return deployment.model_copy(update={"stack": stack, "cost": cost, "notes": notes})
 
 
 def _locate_servers(settings: Blueprint, environment: Environment, name: str) -> tuple[str, str]:
