@@ -31,7 +31,7 @@ from llm_serving import console, paths, processes, program
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
-from llm_serving.kinds.batch.worker_settings import Answering
+from llm_serving.kinds.batch.worker_settings import Answering, Place
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
 
@@ -214,7 +214,7 @@ def build_document(endpoint: str, workers: int = 2, takeover_s: float = 3.0, nam
         }
     )
     answering = Answering(endpoint, (f"{endpoint}/metrics",), is_shared=False, has_priority=False)
-    return worker_settings.build(settings, answering, name=name, bucket=BUCKET, prefix=f"batch/{name}")
+    return worker_settings.build(settings, answering, Place(name, BUCKET, f"batch/{name}"))
 
 
 def build_rows(count: int, words: random.Random) -> dict[str, str]:

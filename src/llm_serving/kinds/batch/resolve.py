@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from llm_serving.kinds.batch import cloud, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
 from llm_serving.kinds.batch.deployment import API, WORKER, BatchDeployment
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
-from llm_serving.kinds.batch.worker_settings import Answering
+from llm_serving.kinds.batch.worker_settings import Answering, Place
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import context
 from llm_serving.kinds.serving import resolve as serving
@@ -60,50 +59,33 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     shared_name = settings.endpoint.deployment
     shared = deployments.require_serving(blueprint, shared_name, fleet, environment) if shared_name else None
     answering = _describe_endpoint(settings.endpoint, own_serving, shared)
-    usd_h = settings.endpoint.usd_per_hour or (shared.usd_h if shared else None)
+    place = Place(name, _choose_bucket(environment), worker_settings.build_prefix(name))
     stack = None
     if in_containers:
         raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
         stack = cloud.resolve(settings, fleet.value, environment, name)
-    document = worker_settings.build(
-        settings,
-        answering,
-        name=stack.workflow if stack else name,
-        bucket=_choose_bucket(environment),
-        prefix=worker_settings.build_prefix(name),
-        usd_h=usd_h,
-        drain_s=cloud.DRAIN_S if stack else worker_settings.LOCAL_DRAIN_S,
-        kept_s=fleet.value.storage.results_kept if stack else math.inf,
-        has_secrets=in_containers,
-    )
-    port = environment.ports.get(API, cloud.API_PORT)
-    own_services = own_serving.services if own_serving else ()
-    workers, api = (
-        _build_workers(settings, environment, document),
-        _build_api(environment, {**document, "team_keys": _locate_keys(blueprint, environment)}, port, stack),
-    )
+        kept_s = fleet.value.storage.results_kept
+        place = place._replace(name=stack.workflow, drain_s=cloud.DRAIN_S, kept_s=kept_s, has_secrets=True)
+    workers, api = _build_programs(blueprint, fleet.value, environment, answering, place, stack)
     if stack:
-        build = functools.partial(
-            cloud.build_container, settings=settings, fleet=fleet.value, environment=environment, answering=answering
-        )
-        workers, api = [build(_build_service(environment, WORKER, document))], build(api)
         units = list(rendered.list_fargate(stack.orchestrator, (*workers, api), name))
         size = ("workers", "count"), settings.workers.count
         raise_mistakes(blueprint.locate(rented_cost.find_excess(fleet.value, units, "the batch", size)))
+    own_services = own_serving.services if own_serving else ()
     return BatchDeployment(
         name=name,
         pattern=settings.pattern,
         target=environment.target,
         fleet=fleet.value.name,
         environment=environment,
-        url=_format_url(environment, name, port),
+        url=_format_url(environment, name),
         endpoint_url=answering.url,
         model=own_serving.served_models[0].name if own_serving else "",
         metrics_urls=answering.metrics_urls,
         serving=own_serving,
-        usd_h=usd_h,
-        bucket=_choose_bucket(environment),
-        prefix=worker_settings.build_prefix(name),
+        usd_h=answering.usd_h,
+        bucket=place.bucket,
+        prefix=place.prefix,
         teams=dict(settings.teams),
         limits=settings.limits,
         sample=settings.sample,
@@ -126,6 +108,25 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     )
 
 
+def _build_programs(
+    blueprint: Document[Blueprint],
+    fleet: Fleet,
+    environment: Environment,
+    answering: Answering,
+    place: Place,
+    stack: BatchStack | None,
+) -> tuple[list[Service], Service]:
+    """Build the workers and the Batch API: processes of this machine, or with a stack containers."""
+    settings, document = blueprint.value, worker_settings.build(blueprint.value, answering, place)
+    api = _build_api(blueprint, environment, document, stack)
+    if stack is None:
+        return _build_workers(settings, environment, document), api
+    build = functools.partial(
+        cloud.build_container, settings=settings, fleet=fleet, environment=environment, answering=answering
+    )
+    return [build(_build_service(environment, WORKER, document))], build(api)
+
+
 def _locate_keys(blueprint: Document[Blueprint], environment: Environment) -> JsonValue:
     """Return where the Batch API finds the keys of teams; None where it asks for none."""
     keys = blueprint.value.api.keys
@@ -145,9 +146,10 @@ def _build_workers(settings: Blueprint, environment: Environment, document: dict
 
 
 def _build_api(
-    environment: Environment, document: dict[str, JsonValue], port: int, stack: BatchStack | None
+    blueprint: Document[Blueprint], environment: Environment, document: dict[str, JsonValue], stack: BatchStack | None
 ) -> Service:
-    api = _build_service(environment, API, {**document, "cache": None})
+    keys, port = _locate_keys(blueprint, environment), _choose_port(environment)
+    api = _build_service(environment, API, {**document, "team_keys": keys, "cache": None})
     state_machine = (
         {"BATCH_STATE_MACHINE": cloud.format_state_machine(environment, stack.workflow)}
         if stack
@@ -179,8 +181,13 @@ def _choose_bucket(environment: Environment) -> str:
     return environment.results_bucket or environment.bucket
 
 
-def _format_url(environment: Environment, name: str, port: int) -> str:
-    conventions = environment.conventions
+def _choose_port(environment: Environment) -> int:
+    """Return the Batch API's port."""
+    return environment.ports.get(API, cloud.API_PORT)
+
+
+def _format_url(environment: Environment, name: str) -> str:
+    conventions, port = environment.conventions, _choose_port(environment)
     if conventions.is_local:
         return conventions.url.format(deployment=name, namespace=environment.namespace, port=port)
     return f"http://{format_peer_name(name, API, environment.namespace)}:{port}"
@@ -238,10 +245,16 @@ def _describe_endpoint(
             is_shared=False,
             has_priority=False,
             metrics=own_serving.engine_row.metrics,
+            usd_h=endpoint.usd_per_hour,
         )
     if endpoint.url:
-        url = endpoint.url.rstrip("/").removesuffix("/v1")
-        return Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
+        return Answering(
+            endpoint.url.rstrip("/").removesuffix("/v1"),
+            endpoint.metrics,
+            is_shared=endpoint.priority,
+            has_priority=endpoint.priority,
+            usd_h=endpoint.usd_per_hour,
+        )
     if shared is None:
         raise ValueError("an endpoint has a model, a URL or a deployment")
     return Answering(
@@ -252,6 +265,7 @@ def _describe_endpoint(
         headers=shared.traits.classes.get("low", {}),
         limits=tuple(worker_settings.list_limits(shared)) if shared.metrics_urls else (),
         metrics=shared.metrics,
+        usd_h=endpoint.usd_per_hour or shared.usd_h,
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import EngineMetric
-from llm_serving.kinds.batch.blueprint import Blueprint, Cache, Priority, resolve_deadline
+from llm_serving.kinds.batch.blueprint import Blueprint, Cache, Limits, Priority, Team, resolve_deadline
 from llm_serving.services.deployment import FoundDeployment
 
 VARIABLE = "BATCH_SETTINGS"
@@ -70,6 +70,29 @@ class Answering(NamedTuple):
     metrics: Mapping[EngineMetric, str] = MappingProxyType({})
     """Names of its engine's metrics; empty if unknown."""
 
+    usd_h: float | None = None
+    """Its cost per hour; None if unknown."""
+
+
+class Place(NamedTuple):
+    """Where the programs run, and what they have there."""
+
+    name: str
+    """Of the state machine, and the prefix of the queues' names."""
+
+    bucket: str
+    prefix: str
+    """Of all objects in the bucket."""
+
+    drain_s: int = LOCAL_DRAIN_S
+    """How long rows in flight may finish after SIGTERM."""
+
+    kept_s: float = math.inf
+    """How long S3 keeps what a job has saved."""
+
+    has_secrets: bool = False
+    """Whether the target has AWS's secrets; variables take their place elsewhere."""
+
 
 class QueueNames(NamedTuple):
     """Names of a batch's queues."""
@@ -100,56 +123,30 @@ def name_queues(prefix: str, teams: Iterable[str]) -> QueueNames:
     return QueueNames(f"{prefix}-control", f"{prefix}-inbox", f"{prefix}-uncached", runs)
 
 
-def build(
-    settings: Blueprint,
-    answering: Answering,
-    *,
-    name: str,
-    bucket: str,
-    prefix: str,
-    usd_h: float | None = None,
-    drain_s: int = LOCAL_DRAIN_S,
-    kept_s: float = math.inf,
-    has_secrets: bool = False,
-) -> dict[str, JsonValue]:
-    """Build the document.
-
-    Args:
-        name: of the state machine, and the prefix of the queues' names.
-        kept_s: how long S3 keeps what a job has saved.
-        has_secrets: whether the target has AWS's secrets; variables take their place elsewhere.
-    """
-    limits, queues = settings.limits, name_queues(name, settings.teams)
-    api_key = settings.endpoint.api_key if has_secrets else None
+def build(settings: Blueprint, answering: Answering, place: Place) -> dict[str, JsonValue]:
+    """Build the document."""
+    limits, queues = settings.limits, name_queues(place.name, settings.teams)
+    api_key = settings.endpoint.api_key if place.has_secrets else None
     return {
         "version": VERSION,
-        "name": name,
-        "bucket": bucket,
-        "prefix": prefix,
+        "name": place.name,
+        "bucket": place.bucket,
+        "prefix": place.prefix,
         "priorities": list(PRIORITIES),
-        "teams": {
-            team_name: {
-                "weight": team.weight,
-                "priority": team.priority,
-                "deadline_s": resolve_deadline(team, limits),
-                "tokens_per_day": team.tokens_per_day,
-                "queues": dict(queues.runs[team_name]),
-            }
-            for team_name, team in settings.teams.items()
-        },
+        "teams": {name: _build_team(team, limits, queues.runs[name]) for name, team in settings.teams.items()},
         "control_queue": queues.control,
         "inbox_queue": queues.inbox,
         "workers": settings.workers.count,
         "min_concurrency": settings.workers.concurrency.min,
         "max_concurrency": settings.workers.concurrency.max,
-        "drain_s": drain_s,
+        "drain_s": place.drain_s,
         "bad_rows": limits.bad_rows,
         "long_inputs": limits.long_inputs,
         "attempts": limits.attempts,
         "request_timeout_s": limits.request_timeout,
         "chunk_bytes": limits.chunk,
         "failed_chunks": limits.failed_chunks,
-        "max_deadline_s": min(_MAX_DEADLINE_S, kept_s),
+        "max_deadline_s": min(_MAX_DEADLINE_S, place.kept_s),
         "takeover_s": limits.takeover,
         "endpoint": answering.url,
         "is_shared": answering.is_shared,
@@ -163,9 +160,19 @@ def build(
             {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
         ],
         "has_parquet": settings.results.parquet,
-        "cache": _build_cache(settings.results.cache, queues.uncached, has_secrets=has_secrets),
-        "usd_h": usd_h,
+        "cache": _build_cache(settings.results.cache, queues.uncached, has_secrets=place.has_secrets),
+        "usd_h": answering.usd_h,
         "logs": settings.logs,
+    }
+
+
+def _build_team(team: Team, limits: Limits, queues: Mapping[str, str]) -> JsonValue:
+    return {
+        "weight": team.weight,
+        "priority": team.priority,
+        "deadline_s": resolve_deadline(team, limits),
+        "tokens_per_day": team.tokens_per_day,
+        "queues": {**queues},
     }
 
 
