@@ -269,8 +269,10 @@ def run_with_kills(
         Unavailable: the job did not end within `limit_s`.
     """
     jobs = run.open_jobs()
+    from batch.layout import Submission
+
     run.s3.put_object(Bucket=BUCKET, Key="input.jsonl", Body=format_rows(rows))
-    job = jobs.submit("input.jsonl", team="default")
+    job = jobs.submit(Submission("input.jsonl", team="default"))
     deadline, killed = time.monotonic() + limit_s, Counter[str]()
     while job["state"] not in FINAL_STATES:
         if time.monotonic() > deadline:

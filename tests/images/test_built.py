@@ -354,9 +354,11 @@ def test_the_batch_worker_and_its_api_run_a_job_in_their_image(image_runner: Ima
     with batch_kills.start_run(tmp_path, workers=1, delay_ms=5, format_program=format_program) as run:
         run.wait_for_api()
         jobs = run.open_jobs()
+        from batch.layout import Submission
+
         rows = {f"row-{number}": f"answer {number}" for number in range(20)}
         run.s3.put_object(Bucket=batch_kills.BUCKET, Key="input.jsonl", Body=batch_kills.format_rows(rows))
-        job = jobs.submit("input.jsonl", team="default")
+        job = jobs.submit(Submission("input.jsonl", team="default"))
         deadline = time.monotonic() + START_S
         while job["state"] not in batch_kills.FINAL_STATES and time.monotonic() < deadline:
             time.sleep(0.25)

@@ -31,7 +31,7 @@ from batch.endpoint import Endpoint
 from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
 from batch.jobs import MAX_TEMPLATE_BYTES, BadSubmission, Jobs
-from batch.layout import Job, Layout
+from batch.layout import Job, Layout, Submission
 from batch.repeat import repeat
 from batch.resources import find_queues
 from batch.secrets import ApiKey, Secret
@@ -234,22 +234,20 @@ class BatchApi:
         return await asyncio.to_thread(self._create, request, await _read_json(request))
 
     def _create(self, request: web.Request, body: dict[str, Any]) -> web.Response:
-        metadata = _read_metadata(body)
-        options: dict[str, Any] = {
-            "team": self._choose_team(request, metadata.get("team", "")),
-            "priority": metadata.get("priority", ""),
-            "deadline_s": _parse_seconds(
-                metadata.get("deadline"), body.get("completion_window"), self._settings.max_deadline_s
-            ),
-            "endpoint": str(body.get("endpoint") or ""),
-            "model": metadata.get("model", ""),
-            "bad_rows": metadata.get("bad_rows", ""),
-            "again": metadata.get("again", ""),
-            "template": _read_text(body, "template", MAX_TEMPLATE_BYTES),
-            "metadata": metadata,
-        }
-        source = self._find_input(request, body)
-        return self._show(self._jobs.submit(**source, **options))
+        metadata, window = _read_metadata(body), body.get("completion_window")
+        submission = Submission(
+            team=self._choose_team(request, metadata.get("team", "")),
+            priority=metadata.get("priority", ""),
+            deadline_s=_parse_seconds(metadata.get("deadline"), window, self._settings.max_deadline_s),
+            endpoint=str(body.get("endpoint") or ""),
+            model=metadata.get("model", ""),
+            bad_rows=metadata.get("bad_rows", ""),
+            again=metadata.get("again", ""),
+            template=_read_text(body, "template", MAX_TEMPLATE_BYTES),
+            metadata=metadata,
+            **self._find_input(request, body),
+        )
+        return self._show(self._jobs.submit(submission))
 
     def _choose_team(self, request: web.Request, team: str) -> str:
         """Return the team of a batch: that of the key; an operator names one."""

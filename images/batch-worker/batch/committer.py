@@ -85,6 +85,6 @@ class Committer:
             chunk.state.finish()
             if self._cache:
                 self._cache.publish(chunk.job, chunk.state.index)
-        counts = layout.count_rows([chunk.state.head])
+        counts = layout.count_rows(chunk.state.head)
         self._mailbox.succeed(chunk.message, counts)
         log.info("done %s chunk %d: %s", chunk.job["id"], chunk.state.index, counts)

@@ -12,6 +12,7 @@ from typing import Any
 
 from batch import layout
 from batch.jobs import BadSubmission, Jobs
+from batch.layout import Submission
 from batch.settings import Settings
 
 log = logging.getLogger("batch-inbox")
@@ -47,7 +48,7 @@ class Inbox:
             yield self._submit_scheduled(schedule)
         for bucket, key in parse_event(text):
             if not key.endswith(("/", layout.TEMPLATE_FILE)):
-                yield self._jobs.submit(key, bucket=bucket, team=self._find_team(key))["id"]
+                yield self._jobs.submit(Submission(key, team=self._find_team(key), bucket=bucket))["id"]
 
     def _find_team(self, key: str) -> str:
         """Find the team of an inbox; for another folder its name, which `submit` refuses."""
@@ -55,13 +56,14 @@ class Inbox:
 
     def _submit_scheduled(self, schedule: dict[str, str]) -> str:
         """Create a job from a schedule's file; the same time of the same schedule is the same job."""
-        return self._jobs.submit(
+        submission = Submission(
             self._keys.build(layout.SCHEDULED, schedule["file"]),
             team=schedule["team"],
             priority=schedule.get("priority", ""),
             metadata={"schedule": schedule["name"]},
             again=f"{schedule['name']} {schedule['time']}",
-        )["id"]
+        )
+        return self._jobs.submit(submission)["id"]
 
 
 def parse_schedule(text: str) -> dict[str, str]:

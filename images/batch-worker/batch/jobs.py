@@ -10,7 +10,8 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from botocore.exceptions import ClientError
 
@@ -18,7 +19,7 @@ from batch import layout, usage
 from batch.chunk import read_chunk_lines
 from batch.errors import classify
 from batch.files import Upload
-from batch.layout import Job, Layout
+from batch.layout import Job, Layout, Submission
 from batch.resources import Queues
 from batch.settings import Settings
 from batch.store import READERS, Conflict, Store, get_code
@@ -72,67 +73,43 @@ class Jobs:
         self._known: dict[str, tuple[float, str]] = {}
         """When each job was submitted and its team, which never change."""
 
-    def submit(
-        self,
-        key: str,
-        *,
-        team: str,
-        bucket: str = "",
-        file_id: str | None = None,
-        priority: str = "",
-        deadline_s: float = 0.0,
-        endpoint: str = "",
-        model: str = "",
-        bad_rows: str = "",
-        template: str = "",
-        metadata: Mapping[str, str] | None = None,
-        again: str = "",
-    ) -> Job:
+    def submit(self, submission: Submission) -> Job:
         """Create a job from an object; the same submission of the same content is the same job.
-
-        Args:
-            bucket: default is the deployment's.
-            template: of a Parquet file's rows; default is template.json of its folder.
-            priority: default is the team's, as that of `deadline_s`; others are the deployment's.
-            again: any text, to run the same file again.
 
         Raises:
             BadSubmission: it cannot become a job.
         """
-        job_priority = self._choose_priority(team, priority)
-        if endpoint and endpoint not in layout.ENDPOINTS:
-            raise BadSubmission("endpoint", f"{endpoint} is not one of {', '.join(layout.ENDPOINTS)}")
-        bucket = bucket or self._settings.bucket
-        if bad_rows not in ("", "skip", "refuse"):
-            raise BadSubmission("bad_rows", f"{bad_rows} is neither skip nor refuse")
-        head, template = self.read_input(bucket, key, template)
-        options = {"endpoint": endpoint, "model": model, "again": again}
+        complete = self._complete(submission)
+        head, template = self.read_input(complete.bucket, complete.key, complete.template)
+        complete = replace(complete, template=template)
+        options = {name: getattr(complete, name) for name in ("endpoint", "model", "again")}
         options |= {"template": template} if template else {}
-        job_id = layout.build_job_id(team, f"{bucket}/{key}", head["etag"], options)
-        deadline_s = deadline_s or self._settings.teams[team].deadline_s
-        source = {"bucket": bucket, "key": key, **head}
-        if self._is_deleted_before(source, deadline_s) and self.read(job_id) is None:
+        job_id = layout.build_job_id(complete.team, f"{complete.bucket}/{complete.key}", head["etag"], options)
+        source = {"bucket": complete.bucket, "key": complete.key, **head}
+        if self._is_deleted_before(source, complete.deadline_s) and self.read(job_id) is None:
             source = self._copy_input(job_id, source)
-        job = layout.build_job(
-            job_id,
-            name=self._settings.name,
-            team=team,
-            priority=job_priority,
-            source={**source, "file": file_id},
-            now=self.now(),
-            deadline_s=deadline_s,
-            endpoint=endpoint,
-            model=model,
-            bad_rows=cast(Literal["skip", "refuse"], bad_rows or self._settings.bad_rows),
-            template=template,
-            metadata=metadata,
-        )
+        job = layout.build_job(job_id, complete, name=self._settings.name, source=source, now=self.now())
         try:
             self._store.write_json(self._keys.build(layout.JOB, job_id), job, new=True)
         except Conflict:
             job = self.read(job_id) or job
         self.ensure_execution(job)
         return job
+
+    def _complete(self, submission: Submission) -> Submission:
+        """Check a submission, and set its defaults, except the template's."""
+        priority = self._choose_priority(submission.team, submission.priority)
+        if submission.endpoint and submission.endpoint not in layout.ENDPOINTS:
+            raise BadSubmission("endpoint", f"{submission.endpoint} is not one of {', '.join(layout.ENDPOINTS)}")
+        if submission.bad_rows not in ("", "skip", "refuse"):
+            raise BadSubmission("bad_rows", f"{submission.bad_rows} is neither skip nor refuse")
+        return replace(
+            submission,
+            priority=priority,
+            bucket=submission.bucket or self._settings.bucket,
+            bad_rows=submission.bad_rows or self._settings.bad_rows,
+            deadline_s=submission.deadline_s or self._settings.teams[submission.team].deadline_s,
+        )
 
     def _is_deleted_before(self, source: Mapping[str, Any], deadline_s: float) -> bool:
         """Return whether S3 may delete an input before its job's deadline: the same content keeps its first object."""
@@ -259,7 +236,7 @@ class Jobs:
         heads = self._store.list_objects(self._keys.build(layout.HEADS, job["id"]))
         etags = {entry["key"]: entry["etag"] for entry in heads}
         last_counts = self._counts.get(job["id"], {})
-        by_chunk = self._store.read_changed(etags, last_counts, lambda head: layout.count_rows([head]))
+        by_chunk = self._store.read_changed(etags, last_counts, layout.count_rows)
         self._counts[job["id"]] = by_chunk
         counted = layout.add_counts(counts for _, counts in by_chunk.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
@@ -335,16 +312,18 @@ class Jobs:
             raise
         entry = upload.finish(f"{job['id']}_retry.jsonl", self.now(), job["team"])
         return self.submit(
-            self._keys.build(layout.FILE, entry["id"]),
-            team=job["team"],
-            file_id=entry["id"],
-            priority=job["priority"],
-            deadline_s=job["deadline_at"] - job["created_at"],
-            endpoint=job["endpoint"],
-            model=job["model"],
-            bad_rows=job["bad_rows"],
-            metadata=job["metadata"],
-            again=again,
+            Submission(
+                self._keys.build(layout.FILE, entry["id"]),
+                team=job["team"],
+                file_id=entry["id"],
+                priority=job["priority"],
+                deadline_s=job["deadline_at"] - job["created_at"],
+                endpoint=job["endpoint"],
+                model=job["model"],
+                bad_rows=job["bad_rows"],
+                metadata=job["metadata"],
+                again=again,
+            )
         )
 
     def _read_failed_rows(self, job: Job) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
 FILE = "files/{}"
@@ -153,6 +154,33 @@ class RowFault(TypedDict):
     message: str
 
 
+@dataclass(frozen=True)
+class Submission:
+    """What a team submits: an object with rows, and how they run. Empty fields take defaults."""
+
+    key: str
+    team: str
+    bucket: str = ""
+    """Default is the deployment's, as that of `bad_rows`."""
+
+    file_id: str | None = None
+    """Id of the object if it is an uploaded file."""
+
+    priority: str = ""
+    """Default is the team's, as that of `deadline_s`."""
+
+    deadline_s: float = 0.0
+    endpoint: str = ""
+    model: str = ""
+    bad_rows: str = ""
+    template: str = ""
+    """As in the job; default is template.json of a Parquet file's folder."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    again: str = ""
+    """Any text, to run the same object again."""
+
+
 class Job(TypedDict, total=False):
     """job.json. Times are seconds since 1970; null if it has not happened."""
 
@@ -257,32 +285,22 @@ def build_file_id(content_digest: str, team: str = "") -> str:
     return f"file-{digest[:24]}"
 
 
-def build_job(
-    job_id: str,
-    *,
-    name: str,
-    team: str,
-    priority: str,
-    source: Mapping[str, Any],
-    now: float,
-    deadline_s: float,
-    endpoint: str = "",
-    model: str = "",
-    bad_rows: Literal["skip", "refuse"] = "skip",
-    template: str = "",
-    metadata: Mapping[str, str] | None = None,
-) -> Job:
+def build_job(job_id: str, submission: Submission, *, name: str, source: Mapping[str, Any], now: float) -> Job:
     """Build a new job.
 
     Args:
+        submission: has each field that has no default here.
+        name: of the deployment.
+        source: the input, without `file`.
         now: seconds since 1970.
     """
+    same = ("team", "priority", "endpoint", "model", "bad_rows", "template")
     job: dict[str, Any] = {
-        "id": job_id, "name": name, "team": team, "priority": priority, "endpoint": endpoint, "model": model,
-        "bad_rows": bad_rows, "template": template, "input": dict(source), "metadata": dict(metadata or {}),
+        "id": job_id, "name": name, **{key: getattr(submission, key) for key in same},
+        "input": {**source, "file": submission.file_id}, "metadata": dict(submission.metadata),
         "state": VALIDATING, "request_counts": {"total": 0, "completed": 0, "failed": 0},
         "tokens": {"input": 0, "output": 0}, "endpoint_s": 0.0, "errors": [], "executions": [],
-        "output_key": "", "error_key": "", "created_at": now, "deadline_at": now + deadline_s,
+        "output_key": "", "error_key": "", "created_at": now, "deadline_at": now + submission.deadline_s,
         **dict.fromkeys(TIMES),
     }  # fmt: skip
     return cast(Job, job)
@@ -305,9 +323,9 @@ def reopen(job: Job) -> Job | None:
     return Job(**{**job, **times, "state": state, "errors": [], "resumed_after": len(job["executions"])})  # type: ignore[typeddict-item]
 
 
-def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
-    """Sum COUNTS and failures of all parts that count."""
-    return add_counts(part for head in heads for part in head["parts"])
+def count_rows(head: Head) -> dict[str, Any]:
+    """Sum COUNTS and failures of a chunk's parts that count."""
+    return add_counts(head["parts"])
 
 
 def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -117,25 +117,8 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     Raises:
         RowError: it cannot run.
     """
-    if content is None:
-        raise RowError("row_too_long", f"the row has more than {max_bytes} bytes")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RowError("invalid_encoding", f"the row is not UTF-8: byte {error.start}") from None
-    try:
-        request = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RowError("invalid_json_line", f"the row is not JSON: {error}"[:300]) from None
-    if not isinstance(request, dict):
-        raise RowError("invalid_json_line", "the row is not a JSON object")
-    custom_id = request.get("custom_id")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise RowError("missing_custom_id", "custom_id: a text that no other row has")
-    if len(custom_id) > MAX_ID_CHARACTERS:
-        raise RowError("invalid_custom_id", f"custom_id: at most {MAX_ID_CHARACTERS} characters", custom_id[:64])
-    if not _is_utf_8(custom_id):  # the cache and Parquet take no other
-        raise RowError("invalid_custom_id", "custom_id: a text of whole characters, in UTF-8", custom_id)
+    request = _parse_object(content, max_bytes)
+    custom_id = _read_id(request)
     if request.get("method", "POST") != "POST":
         raise RowError("invalid_method", "method: POST", custom_id)
     url = request.get("url")
@@ -150,6 +133,33 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
         if body.get(name):
             raise RowError("invalid_body", f"body.{name}: not in a batch", custom_id)
     return Row(custom_id, str(url), body)
+
+
+def _parse_object(content: bytes | None, max_bytes: int) -> dict[str, Any]:
+    if content is None:
+        raise RowError("row_too_long", f"the row has more than {max_bytes} bytes")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RowError("invalid_encoding", f"the row is not UTF-8: byte {error.start}") from None
+    try:
+        request = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError("invalid_json_line", f"the row is not JSON: {error}"[:300]) from None
+    if not isinstance(request, dict):
+        raise RowError("invalid_json_line", "the row is not a JSON object")
+    return request
+
+
+def _read_id(request: dict[str, Any]) -> str:
+    custom_id = request.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise RowError("missing_custom_id", "custom_id: a text that no other row has")
+    if len(custom_id) > MAX_ID_CHARACTERS:
+        raise RowError("invalid_custom_id", f"custom_id: at most {MAX_ID_CHARACTERS} characters", custom_id[:64])
+    if not _is_utf_8(custom_id):  # the cache and Parquet take no other
+        raise RowError("invalid_custom_id", "custom_id: a text of whole characters, in UTF-8", custom_id)
+    return custom_id
 
 
 def _is_utf_8(text: str) -> bool:

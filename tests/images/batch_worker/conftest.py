@@ -77,10 +77,9 @@ def write_input(store: Any, request: pytest.FixtureRequest) -> Any:
         store.write(key, content)
         head = store.read_head(key)
         job_id = layout.build_job_id("default", key, head["etag"], {"test": request.node.name})
-        source = {"bucket": BUCKET, "key": key, "file": None, **head}
-        job = layout.build_job(
-            job_id, name="mine", team="default", priority="normal", source=source, now=0.0, deadline_s=1e12, **options
-        )
+        submission = layout.Submission(key, team="default", priority="normal", deadline_s=1e12, **options)
+        source = {"bucket": BUCKET, "key": key, **head}
+        job = layout.build_job(job_id, submission, name="mine", source=source, now=0.0)
         store.write_json(layout.Layout("batch/mine").build(layout.JOB, job_id), job)
         return job
 

@@ -370,10 +370,9 @@ def test_each_page_of_a_long_list_reads_its_own_jobs_alone(
     source = {"bucket": store.bucket, "key": "rows.jsonl", "bytes": 1, "etag": ""}
     for number in range(30):
         job_id = f"batch_{number:024d}"
-        job = layout.build_job(
-            job_id, name="mine", team="ads" if number % 2 else "search", priority="normal", source=source,
-            now=float(number), deadline_s=60.0,
-        )  # fmt: skip
+        team = "ads" if number % 2 else "search"
+        submission = layout.Submission("rows.jsonl", team=team, priority="normal", deadline_s=60.0)
+        job = layout.build_job(job_id, submission, name="mine", source=source, now=float(number))
         state = layout.COMPLETED if number < 29 else layout.IN_PROGRESS
         store.write_json(keys.build(layout.JOB, job_id), {**job, "state": state})
     store.write_json(keys.build(layout.HEAD, job_id, 0), {"parts": [{"completed": 7, "failed": 0}]})

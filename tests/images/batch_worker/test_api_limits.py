@@ -12,6 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from batch import api, count
 from batch.jobs import MAX_TEMPLATE_BYTES
+from batch.layout import Submission
 from batch.parquet import Template
 from batch.reader import BadTemplate
 from batch.store import Store
@@ -205,7 +206,7 @@ def test_a_template_beside_a_file_that_is_too_large_is_refused(store: Store, job
     store.write("large/template.json", b" " * (MAX_TEMPLATE_BYTES + 1))
     message = f"s3://{BUCKET}/large/template.json has 65537 bytes, and 65536 is the maximum"
     with pytest.raises(api.BadSubmission, match=message):
-        jobs.submit("large/rows.parquet", team="default")
+        jobs.submit(Submission("large/rows.parquet", team="default"))
 
 
 @pytest.mark.parametrize("text", ["[" * 60_000, '{"body":' * 8_000])
@@ -213,8 +214,8 @@ def test_a_deep_template_beside_a_file_is_a_job_once_and_its_plan_says_why(store
     key = f"deep/{len(text)}/rows.parquet"
     store.write(key, b"x")
     store.write(key.replace("rows.parquet", "template.json"), text.encode())
-    job = jobs.submit(key, team="default")
-    assert jobs.submit(key, team="default")["id"] == job["id"]
+    job = jobs.submit(Submission(key, team="default"))
+    assert jobs.submit(Submission(key, team="default"))["id"] == job["id"]
     with pytest.raises(BadTemplate, match="the template is not JSON"):
         Template(job["template"])
 

@@ -16,6 +16,7 @@ from batch import layout, rows, worker
 from batch.chunk import Outcome, take_chunk
 from batch.committer import Committer
 from batch.jobs import BadSubmission, Jobs
+from batch.layout import Submission
 from batch.open_chunks import OpenChunk, OpenChunks
 from batch.queue import Message
 from batch.resources import Queues
@@ -156,7 +157,7 @@ def test_an_input_that_may_not_be_read_is_refused(client: Any, batch_settings: A
     Refusing(client, "HeadObject", 403, "403", "Forbidden", times=99)
     jobs = Jobs(Store(batch_settings.bucket, client), batch_settings, None, "", Queues("", {}))
     with pytest.raises(BadSubmission, match=r"s3://other/rows.jsonl may not be read; the blueprint's `inputs` names"):
-        jobs.submit("rows.jsonl", bucket="other", team="search")
+        jobs.submit(Submission("rows.jsonl", bucket="other", team="search"))
 
 
 def test_an_unfinished_job_of_a_team_that_is_gone_fails_and_stops_no_other(
@@ -190,13 +191,13 @@ def test_an_input_that_s3_deletes_before_its_job_may_end_is_copied(
     assert head is not None
     jobs._settings = replace(batch_settings, max_deadline_s=90.0)
     jobs.now = lambda: head["modified"] + 80
-    fresh = jobs.submit("batch/mine/files/old", team="default", deadline_s=10, again="fresh")
+    fresh = jobs.submit(Submission("batch/mine/files/old", team="default", deadline_s=10, again="fresh"))
     assert fresh["input"]["key"] == "batch/mine/files/old"
-    job = jobs.submit("batch/mine/files/old", team="default", deadline_s=11)
+    job = jobs.submit(Submission("batch/mine/files/old", team="default", deadline_s=11))
     copy = job["input"]["key"]
     assert (copy, store.read(copy)) == (KEYS.build(layout.COPIED, job["id"]), b"{}")
     store.delete(copy)
-    assert jobs.submit("batch/mine/files/old", team="default", deadline_s=11)["input"] == job["input"]
+    assert jobs.submit(Submission("batch/mine/files/old", team="default", deadline_s=11))["input"] == job["input"]
     assert store.read_head(copy) is None, "of a job that exists nothing is copied"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from batch.inbox import Inbox
 from batch.jobs import Jobs
+from batch.layout import Submission
 from batch.resources import Queues
 from batch.store import Store
 
@@ -64,5 +65,5 @@ def test_a_deadline_is_the_submissions_else_the_teams(
         )
         queues = Queues("control", {("default", "normal"): "run"})
         jobs = Jobs(store, settings, state_machine, "arn:aws:states:us-west-2:1:stateMachine:mine", queues)
-        job = jobs.submit("deadline.jsonl", team="default", deadline_s=own_s, again=f"{own_s} {team_s}")
+        job = jobs.submit(Submission("deadline.jsonl", team="default", deadline_s=own_s, again=f"{own_s} {team_s}"))
         assert job["deadline_at"] - job["created_at"] == pytest.approx(expected)

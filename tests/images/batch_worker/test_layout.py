@@ -23,7 +23,8 @@ STATES = (
 
 def build_job(**changes: object) -> layout.Job:
     source = {"bucket": "b", "key": "k", "bytes": 1, "etag": "e"}
-    job = layout.build_job("batch_1", name="mine", team="ads", priority="low", source=source, now=5.0, deadline_s=10.0)
+    submission = layout.Submission("k", team="ads", priority="low", deadline_s=10.0)
+    job = layout.build_job("batch_1", submission, name="mine", source=source, now=5.0)
     return layout.Job(**{**job, **changes})  # type: ignore[typeddict-item]
 
 

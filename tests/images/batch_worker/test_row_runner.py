@@ -19,7 +19,8 @@ from tests.images.batch_worker.conftest import read_settings
 CONTEXT = 200
 """Tokens, which are words here."""
 
-JOB = layout.build_job("batch_1", name="mine", team="ads", priority="low", source={}, now=0.0, deadline_s=100.0)
+SUBMISSION = layout.Submission("rows.jsonl", team="ads", priority="low", deadline_s=100.0)
+JOB = layout.build_job("batch_1", SUBMISSION, name="mine", source={}, now=0.0)
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 
 Respond = Callable[[dict[str, Any]], Answer]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from batch.layout import Submission
 
 from llm_serving import processes
 from tests import batch_kills
@@ -41,7 +42,7 @@ def submit(run: BatchRun, jobs: Any, request: pytest.FixtureRequest) -> Callable
     def submit_rows(name: str, content: bytes, **options: Any) -> Any:
         key = f"{request.node.name[:40]}/{name}.jsonl"
         run.s3.put_object(Bucket=BUCKET, Key=key, Body=content)
-        return jobs.submit(key, **{"team": "default", **options})
+        return jobs.submit(Submission(key, **{"team": "default", **options}))
 
     return submit_rows
 

@@ -39,7 +39,8 @@ class Flow:
         assert isinstance(queues, Queues)
         self._queues = {"scan": queues.runs["default", "normal"], "run": queues.runs["default", "normal"]}
         self._control = queues.control
-        job = layout.build_job(JOB, name="flow", team="default", priority="normal", source={}, now=0.0, deadline_s=60.0)
+        submission = layout.Submission("k", team="default", priority="normal", deadline_s=60.0)
+        job = layout.build_job(JOB, submission, name="flow", source={}, now=0.0)
         payload = json.dumps({**build_execution_input(job, keys, settings, queues), **given})
         started = self._stepfunctions.start_execution(stateMachineArn=machine, input=payload)
         self._execution = started["executionArn"]

@@ -213,10 +213,9 @@ def build_input(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     from batch.jobs import build_execution_input
     from batch.resources import Queues
 
-    source = {"bucket": "rows", "key": "in.jsonl", "file": None, "bytes": 1, "etag": "e"}
-    job = layout.build_job(
-        "batch_1", name="mine", team="search", priority="high", source=source, now=0.0, deadline_s=60.0
-    )
+    source = {"bucket": "rows", "key": "in.jsonl", "bytes": 1, "etag": "e"}
+    submission = layout.Submission("in.jsonl", team="search", priority="high", deadline_s=60.0)
+    job = layout.build_job("batch_1", submission, name="mine", source=source, now=0.0)
     queues = Queues("control", {("search", "high"): "https://sqs/search-high"})
     return build_execution_input(job, layout.Layout("batch/mine"), build_settings(), queues)
 
