@@ -31,6 +31,9 @@ WAIT_S, RETRY_S = 0.3, 1.0
 INTERVAL_S, GROWTH_INTERVAL_S = 1.0, 0.5
 """Between two steps of the concurrency limit; the second while it doubles: an endpoint with room is idle until then."""
 
+IDLE_INTERVAL_S = 10.0
+"""Between two steps while there are no rows: each reads the page of each engine, which takes the engine's own time."""
+
 FIRST_TOKENS = 256.0
 """Assumed tokens of a row until the first answers."""
 
@@ -161,6 +164,8 @@ class Dispatcher:
             await self.adapt()
             is_doubled = self._limit.value >= 2 * before
             await asyncio.sleep(GROWTH_INTERVAL_S if is_doubled else INTERVAL_S)
+            if not self._chunks:
+                await wait_at_most(self._chunks.changed, IDLE_INTERVAL_S)
 
     async def adapt(self) -> None:
         """Take one step of the concurrency limit."""

@@ -214,7 +214,7 @@ class Jobs:
                 "rows": 0,
                 "tokens": {"input": 0, "output": 0},
                 "endpoint_s": 0.0,
-                "tokens_today": sum(count for _, count in usage.read_day(self._store, self._keys, name, date)),
+                "tokens_today": sum(count for _, count in usage.read_day(self._store, self._keys, name, date).values()),
                 "tokens_per_day": team.tokens_per_day or 0,
             }
             for name, team in self._settings.teams.items()

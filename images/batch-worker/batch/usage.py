@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from batch import layout
 from batch.layout import Layout
 from batch.settings import Settings
 from batch.store import Store
+
+Counts = Mapping[str, tuple[str, int]]
+"""ETag and tokens of each worker's object, by its key."""
 
 
 class Usage:
@@ -22,6 +26,8 @@ class Usage:
         self._own: dict[str, int] = defaultdict(int)
         self._saved: dict[str, int] = {}
         self._others: dict[str, int] = {}
+        self._known: dict[str, Counts] = {}
+        """What was read of each team."""
 
     def add(self, team: str, tokens: int) -> None:
         self._own[team] += tokens
@@ -31,8 +37,12 @@ class Usage:
         quota = self._quotas.get(team)
         return quota is not None and self._own[team] + self._others.get(team, 0) >= quota
 
-    def exchange(self) -> None:
-        """Write this worker's counts, and read those of the others."""
+    def exchange(self, *, is_needed: bool = True) -> None:
+        """Write this worker's counts, and read those of the others.
+
+        Args:
+            is_needed: whether anybody asks what is spent: lists of S3 that nobody needs cost as much as others.
+        """
         date = format_date(self._now())
         if date != self._date:
             self._start_day(date)
@@ -40,13 +50,14 @@ class Usage:
             if tokens != self._saved.get(team):
                 self._store.write_json(self._get_own_key(team), {"tokens": tokens})
                 self._saved[team] = tokens
-        for team in self._quotas:
-            counts = read_day(self._store, self._keys, team, self._date)
-            self._others[team] = sum(count for key, count in counts if key != self._get_own_key(team))
+        for team in self._quotas if is_needed else ():
+            counts = read_day(self._store, self._keys, team, self._date, self._known.get(team, {}))
+            self._known[team], own = counts, self._get_own_key(team)
+            self._others[team] = sum(count for key, (_, count) in counts.items() if key != own)
 
     def _start_day(self, date: str) -> None:
         is_first = not self._date
-        self._date, self._saved = date, {}
+        self._date, self._saved, self._others, self._known = date, {}, {}, {}
         if not is_first:
             self._own.clear()
             return
@@ -63,8 +74,7 @@ def format_date(now: float) -> str:
     return datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d")
 
 
-def read_day(store: Store, keys: Layout, team: str, date: str) -> Iterator[tuple[str, int]]:
-    """Read the tokens of a team on a day, by the key of each worker's object."""
-    for entry in store.list_objects(keys.build(layout.USAGE, team, date)):
-        stored = store.read_json(entry["key"])
-        yield entry["key"], stored.value["tokens"] if stored else 0
+def read_day(store: Store, keys: Layout, team: str, date: str, known: Counts = MappingProxyType({})) -> Counts:
+    """Read the tokens of a team on a day; of what an earlier call returned, only objects that changed since."""
+    etags = {entry["key"]: entry["etag"] for entry in store.list_objects(keys.build(layout.USAGE, team, date))}
+    return store.read_changed(etags, known, lambda count: int(count["tokens"]))

@@ -166,7 +166,7 @@ class Worker:
 
     async def _watch_jobs(self) -> None:
         """Check for cancelled and failed jobs, and exchange the teams' counts."""
-        await asyncio.to_thread(self.usage.exchange)
+        await asyncio.to_thread(self.usage.exchange, is_needed=bool(self.chunks))
         for job_id in {chunk.job["id"] for chunk in self.chunks}:
             stored = await asyncio.to_thread(self._store.read_json, self._keys.build(layout.JOB, job_id))
             for chunk in self.chunks:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from batch import usage
 from batch.layout import Layout
+from batch.store import Store, Stored
 from batch.usage import Usage
 
 from tests.images.batch_worker.conftest import read_settings
@@ -20,24 +21,24 @@ TEAMS = {
 
 
 class FakeStore:
-    """JSON objects in memory."""
+    """JSON objects in memory, which notes what was asked of it."""
+
+    read_changed = Store.read_changed
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
+        self.calls: list[str] = []
 
     def write_json(self, key: str, value: Any) -> None:
         self.objects[key] = value
 
-    def read_json(self, key: str) -> Any:
-        return _Stored(self.objects[key]) if key in self.objects else None
+    def read_json(self, key: str) -> Stored | None:
+        self.calls.append(key)
+        return Stored(self.objects[key], str(self.objects[key])) if key in self.objects else None
 
     def list_objects(self, prefix: str) -> list[dict[str, str]]:
-        return [{"key": key} for key in sorted(self.objects) if key.startswith(prefix)]
-
-
-class _Stored:
-    def __init__(self, value: Any) -> None:
-        self.value = value
+        self.calls.append(prefix)
+        return [{"key": key, "etag": str(value)} for key, value in self.objects.items() if key.startswith(prefix)]
 
 
 class Day:
@@ -81,7 +82,26 @@ def test_a_team_without_a_quota_is_never_stopped(store: FakeStore, day: Day) -> 
     opened.add("search", 10**12)
     opened.exchange()
     assert not opened.is_spent("search")
-    assert sum(count for _, count in usage.read_day(store, Layout("batch/mine"), "search", "1970-01-01")) == 10**12  # type: ignore[arg-type]
+    [(_, count)] = usage.read_day(store, Layout("batch/mine"), "search", "1970-01-01").values()  # type: ignore[arg-type]
+    assert count == 10**12
+
+
+def test_only_what_changed_is_read_and_nothing_while_no_chunk_is_open(store: FakeStore, day: Day) -> None:
+    """A worker that waits for work would read all workers' counts every two seconds, which costs by the request."""
+    workers = [open_usage(store, day, f"w{number}") for number in range(9)]
+    for each in workers:
+        each.add("ads", 1)
+        each.exchange()
+    workers[0].exchange()
+    store.calls.clear()
+    workers[1].add("ads", 1)
+    workers[1].exchange(is_needed=False)
+    assert store.calls == []
+    workers[0].exchange()
+    folder = "batch/mine/usage/ads/1970-01-01/"
+    assert store.calls == [folder, f"{folder}w1.json"]
+    workers[0].add("ads", 100 - 1 - 9)
+    assert workers[0].is_spent("ads")
 
 
 def test_the_next_day_begins_at_zero(store: FakeStore, day: Day) -> None:
