@@ -38,16 +38,22 @@ class Committer:
         self._committed_at = time.monotonic()
 
     async def commit_in_time(self) -> None:
-        """Save finished rows of all chunks from time to time, and those of a chunk that has no more at once."""
+        """Save finished rows of all chunks from time to time, and those of a chunk that has no more at once.
+
+        To join thousands of parts takes a chunk minutes at its end, in which the rows of the others are saved.
+        """
         while True:
             left_s = COMMIT_INTERVAL_S - (time.monotonic() - self._committed_at)
             await wait_at_most(self._chunks.completed, max(0.0, left_s))
             self._chunks.completed.clear()
-            if time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S:
+            is_due = time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S
+            if is_due:
                 self._committed_at = time.monotonic()
-                await self.commit(self._chunks)
-            else:
-                await self.commit(chunk for chunk in self._chunks if chunk.is_complete)
+            free = [chunk for chunk in self._chunks if not chunk.lock.locked()]
+            commits = [asyncio.create_task(self._commit(chunk)) for chunk in free if is_due or chunk.is_complete]
+            if commits:
+                done, _ = await asyncio.wait(commits, timeout=COMMIT_INTERVAL_S)
+                await asyncio.gather(*done)  # raises what failed
 
     async def commit(self, chunks: Iterable[OpenChunk]) -> None:
         """Save finished rows, and finish chunks that have no more."""
