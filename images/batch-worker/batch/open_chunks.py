@@ -30,6 +30,15 @@ class OpenChunk:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def __post_init__(self) -> None:
+        rows = self.state.pending
+        self._row_bytes = sum(len(row.content) for row in rows) / max(1, len(rows))
+
+    @property
+    def pending_bytes(self) -> float:
+        """Bytes of its rows that have yet to run, by their mean."""
+        return self._row_bytes * len(self.state.pending)
+
     @property
     def is_complete(self) -> bool:
         """Whether every row has a result."""

@@ -23,6 +23,9 @@ log = logging.getLogger("batch-worker")
 
 POLL_INTERVAL_S, ERROR_INTERVAL_S = 0.3, 1.0
 
+MAX_PENDING_BYTES = 256 * 2**20
+"""Bytes of rows that wait for their turn from which on a queue gives a chunk only if no row of it waits."""
+
 CONTROL_STEPS = 4
 """Plans, checks and merges that a worker does at a time, each in constant memory."""
 
@@ -80,12 +83,14 @@ class Poller:
         priorities = self._settings.priorities
         rank = priorities.index(priority)
         own = higher = 0
+        pending_bytes = 0.0
         for chunk in self._chunks:
             chunk_rank = priorities.index(chunk.job["priority"])
             count = len(chunk.state.pending)
+            pending_bytes += chunk.pending_bytes
             own += count if chunk_rank == rank and chunk.job["team"] == team else 0
             higher += count if chunk_rank < rank and not self._usage.is_spent(chunk.job["team"]) else 0
-        return max(own, higher) <= self._limit.value
+        return max(own, higher) <= (self._limit.value if pending_bytes < MAX_PENDING_BYTES else 0)
 
     def _runs_one_alone(self) -> bool:
         """Return whether a chunk's rows run alone: no other may be open that they end with the worker."""

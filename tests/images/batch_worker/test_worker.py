@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -11,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batch import dispatcher as dispatcher_module
 from batch import jobs as jobs_module
 from batch import layout, rows
+from batch import poller as poller_module
 from batch.chunk import ALONE, MAX_FRUITLESS, MAX_LOST, ChunkState, Outcome, take_chunk
 from batch.errors import Permanent
 from batch.jobs import BadSubmission, Jobs
@@ -240,6 +243,87 @@ def test_a_row_that_may_have_ended_workers_runs_alone_in_its_worker(open_worker:
 
     opened.run(choose)
     assert read_head(store, suspect.job)["fruitless"] == 0
+
+
+def test_a_chunk_that_takes_long_to_end_holds_no_other_up(open_worker: Any, store: Store) -> None:
+    """To join its parts takes minutes where they are thousands, in which a worker that is lost would lose as many."""
+    opened, let_end = open_worker(), threading.Event()
+    state = SimpleNamespace(pending=(), suspects=0, unsaved_rows=0, index=1, head={"parts": []})
+    state.finish = lambda: let_end.wait(LIMIT_S)
+    slow = OpenChunk(state, Message("queue", "other", {"token": "t"}), opened.chunk.job)
+    opened.worker.chunks.add(slow)
+
+    async def answer_on() -> None:
+        committing = asyncio.create_task(opened.worker.committer.commit_in_time())
+        async with asyncio.timeout(LIMIT_S):
+            for parts in (1, 2):
+                while len((await asyncio.to_thread(read_head, store, opened.chunk.job))["parts"]) < parts:
+                    await asyncio.sleep(0.05)
+                answer(opened.chunk.state, 1)
+        assert slow in opened.worker.chunks
+        let_end.set()
+        while slow in opened.worker.chunks:
+            await asyncio.sleep(0.01)
+        committing.cancel()
+
+    opened.run(answer_on)
+    assert len(opened.queues.answers) == 1
+
+
+def test_rows_of_many_bytes_do_not_fill_the_memory(open_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with pictures have megabytes each, and hundreds may be in flight."""
+    opened = open_worker(min_concurrency=100, max_concurrency=100)
+    chunk, row_bytes = opened.chunk, len(build_rows(1)[0])
+
+    async def hang(*_: Any) -> None:
+        await asyncio.sleep(LIMIT_S)
+
+    async def send() -> None:
+        dispatcher, poller = opened.worker.dispatcher, opened.worker.poller
+        dispatcher._runner = SimpleNamespace(run=hang)
+        monkeypatch.setattr(dispatcher_module, "MAX_BYTES_IN_FLIGHT", 2 * row_bytes)
+        while dispatcher.has_room:
+            dispatcher.send(chunk)
+        assert (len(chunk.state.pending), chunk.in_flight) == (1, 2)
+        await asyncio.sleep(0)
+        assert poller.wants("default", "normal")
+        monkeypatch.setattr(poller_module, "MAX_PENDING_BYTES", row_bytes)
+        wanted = [poller.wants(*of) for of in (("default", "normal"), ("search", "normal"), ("default", "low"))]
+        assert wanted == [False, True, False]
+        for request in list(dispatcher.requests):
+            request.cancel()
+        await asyncio.gather(*dispatcher.requests, return_exceptions=True)
+        assert dispatcher.has_room
+        assert poller.wants("default", "high")
+
+    opened.run(send)
+
+
+def test_a_worker_without_rows_asks_no_engine_until_the_next(open_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_worker()
+    steps: list[bool] = []
+    monkeypatch.setattr(dispatcher_module, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(dispatcher_module, "IDLE_INTERVAL_S", LIMIT_S)
+
+    async def step() -> None:
+        steps.append(bool(opened.worker.chunks))
+
+    async def follow() -> None:
+        opened.worker.chunks.remove(opened.chunk)
+        opened.worker.chunks.changed.clear()
+        dispatcher = opened.worker.dispatcher
+        monkeypatch.setattr(dispatcher, "adapt", step)
+        following = asyncio.create_task(dispatcher.follow_endpoint())
+        await asyncio.sleep(0.3)
+        assert steps == [False]
+        opened.worker.chunks.add(opened.chunk)
+        async with asyncio.timeout(LIMIT_S):
+            while len(steps) < 5:
+                await asyncio.sleep(0.01)
+        following.cancel()
+
+    opened.run(follow)
+    assert steps[1:] == [True] * (len(steps) - 1)
 
 
 def test_a_message_that_arrives_while_a_worker_stops_goes_back_to_the_queue(open_worker: Any) -> None:
