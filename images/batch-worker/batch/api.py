@@ -17,6 +17,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +37,7 @@ from batch.repeat import repeat
 from batch.resources import find_queues
 from batch.secrets import ApiKey, Secret
 from batch.settings import Settings
-from batch.store import Store, create_client
+from batch.store import MAX_CONNECTIONS, Store, create_client
 from batch.team_keys import EVERY_TEAM, TeamKeys
 
 log = logging.getLogger("batch-api")
@@ -60,6 +61,9 @@ MAX_COUNTS = 2
 """Inputs counted at a time: each takes some ten megabytes of memory."""
 
 _COUNT_TIMEOUT_S = 30.0
+
+THREADS = MAX_CONNECTIONS
+"""Calls that block at a time: Python's own number is some more than there are cores, and one retry takes minutes."""
 
 PAGE = 100
 """Maximum number of entries of a list."""
@@ -346,6 +350,7 @@ class BatchApi:
 
     async def _run_background(self, _: web.Application) -> AsyncIterator[None]:
         """Restart lost executions and take files from the inboxes, as long as the server runs."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="aws"))
         tasks = [
             asyncio.create_task(repeat(self._start_lost_executions, RECONCILE_INTERVAL_S)),
             asyncio.create_task(repeat(self._take_files, INBOX_INTERVAL_S)),

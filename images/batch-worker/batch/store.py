@@ -28,6 +28,9 @@ MIN_PART_BYTES = 5 * 2**20
 READERS = 8
 """How many objects are read at a time."""
 
+MAX_CONNECTIONS = 32
+"""How many calls of one client are under way at a time; further ones open connections of their own."""
+
 _READ_BYTES = 2**20
 
 _MAX_BREAKS = 5
@@ -66,7 +69,7 @@ def create_client(service: str) -> Any:
         retries={"mode": "adaptive", "total_max_attempts": 10},
         connect_timeout=10,
         read_timeout=60,
-        max_pool_connections=32,
+        max_pool_connections=MAX_CONNECTIONS,
         s3={"addressing_style": "path"},
     )
     return boto3.client(service, config=config)

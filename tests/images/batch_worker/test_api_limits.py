@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,21 @@ def test_a_body_that_is_no_file_has_a_mebibyte_at_most(batch_settings: Any) -> N
 def test_a_body_that_is_no_object_of_json_is_refused(batch_settings: Any, text: str) -> None:
     status, answer = ask(batch_settings, "POST", "/v1/batches", data=text.encode("latin-1"), headers=JSON)
     assert (status, answer["error"]["message"]) == (400, "the request is not a JSON object")
+
+
+def test_calls_that_take_long_hold_no_other_up(batch_settings: Any) -> None:
+    """A retry of a large job reads all of it, and a container has one or two cores."""
+    meeting = threading.Barrier(24)
+
+    def list_workers() -> list[Any]:
+        meeting.wait(60)  # until all are under way
+        return []
+
+    async def use(client: TestClient[Any, Any]) -> None:
+        answers = await asyncio.gather(*(client.get("/workers") for _ in range(meeting.parties)))
+        assert {answer.status for answer in answers} == {200}
+
+    ask_api(batch_settings, use, jobs={"list_workers": list_workers})
 
 
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/batches/count"])
