@@ -15,6 +15,7 @@ import yaml
 
 from llm_serving import console, paths
 from llm_serving.operations import cluster
+from llm_serving.operations.kube_api import Manifest
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -144,7 +145,7 @@ def _format_objects(manifest: str) -> list[str]:
     return yaml.safe_dump_all(parse_objects(manifest), sort_keys=True, width=10**6).splitlines()
 
 
-def parse_objects(manifest: str) -> list[dict[str, Any]]:
+def parse_objects(manifest: str) -> list[Manifest]:
     """Parse a release's objects, sorted by kind and name, without hooks."""
     objects = own_yaml.parse_all(manifest)
     installed = [resource for resource in objects if "helm.sh/hook" not in resource["metadata"].get("annotations", {})]

@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from llm_serving import console
 from llm_serving.operations import cluster, kube_api
@@ -119,7 +118,7 @@ def read_pod_log(plan: DeploymentPlan, pod: str) -> str:
         return f"log cannot be read: {error}"
 
 
-def parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
+def parse_pod(pod: Manifest) -> ReplicaStatus:
     status = pod.get("status", {})
     containers = status.get("containerStatuses", [])
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
@@ -137,7 +136,7 @@ def parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
     )
 
 
-def _find_refusal(containers: Sequence[dict[str, Any]]) -> list[str]:
+def _find_refusal(containers: Sequence[Manifest]) -> list[str]:
     """Return what a node lacks, by the last run of the check that has not passed: the lines with a fix."""
     for entry in containers:
         for state in (entry.get("state", {}), entry.get("lastState", {})):

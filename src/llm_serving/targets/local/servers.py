@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from llm_serving import console
 from llm_serving.services import kinds
+from llm_serving.services.blueprint import BaseBlueprint
 from llm_serving.services.local_server import LocalServer
 from llm_serving.services.service import Service
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -15,18 +15,18 @@ from llm_serving.targets.local import readiness
 from llm_serving.targets.local.supervisor import Supervisor
 
 
-def list_servers(blueprint: Any) -> tuple[LocalServer, ...]:
+def list_servers(blueprint: BaseBlueprint) -> tuple[LocalServer, ...]:
     """List the servers of a blueprint, in the order of starting."""
     return kinds.get(blueprint.kind).list_local_servers(blueprint)
 
 
-def list_port_names(blueprint: Any) -> list[str]:
+def list_port_names(blueprint: BaseBlueprint) -> list[str]:
     """List the ports that a blueprint's servers and processes listen on."""
     names = [server.NAME for server in list_servers(blueprint)]
     return [*names, *kinds.get(blueprint.kind).list_port_names(blueprint)]
 
 
-def install_missing(blueprint: Any) -> None:
+def install_missing(blueprint: BaseBlueprint) -> None:
     """Install the servers whose programs are not on this machine.
 
     Raises:
@@ -35,10 +35,10 @@ def install_missing(blueprint: Any) -> None:
     for server in list_servers(blueprint):
         if not server.is_installed():
             with console.step(f"Set up {server.NAME}") as step:
-                server.install(lambda text, step=step: setattr(step, "note", text))  # type: ignore[misc]
+                server.install(functools.partial(setattr, step, "note"))
 
 
-def build_services(directory: DeploymentDir, blueprint: Any, ports: dict[str, int]) -> tuple[Service, ...]:
+def build_services(directory: DeploymentDir, blueprint: BaseBlueprint, ports: dict[str, int]) -> tuple[Service, ...]:
     servers = list_servers(blueprint)
     return tuple(server.build_service(ports[server.NAME], directory.data / server.NAME) for server in servers)
 
