@@ -615,6 +615,14 @@ def test_tensorrt_llm_keeps_a_state_for_each_request_of_its_largest_step() -> No
     assert 8192 <= fit.cache_tokens < 8192 + state_bytes // 2 // 12_288 + 1
 
 
+def test_tensorrt_llm_says_that_it_computes_whole_prompts_of_models_with_states(tmp_path: Path) -> None:
+    note = f"tensorrt-llm keeps no states of prompts: of {PREDICTING} it computes each from its start."
+    text = _format_blueprint("tensorrt-llm", "pool: p5en, accelerators: 4", model=PREDICTING)
+    assert note in _resolve(tmp_path, text, "eks").notes
+    for other in (text.replace("tensorrt-llm", "sglang"), f"{text}tuning: {{prefix_cache: off}}\n"):
+        assert note not in _resolve(tmp_path, other, "eks").notes
+
+
 def test_sglang_keeps_room_for_pictures() -> None:
     model, instance = models.load()["google/gemma-3-27b-it"], instances.load()["p5.48xlarge"]
     fits = [

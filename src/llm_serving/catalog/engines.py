@@ -389,6 +389,9 @@ class Engine(NamedChoice):
     """Whether a step has room for a prompt of the whole context where prompts are not split, and for a token of each
     request; else the engine ends as it starts."""
 
+    caches_states: bool = True
+    """Whether beginnings of prompts are cached for models with layers that keep a state too."""
+
     adapter_modules: str = ""
     """Option in `engine_arguments` with the modules that LoRA adapters may change; empty where it has none."""
 

@@ -79,7 +79,7 @@ def _count_beside_states(
     """Return tokens that have room beside the states, and most requests of a step beside whose states a context has.
 
     The cache has a state for each request of the largest step of each stage, and one more, whether these come or not.
-    Prompts leave no states behind: snapshots of them are off (`periodic_snapshot_interval`).
+    Prompts leave no states behind (`caches_states` of its row).
     Source: _torch/pyexecutor/mamba_cache_manager.py at 00bce92, _estimate_mamba_hybrid_cache_cost.
     """
     stage = select_stage(model, setup.pipeline)

@@ -80,6 +80,17 @@ def test_sglang_runs_more_requests_where_each_has_one_state(tmp_path: Path) -> N
     assert cached and uncached and cached < uncached
 
 
+@pytest.mark.parametrize(("engine", "is_shared"), [("vllm", True), ("tensorrt-llm", False)])
+def test_prompts_of_models_with_states_share_what_the_engine_caches(
+    tmp_path: Path, engine: str, is_shared: bool
+) -> None:
+    hybrid = {"model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "accelerators": 4, "sequences": 64, "ttft": 10**5}
+    plain, shared = (
+        _estimate(tmp_path, engine=engine, **hybrid, traffic=traffic) for traffic in ("", ", shared_prefix: 80%")
+    )
+    assert plain and shared and (shared > 1.1 * plain) == is_shared
+
+
 def test_a_stricter_slo_promises_less(tmp_path: Path) -> None:
     usual, strict, impossible = (_estimate(tmp_path, ttft=ms) for ms in (800, 300, 1))
     assert usual and strict and strict < 0.9 * usual

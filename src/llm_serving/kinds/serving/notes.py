@@ -23,6 +23,7 @@ def list_notes(
     """Yield what the user should know, in the order in which it is shown."""
     yield from _describe_choices(context)
     yield from _describe_uncomputed_memory(context)
+    yield from _describe_uncached_prompts(context)
     yield from _describe_code_arguments(context)
     for placed in context.placed_roles:
         if placed.model.vision:
@@ -94,6 +95,14 @@ def _describe_uncomputed_memory(context: Context) -> Iterator[str]:
                 f"Memory of the layers of {model.name} that predict tokens: not computed. Their weights and their "
                 "cache take a part of what is computed for the KV cache."
             )
+
+
+def _describe_uncached_prompts(context: Context) -> Iterator[str]:
+    """Yield models whose prompts the engine computes from their start, although it caches those of others."""
+    if context.engine.caches_states or not context.blueprint.tuning.prefix_cache:
+        return
+    for name in dict.fromkeys(placed.model.name for placed in context.placed_roles if placed.model.state):
+        yield f"{context.blueprint.engine} keeps no states of prompts: of {name} it computes each from its start."
 
 
 def _describe_code_arguments(context: Context) -> Iterator[str]:

@@ -111,9 +111,15 @@ def _draw_own_lengths(deployment: ServingDeployment) -> list[Length]:
         lengths = [length._replace(input_tokens=round(length.input_tokens * texts)) for length in lengths]
     else:
         lengths = draw_lengths(traffic, LENGTHS, round(_count_picture_tokens(deployment)))
-    if not deployment.tuning.prefix_cache:
+    if not _caches_prompts(deployment):
         lengths = [length._replace(shared_tokens=0) for length in lengths]
     return lengths
+
+
+def _caches_prompts(deployment: ServingDeployment) -> bool:
+    model = _find_first_model(deployment)
+    is_stateful = model is not None and model.state is not None
+    return deployment.tuning.prefix_cache and (deployment.engine_row.caches_states or not is_stateful)
 
 
 def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:
@@ -196,11 +202,14 @@ def _predict_role(
 
 
 def _count_picture_tokens(deployment: ServingDeployment) -> float:
-    images = deployment.traffic.images
-    if images is None:
-        return 0.0
-    try:
-        model = models.find(deployment.served_models[0].model)
-    except ModelError:
+    images, model = deployment.traffic.images, _find_first_model(deployment)
+    if images is None or model is None:
         return 0.0
     return fmean(images.count) * pictures.count_tokens(model, images)
+
+
+def _find_first_model(deployment: ServingDeployment) -> Model | None:
+    try:
+        return models.find(deployment.served_models[0].model)
+    except ModelError:
+        return None
