@@ -421,11 +421,11 @@ class Jobs:
                 raise
 
     def _list_running(self) -> set[str]:
-        """List the names of executions that run; the oldest of very many, and the latest, may be missing."""
-        listed = self._stepfunctions.list_executions(
-            stateMachineArn=self._state_machine, statusFilter=RUNNING, maxResults=_MAX_LISTED
+        """List the names of executions that run; the latest may be missing."""
+        pages = self._stepfunctions.get_paginator("list_executions").paginate(
+            stateMachineArn=self._state_machine, statusFilter=RUNNING, PaginationConfig={"PageSize": _MAX_LISTED}
         )
-        return {execution["name"] for execution in listed["executions"]}
+        return {execution["name"] for page in pages for execution in page["executions"]}
 
     def _is_running(self, name: str) -> bool:
         arn = self._state_machine.replace(":stateMachine:", ":execution:") + f":{name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -34,8 +35,9 @@ class StateMachine:
     def start_execution(self, *, name: str, **_: Any) -> None:
         self.started.append(name)
 
-    def list_executions(self, **_: Any) -> dict[str, Any]:
-        return {"executions": [{"name": name} for name in self.listed]}
+    def get_paginator(self, _: str) -> Any:
+        pages = [{"executions": [{"name": name}]} for name in self.listed]
+        return SimpleNamespace(paginate=lambda **_: pages)
 
     def describe_execution(self, *, executionArn: str) -> dict[str, str]:  # noqa: N803 - boto3's name
         self.described.append(executionArn.rpartition(":")[2])

@@ -208,7 +208,7 @@ def test_an_execution_that_is_listed_as_running_is_not_asked_about(
     for name in ("listed", "lost"):
         own = {**job, "id": f"batch_{name}", "executions": [name]}
         store.write_json(KEYS.build(layout.JOB, own["id"]), own)
-    state_machine.listed = ["listed"]
+    state_machine.listed = ["of many", "listed"]  # a page each
     assert "batch_lost" in jobs.reconcile()
     assert "lost" in state_machine.described
     assert "listed" not in state_machine.described
