@@ -51,21 +51,14 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         InputError: it cannot work; has every reason with its line of the blueprint.
     """
     settings, name = blueprint.value, resolve_name(blueprint)
-    in_containers = not environment.conventions.is_local
     raise_mistakes(blueprint.locate(team_keys.check(settings.api.keys, ("api", "keys"), environment)))
-    if in_containers:
+    if not environment.conventions.is_local:
         raise_mistakes(blueprint.locate(cloud.check_replicas(settings, environment)))
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     shared_name = settings.endpoint.deployment
     shared = deployments.require_serving(blueprint, shared_name, fleet, environment) if shared_name else None
     answering = _describe_endpoint(settings.endpoint, own_serving, shared)
-    place = Place(name, _choose_bucket(environment), worker_settings.build_prefix(name))
-    stack = None
-    if in_containers:
-        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
-        stack = cloud.resolve(settings, fleet.value, environment, name)
-        kept_s = fleet.value.storage.results_kept
-        place = place._replace(name=stack.workflow, drain_s=cloud.DRAIN_S, kept_s=kept_s, has_secrets=True)
+    place, stack = _resolve_place(blueprint, fleet.value, environment, name)
     workers, api = _build_programs(blueprint, fleet.value, environment, answering, place, stack)
     if stack:
         units = list(rendered.list_fargate(stack.orchestrator, (*workers, api), name))
@@ -106,6 +99,19 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             *(own_serving.emulated if own_serving else environment.emulated),
         ),
     )
+
+
+def _resolve_place(
+    blueprint: Document[Blueprint], fleet: Fleet, environment: Environment, name: str
+) -> tuple[Place, BatchStack | None]:
+    """Resolve where the programs run; in containers with the data of their stack."""
+    settings = blueprint.value
+    place = Place(name, _choose_bucket(environment), worker_settings.build_prefix(name))
+    if environment.conventions.is_local:
+        return place, None
+    raise_mistakes(blueprint.locate(cloud.check(settings, fleet, environment, name)))
+    stack, kept_s = cloud.resolve(settings, fleet, environment, name), fleet.storage.results_kept
+    return place._replace(name=stack.workflow, drain_s=cloud.DRAIN_S, kept_s=kept_s, has_secrets=True), stack
 
 
 def _build_programs(
