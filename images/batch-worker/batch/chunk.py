@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,11 @@ MAX_LOST = 5
 ALONE, NEIGHBORS = 2, 4
 """Workers that a row ends alone in flight until it is lost, where a row before it was; rows after such a one that run
 alone: what ends a worker is often in rows side by side, and each would be narrowed down anew."""
+
+_LONGEST_HELD_S = 11 * 3600
+"""Age of its head at which a chunk did not end its worker: SQS passes a message on 12 hours after it was received,
+however often a worker asks to keep it, as while its rows wait for those of a higher priority. Source: SQS API
+reference, ChangeMessageVisibility, 2026-11."""
 
 _NARROWING = 4
 """Bits by which each worker that ended narrows the rows that may have ended it."""
@@ -125,7 +131,9 @@ class ChunkState:
             before: Head = stored.value
             if in_flight:
                 _check_hopeless(before, chunk)
-            head |= {"epoch": before["epoch"] + 1, "parts": before["parts"], "fruitless": before["fruitless"] + 1}
+            has_ended = time.time() - stored.modified < _LONGEST_HELD_S
+            head |= {"epoch": before["epoch"] + 1, "parts": before["parts"]}
+            head["fruitless"] = before["fruitless"] + has_ended
         etag = store.write_json(head_key, head, etag=stored.etag if stored else None, new=stored is None)
         state = cls(store, keys, job, chunk, head, etag)
         state._read_rows(chunk)

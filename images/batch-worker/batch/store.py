@@ -61,6 +61,8 @@ class Stored:
 
     value: Any
     etag: str
+    modified: float = 0.0
+    """When it was written, in seconds since 1970."""
 
 
 def create_client(service: str) -> Any:
@@ -89,7 +91,7 @@ class Store:
             if get_code(error) in ("NoSuchKey", "404"):
                 return None
             raise
-        return Stored(json.loads(response["Body"].read()), response["ETag"])
+        return Stored(json.loads(response["Body"].read()), response["ETag"], response["LastModified"].timestamp())
 
     def read_changed(
         self, etags: Mapping[str, str], earlier: Mapping[str, tuple[str, T]], convert: Callable[[Any], T]

@@ -155,6 +155,17 @@ def test_workers_that_stop_before_a_row_is_saved_do_not_give_its_chunk_up(open_w
     assert read_head(store, opened.chunk.job)["fruitless"] == 0
 
 
+@pytest.mark.parametrize(("hours", "counted"), [(0, [1, 2]), (11.5, [0, 0])])
+def test_a_chunk_that_waits_in_a_worker_for_half_a_day_ended_none(
+    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch, hours: float, counted: list[int]
+) -> None:
+    """SQS passes its message on then, and six such days would lose a row: the control is one that is taken at once."""
+    job, now = open_worker().chunk.job, time.time
+    monkeypatch.setattr(time, "time", lambda: now() + hours * 3600)
+    taken = [take_chunk(store, KEYS, job["id"], 0, worker, 1)[0] for worker in ("next", "last")]
+    assert [state.head["fruitless"] for state in taken] == counted
+
+
 class Ended(Exception):
     """A worker ran out of memory."""
 
