@@ -63,10 +63,8 @@ def resolve_environment(
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     key_variable = emulator.require_access_key(endpoint, _derive_bytes(directory, AWS).hex()[:32])
     hidden_host = _choose_hidden_host(directory)
-    client_env = emulator.build_client_env(endpoint, fleet.region)
     engine = engine_setups.find(kind.get_engine(blueprint), kind.get_framework(blueprint))
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
-    limit = ("" if kind.can_fork(blueprint) else "early-fork") if has_shortcuts else "off"
     return Environment(
         target=NAME,
         conventions=CONVENTIONS,
@@ -74,19 +72,13 @@ def resolve_environment(
         # As the storage stack names it in the embedded AWS's account.
         bucket=aws_limits.build_bucket_name(fleet.name, "models", emulator.ACCOUNT, fleet.region),
         s3_endpoint=endpoint,
-        env={
-            **client_env,
-            "NO_PROXY": f"{client_env['NO_PROXY']},{hidden_host}",
-            **({SHORTCUTS_VARIABLE: limit} if limit else {}),
-        },
+        env=_build_env(endpoint, fleet.region, hidden_host, _select_shortcuts(blueprint) if has_shortcuts else "off"),
         engine_folder=str(engine.executables),
         data_folder=str(directory.data),
         socket_folder=str(directory.sockets),
         launcher=(sys.executable, subreaper.__file__),
         fetcher=FETCHER,
-        image_programs={
-            name: (sys.executable, str(paths.IMAGES / location)) for name, location in IMAGE_PROGRAMS.items()
-        },
+        image_programs={name: (sys.executable, str(paths.IMAGES / file)) for name, file in IMAGE_PROGRAMS.items()},
         hidden_host=hidden_host,
         module_folder=str(paths.IMAGES / "vllm"),
         services=(
@@ -97,6 +89,17 @@ def resolve_environment(
         cores=len(os.sched_getaffinity(0)),
         emulated=(*([SHORTCUTS_NOTE] if has_shortcuts and engine.has_shortcuts else []), emulator.EMULATION_NOTE),
     )
+
+
+def _select_shortcuts(blueprint: BaseBlueprint) -> str:
+    """Return what the engine's processes leave out of the shortcuts; empty for nothing."""
+    return "" if kinds.get(blueprint.kind).can_fork(blueprint) else "early-fork"
+
+
+def _build_env(endpoint: str, region: str, hidden_host: str, shortcuts: str) -> dict[str, str]:
+    env = emulator.build_client_env(endpoint, region)
+    limits = {SHORTCUTS_VARIABLE: shortcuts} if shortcuts else {}
+    return {**env, "NO_PROXY": f"{env['NO_PROXY']},{hidden_host}", **limits}
 
 
 def _build_emulator_process(directory: DeploymentDir, port: int, key_variable: dict[str, str]) -> Service:
