@@ -115,13 +115,10 @@ def build_engine_service(
         **_build_cache_values(context, tier_key),
     }
     settings = command_parts.fill_settings((context.engine.settings, *(part.settings for part in parts)), values)
-    arguments = [text for part in parts for text in part.arguments]
-    templates = (*context.engine.command, *arguments, *(context.engine.settings_arguments if settings else ()))
-    own_arguments = format_engine_arguments(context, role)
-    words = (*command_parts.fill_arguments(templates, values), *own_arguments)
+    words = _fill_words(context, role, parts, values, has_file=bool(settings))
     if tuning.keeper and tuning.keeper.names_lack_command:
         values["pool_key"] = _build_tier_key(context, placed, served_model, image, words)
-        words = (*command_parts.fill_arguments(templates, values), *own_arguments)
+        words = _fill_words(context, role, parts, values, has_file=bool(settings))
     folder_bytes = {folder: tuning.folder_bytes[tier] for tier, folder in _locate_tiers(context, tier_key).items()}
     cache_server = command_parts.fill_arguments((word for part in parts for word in part.beside), values)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
@@ -150,6 +147,19 @@ def build_engine_service(
         address_variables=address_variables if not own_addresses else (),
         resources=Resources(memory_bytes=_compute_memory_bytes(context, placed, served_model)),
     )
+
+
+def _fill_words(
+    context: Context, role: EngineRole, parts: Sequence[CommandPart], values: Values, *, has_file: bool
+) -> tuple[str, ...]:
+    """Return the engine's command line.
+
+    Args:
+        has_file: whether it has a file of settings, which an argument names.
+    """
+    templates = [*context.engine.command, *(text for part in parts for text in part.arguments)]
+    templates += context.engine.settings_arguments if has_file else ()
+    return (*command_parts.fill_arguments(templates, values), *format_engine_arguments(context, role))
 
 
 def _build_cache_values(context: Context, tier_key: str) -> Values:

@@ -88,12 +88,7 @@ def recommend(question: Question) -> Answer:
     settings = document.value if document else None
     if document:
         _require_simulated(document)
-    name = question.model or (settings.model if settings else None)
-    if not name:
-        raise InputError("--model: it is missing. Fix: write --model Qwen/Qwen3-32B, or name a blueprint's folder.")
-    model = models.find(name)
-    if model.task != "generate":
-        raise InputError(f"--model: {quote_value(name)}: it generates no text. Fix: use a model that does.")
+    name, model = _require_model(question, settings)
     limits = list_limits(question, settings)
     workload, traffic = build_workload(question, document)
     parsed = Traffic.model_validate(traffic)
@@ -119,6 +114,17 @@ def recommend(question: Question) -> Answer:
     result = search.search(problem)
     notes = [*_list_notes(question, settings, result), *evidence.notes]
     return Answer(model, region, question.buy, min(dates), traffic, limits, context, result, question.top, notes)
+
+
+def _require_model(question: Question, settings: Blueprint | None) -> tuple[str, Model]:
+    """Return the model, and its name as it was written."""
+    name = question.model or (settings.model if settings else None)
+    if not name:
+        raise InputError("--model: it is missing. Fix: write --model Qwen/Qwen3-32B, or name a blueprint's folder.")
+    model = models.find(name)
+    if model.task != "generate":
+        raise InputError(f"--model: {quote_value(name)}: it generates no text. Fix: use a model that does.")
+    return name, model
 
 
 def _require_simulated(document: Document[Blueprint]) -> None:
