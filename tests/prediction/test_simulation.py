@@ -15,6 +15,7 @@ from llm_serving.prediction.simulation import (
     Simulation,
     compute_percentile,
     compute_weighted_percentile,
+    run_users,
 )
 from tests.prediction import loads
 
@@ -71,3 +72,22 @@ def test_users_send_their_next_request_when_the_last_ends() -> None:
     # Two at a time, five steps each.
     assert outcome.seconds == pytest.approx(0.015)
     assert outcome.e2e_s == pytest.approx([0.005] * 6)
+
+
+def test_the_first_tokens_of_users_are_those_of_a_loop_that_goes_on() -> None:
+    """Prompts of 1,000 tokens that take 0.1 s each, of 16 users: begun at once, they wait for each other."""
+
+    def build() -> Simulation:
+        return Simulation(loads.LinearStep((10_000.0, 100.0, 0.0, 0.0)), Limits(32, 2048, 640_000))
+
+    def measure_ttft_s(outcome: Outcome) -> float:
+        return sum(outcome.ttft_s) / len(outcome.ttft_s)
+
+    def list_requests(rounds: int) -> list[Request]:
+        return [Request(0.0, 1000, 300 + 37 * number % 100) for number in range(16 * rounds)]
+
+    few, many = (measure_ttft_s(run_users(build, list_requests(rounds), 16, warm_up=4)) for rounds in (4, 40))
+    assert few == pytest.approx(many, rel=0.1)
+    # The negative control: what a loop that begins at once shows depends on how long it is.
+    few, many = (measure_ttft_s(build().run(list_requests(rounds), 16)) for rounds in (4, 40))
+    assert few > 1.5 * many

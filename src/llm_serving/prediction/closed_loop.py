@@ -1,4 +1,4 @@
-"""What so many users at once would measure on one replica: the same loop as a published benchmark's."""
+"""What so many users would measure on one replica, who begin one after the other, as those of `validate` do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from llm_serving.catalog.models import Model
 from llm_serving.catalog.step_times import Interval, StepTimes, load
 from llm_serving.engines import vllm
 from llm_serving.engines.memory import ReplicaSetup, Split, count_ranks, list_tensor_sizes
+from llm_serving.prediction import simulation
 from llm_serving.prediction.simulation import Limits, Request, Simulation
 from llm_serving.prediction.step_time import StepTime
 from llm_serving.settings.errors import CheckFailed, InputError
 
-_ROUNDS, _LEAST_REQUESTS = 5, 20
-"""Requests of each user, and least of all together."""
+_ROUNDS = 20
+"""Requests of each user: the more, the less the loop's ramp and its end weigh."""
+
+_WARM_UP = 10
+"""Requests that `validate` sends first by default."""
 
 _SPREAD = 0.1
 """Lengths vary by so much around what was asked: users of equal lengths would send their prompts all at once."""
@@ -62,9 +66,9 @@ def predict(
     def draw(tokens: int) -> int:
         return max(1, round(tokens * drawing.uniform(1 - _SPREAD, 1 + _SPREAD)))
 
-    count = max(_LEAST_REQUESTS, _ROUNDS * users)
-    requests = [Request(0.0, draw(input_tokens), max(2, draw(output_tokens))) for _ in range(count)]
-    outcome = Simulation(step, Limits(batch.sequences, batch.tokens, fit.cache_tokens)).run(requests, users)
+    requests = [Request(0.0, draw(input_tokens), max(2, draw(output_tokens))) for _ in range(_ROUNDS * users)]
+    limits = Limits(batch.sequences, batch.tokens, fit.cache_tokens)
+    outcome = simulation.run_users(lambda: Simulation(step, limits), requests, users, _WARM_UP)
     gaps = sum(count for _, count in outcome.gaps)
     return ClosedLoop(
         ttft_ms=1000 * sum(outcome.ttft_s) / len(outcome.ttft_s),

@@ -19,7 +19,7 @@ from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.problem import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
-from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile
+from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile, run_users
 from llm_serving.prediction.step_time import StepTime, apply_precision, has_facts
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.runs import REPORT_FILE, SWEEP_FOLDER
@@ -219,8 +219,8 @@ def simulate(step: Step, limits: Limits, traffic: Traffic, count: int, replicas:
     """Return what becomes of so many requests of a traffic, sent as `validate` does, on one of its replicas."""
     sent = traffic.model_copy(update={"requests": count * replicas})
     lengths = predicted_load.draw_lengths(sent, sent.requests)[::replicas]
-    simulation = Simulation(step, limits)
     if traffic.users:
-        return simulation.run([Request(0.0, *length) for length in lengths], math.ceil(traffic.users / replicas))
+        requests, users = [Request(0.0, *length) for length in lengths], math.ceil(traffic.users / replicas)
+        return run_users(lambda: Simulation(step, limits), requests, users, math.ceil(traffic.warm_up / replicas))
     due = (load_plan.draw_arrivals(sent) or [])[::replicas]
-    return simulation.run([Request(at_s, *length) for at_s, length in zip(due, lengths, strict=False)])
+    return Simulation(step, limits).run([Request(at_s, *length) for at_s, length in zip(due, lengths, strict=False)])

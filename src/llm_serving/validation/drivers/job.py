@@ -20,13 +20,14 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llm_serving import console
+from llm_serving.prediction.simulation import RAMP_ANSWERS
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import on_demand
 from llm_serving.validation.drivers.base import IS_USED, Driver, Job
 from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
-from llm_serving.validation.load.load import RAMP_ANSWERS, SHOWN_ANSWERS, cycle_prompts, generate_prompts
+from llm_serving.validation.load.load import SHOWN_ANSWERS, cycle_prompts, generate_prompts
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.prompt import Prompt

@@ -16,6 +16,7 @@ import gevent
 from gevent import queue
 
 from llm_serving import processes
+from llm_serving.prediction.simulation import RAMP_ANSWERS
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings import own_yaml
@@ -44,11 +45,6 @@ SHOWN_ANSWERS = 5
 """Answers whose text the report shows if the prompts have no expected answers."""
 
 PROGRESS_INTERVAL_S = 0.5
-
-RAMP_ANSWERS = 3.0
-"""Answers of the warm-up in whose time the users of the closed loop begin. All at once would be a burst of prompts that
-the loop never has again: of a simulated engine with 48 users of ten requests each, TTFT p95 was then 1.4 s, and 0.14 s
-with this ramp as in a long run (2026-11-29)."""
 
 RAMP_POLL_S = 0.002
 
