@@ -608,9 +608,9 @@ signal.pause()
 
 def test_the_router_ends_with_nginx(router: Router) -> None:
     with run_front(router) as (_, program):
-        children = psutil.Process(program.pid).children()
-        [nginx] = [child for child in children if "nginx" in child.name()]
-        nginx.kill()
+        children = psutil.Process(program.pid).children(recursive=True)
+        nginx = next(child for child in children if "nginx" in child.name())
+        nginx.terminate()  # killed, it would leave its workers behind
         assert program.wait(60) != 0
         assert psutil.wait_procs(children, timeout=60)[1] == []
 
