@@ -123,16 +123,22 @@ def test_metadata_beside_litellm_s_own_is_masked_too(hook: Any) -> None:
 
 
 @pytest.mark.parametrize("team", ["private", "strict"])
-@pytest.mark.parametrize(("field", "value"), [("prompt", [1, 2]), ("prompt", [[1, 2]]), ("input", [1, 2])])
-def test_tokens_in_which_nothing_is_found_are_refused_where_texts_are_searched(
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", [1, 2]), ("prompt", [[1, 2]]), ("input", [1, 2]), ("input_ids", [1, 2]), ("prompt_embeds", "AAAA"),
+        ("messages", [{"role": "system", "content": [{"type": "prompt_embeds", "data": "AAAA"}]}]),
+    ],
+)  # fmt: skip
+def test_tokens_and_vectors_in_which_nothing_is_found_are_refused_where_texts_are_searched(
     hook: Any, team: str, field: str, value: list[Any]
 ) -> None:
     with pytest.raises(Refused) as refused:
         call(hook, team, {field: value})
-    message = f"{field} has tokens, in which personal data is not found: send text"
+    message = f"{field} has tokens or vectors, in which personal data is not found: send text"
     assert refused.value.args == (400, {"error": {"message": message, "type": "personal_data", "param": field}})
     assert call(hook, "search", {field: value})[field] == value
-    assert call(hook, team, {field: ["a", "b"], "stop_token_ids": [7]})[field] == ["a", "b"]
+    assert call(hook, team, {"prompt": ["a", "b"], "stop_token_ids": [7]})["prompt"] == ["a", "b"]
 
 
 def test_a_team_that_blocks_gets_400_with_kinds_alone_and_one_without_a_guardrail_goes_on(hook: Any) -> None:

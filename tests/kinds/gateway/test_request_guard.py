@@ -59,6 +59,7 @@ def hook() -> Iterator[Any]:
         ("prompt", ["ab", "cd"], 4),
         ("prompt", [464, 2068, 7586], 12),
         ("input", [[464, 2068], [7586]], 12),
+        ("input_ids", [464, 2068], 8),
         ("input", "abc", 3),
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"n": 1}}}], 9),
         ("max_tokens", 100_000, 0),

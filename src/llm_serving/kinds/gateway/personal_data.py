@@ -37,6 +37,10 @@ _BLOCK = "block"
 _TEXT_FIELDS = ("prompt", "input")
 """What may have tokens in place of texts."""
 
+_VECTORS = ("input_ids", "prompt_embeds", "embed_overrides")
+"""What has tokens or vectors only, as fields, or as the type of a message's part. Source: request models of vLLM 0.32.0
+and SGLang 0.5.23."""
+
 _PICTURE = re.compile(r"data:[\w/.+-]+;base64,[A-Za-z0-9+/=]*")
 
 # Or Presidio downloads a list of domains, and keeps it in the home folder.
@@ -61,13 +65,13 @@ class PersonalDataGuard(CustomLogger):  # type: ignore[misc] # of another enviro
     ) -> None:
         """Refuse a request with personal data with 400, or replace the data by its kind and record how often.
 
-        One of tokens, in which nothing is found, is refused too.
+        One of tokens or vectors, in which nothing is found, is refused too.
         """
         action = self._actions.get(user_api_key_dict.team_id)
         if action is None:
             return
-        if field := next((field for field in _TEXT_FIELDS if has_tokens(data.get(field))), None):
-            message = f"{field} has tokens, in which personal data is not found: send text"
+        if field := find_unreadable({name: data.get(name) for name in data["proxy_server_request"]["body"]}):
+            message = f"{field} has tokens or vectors, in which personal data is not found: send text"
             raise HTTPException(400, {"error": {"message": message, "type": "personal_data", "param": field}})
         counts: Counter[str] = Counter()
         masked = await asyncio.to_thread(self._mask_all, data, counts)
@@ -124,6 +128,21 @@ def _find_metadata(data: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Find what LiteLLM records of a request; its place depends on the path."""
     places = (data.get(name) for name in ("litellm_metadata", "metadata"))
     return next((place for place in places if isinstance(place, dict) and "user_api_key" in place), {})
+
+
+def find_unreadable(body: Mapping[str, Any]) -> str | None:
+    """Find the first field with a prompt that is no text."""
+    for field, value in body.items():
+        if (field in _VECTORS and value) or (field in _TEXT_FIELDS and has_tokens(value)) or has_vectors(value):
+            return field
+    return None
+
+
+def has_vectors(value: object) -> bool:
+    """Return whether a part of a message, or of what has parts, is of vectors."""
+    if isinstance(value, Mapping):
+        return value.get("type") in _VECTORS or any(map(has_vectors, value.values()))
+    return isinstance(value, list) and any(map(has_vectors, value))
 
 
 def has_tokens(value: object) -> bool:

@@ -40,10 +40,11 @@ _OWN_FIELDS = {*all_litellm_params, "priority", "extra_body", "extra_headers", "
 _ENGINE_FIELDS = {
     "kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port",
     "bootstrap_room", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "rid", "request_id",
-    "lora_path",
+    "prompt_token_ids", "prompt_token_ids_b64", "lora_path", "lora_request",
 }  # fmt: skip
-"""What routers tell engines of transfers of KV caches, of ranks and of a request's id, and SGLang's adapters. vLLM
-0.32.0 reads the blocks that `kv_transfer_params` name from the host that they name, and ends where they name none
+"""What routers tell engines of transfers of KV caches, of ranks, of a request's id and a prompt's tokens; and paths of
+adapters of SGLang and TensorRT-LLM (serve/openai_protocol.py). vLLM 0.32.0 reads the blocks that `kv_transfer_params`
+name from the host that they name, and ends where they name none
 (distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py, `update_state_after_alloc`)."""
 
 _ENGINE_ARGUMENTS = "vllm_xargs"
@@ -63,6 +64,7 @@ _CHAT, _RERANK = "acompletion", "rerank"
 
 _PROMPT_FIELDS = (
     "messages", "prompt", "suffix", "input", "instructions", "system", "tools", "functions", "query", "documents",
+    "input_ids", "prompt_embeds",
 )  # fmt: skip
 
 _FORMS: dict[str, type | tuple[type, ...]] = {
