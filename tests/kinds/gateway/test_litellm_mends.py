@@ -20,6 +20,7 @@ NAMES = (
     "litellm.caching.caching",
     "litellm.exceptions",
     "litellm.integrations.custom_logger",
+    "litellm.litellm_core_utils",
     "litellm.proxy",
     "litellm.proxy._types",
     "litellm.proxy.auth",
@@ -30,6 +31,12 @@ NAMES = (
     "starlette.middleware.errors",
 )
 MODULE = "llm_serving.kinds.gateway.litellm_mends"
+
+
+def read_slowly(records: dict[str, dict[str, str]], metadata: dict[str, str]) -> None:
+    """Read what is noted of a request, as LiteLLM does, while another thread notes more."""
+    for name in metadata:
+        records["noted"][f"later: {name}"] = ""
 
 
 @pytest.fixture
@@ -43,6 +50,8 @@ def mends() -> Iterator[Any]:
             patch.setitem(sys.modules, name, MagicMock())
         cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
         patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache)
+        helpers = sys.modules["litellm.litellm_core_utils"].core_helpers
+        helpers.add_missing_spend_metadata_to_litellm_metadata = read_slowly
         patch.delitem(sys.modules, MODULE, raising=False)
         yield importlib.import_module(MODULE)
         sys.modules.pop(MODULE)
@@ -59,6 +68,14 @@ def test_requests_that_differ_in_their_id_alone_have_one_kept_answer(mends: Any)
     keys = {cache.get_cache_key(**request, extra_headers={"X-Request-Id": request_id}) for request_id in "ab"}
     assert keys == {cache.get_cache_key(**request)}
     assert cache.get_cache_key(model="n") not in keys
+
+
+def test_what_is_noted_of_a_request_while_litellm_reads_it_fails_no_answer(mends: Any) -> None:
+    records = {"noted": {"team": "ads"}}
+    with pytest.raises(RuntimeError, match="changed size"):
+        read_slowly(records, records["noted"])
+    mends.core_helpers.add_missing_spend_metadata_to_litellm_metadata(records, records["noted"])
+    assert "later: later: team" in records["noted"]
 
 
 def test_a_log_has_where_an_error_came_from_and_no_message_which_may_repeat_a_prompt(

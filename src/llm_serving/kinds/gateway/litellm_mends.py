@@ -18,6 +18,7 @@ from litellm import utils
 from litellm.caching.caching import Cache
 from litellm.exceptions import ServiceUnavailableError
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.litellm_core_utils import core_helpers
 from litellm.proxy import common_request_processing
 from litellm.proxy._types import ProxyException
 from litellm.proxy.auth import user_api_key_auth
@@ -86,6 +87,15 @@ async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments
         message = "The body is no JSON object"
         raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
     return body
+
+
+@mend(core_helpers, "add_missing_spend_metadata_to_litellm_metadata")
+def read_copy(add: Callable[..., Any], records: dict[str, Any], metadata: dict[str, Any]) -> Any:
+    """Let LiteLLM read a copy of what it notes of a request, to which a thread that records it adds meanwhile.
+
+    Of answers to messages that deployments had given some were 500, "dictionary changed size during iteration".
+    """
+    return add(records, dict(metadata))
 
 
 # What clients call their own user: `user`, `safety_identifier`, headers. Where Postgres refuses the text, such as one
