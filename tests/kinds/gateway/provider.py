@@ -30,6 +30,9 @@ ANSWER_TOKENS = 5
 
 BEDROCK_ANSWER = "Answer of Bedrock."
 
+RETRY_AFTER_S = "7"
+"""What a refusal says."""
+
 LIMIT_S = 120.0
 
 
@@ -101,6 +104,8 @@ def run_provider() -> Iterator[Provider]:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(answer)))
+            if status != 200:
+                self.send_header("Retry-After", RETRY_AFTER_S)
             self.end_headers()
             self.wfile.write(answer)
 

@@ -59,7 +59,15 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from tests import known_server
 from tests.images.router.test_keys import write_keys
 from tests.kinds.gateway.personal_data_texts import NAME, NONE, list_texts
-from tests.kinds.gateway.provider import ANSWER_TOKENS, BEDROCK_ANSWER, HALF, BedrockCall, Provider, run_provider
+from tests.kinds.gateway.provider import (
+    ANSWER_TOKENS,
+    BEDROCK_ANSWER,
+    HALF,
+    RETRY_AFTER_S,
+    BedrockCall,
+    Provider,
+    run_provider,
+)
 from tests.known_server import Behaviour
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("gateway")]
@@ -776,6 +784,24 @@ def test_an_answer_that_its_engine_gave_up_is_an_error_or_the_next_one_s(gateway
 
 def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Running) -> None:
     assert ask_outside(gateway, gateway.create_key("outside"), "fault: hang", "impatient") == "A mock."
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "fault: 429"}]}),
+        ("completions", {"prompt": "fault: 429"}),
+        ("embeddings", {"input": "fault: 429"}),
+        ("messages", {"messages": [{"role": "user", "content": "fault: 429"}], "max_tokens": 5}),
+    ],
+)
+def test_a_client_is_told_when_a_full_deployment_takes_requests_again(
+    gateway: Running, path: str, prompt: dict[str, Any]
+) -> None:
+    client = gateway.connect(gateway.create_key("outside"))
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.post(f"/{path}", body={"model": "alone", **prompt}, cast_to=object)
+    assert refused.value.response.headers["retry-after"] == RETRY_AFTER_S
 
 
 def test_a_route_s_only_deployment_gets_the_request_after_one_that_failed(gateway: Running) -> None:

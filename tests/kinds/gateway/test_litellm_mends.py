@@ -50,6 +50,7 @@ def mends() -> Iterator[Any]:
             patch.setitem(sys.modules, name, MagicMock())
         cache = type("Cache", (), {"get_cache_key": lambda _, **request: json.dumps(request, sort_keys=True)})
         patch.setattr(sys.modules["litellm.caching.caching"], "Cache", cache)
+        sys.modules["litellm.proxy._types"].ProxyException = type("ProxyException", (Exception,), {})
         helpers = sys.modules["litellm.litellm_core_utils"].core_helpers
         helpers.add_missing_spend_metadata_to_litellm_metadata = read_slowly
         patch.delitem(sys.modules, MODULE, raising=False)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import logging
+import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -87,6 +88,15 @@ async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments
         message = "The body is no JSON object"
         raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
     return body
+
+
+@mend(ProxyException, "__init__")
+def say_when(create: Callable[..., None], answer: ProxyException, /, *arguments: Any, **options: Any) -> None:
+    """Tell a client when to come again, as a deployment that is full says: LiteLLM leaves that out of its answer."""
+    create(answer, *arguments, **options)
+    headers = getattr(sys.exception(), "litellm_response_headers", None) or {}
+    if wait := headers.get("retry-after"):
+        answer.headers.setdefault("retry-after", wait)
 
 
 @mend(core_helpers, "add_missing_spend_metadata_to_litellm_metadata")
