@@ -962,6 +962,8 @@ FILE_OF_NUMBER = {"type": "file", "file": {"file_id": 5}}
         ("chat/completions", {"messages": [{"role": "user", "content": [FILE_OF_NUMBER]}]}, 200),
         ("messages", {"messages": "hi", "max_tokens": 5}, 400),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 5}, 400),
+        ("messages", {"messages": None, "max_tokens": 5}, 400),
+        ("messages", {"model": "alone", "messages": [{"content": "hi"}], "max_tokens": 5}, 400),
         ("completions", {"prompt": 5}, 400),
         ("rerank", {"query": "hi", "documents": ["hi"]}, 400),
     ],

@@ -17,9 +17,10 @@ from typing import Any
 
 from litellm import utils
 from litellm.caching.caching import Cache
-from litellm.exceptions import ServiceUnavailableError
+from litellm.exceptions import BadRequestError, ServiceUnavailableError
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils import core_helpers
+from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.proxy import common_request_processing
 from litellm.proxy._types import ProxyException
 from litellm.proxy.auth import user_api_key_auth
@@ -88,6 +89,16 @@ async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments
         message = "The body is no JSON object"
         raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
     return body
+
+
+@mend(AnthropicAdapter, "translate_completion_input_params_with_tool_mapping")
+def refuse_unreadable(translate: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+    """Refuse a request of Anthropic's API that LiteLLM cannot turn into a chat with 400: it fails with 500."""
+    try:
+        return translate(*arguments, **options)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        message = "The request has another form in the API"
+        raise BadRequestError(message=message, model="", llm_provider="") from error
 
 
 @mend(ProxyException, "__init__")

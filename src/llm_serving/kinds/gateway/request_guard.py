@@ -70,7 +70,6 @@ _PROMPT_FIELDS = (
 _FORMS: dict[str, type | tuple[type, ...]] = {
     "messages": list, "prompt": (str, list), "input": (str, list, dict), "tools": list, "functions": list,
     "tool_choice": (str, dict), "response_format": dict, "logit_bias": dict, "timeout": (int, float),
-    "web_search_options": dict,
 }  # fmt: skip
 """Of fields at whose other forms LiteLLM itself fails with 500, after it asked each deployment of the route."""
 
@@ -274,8 +273,10 @@ def find_malformed(data: Mapping[str, Any], call_type: str) -> str | None:
     prompt = data.get("prompt")
     if isinstance(prompt, list) and len({*map(type, prompt)}) != 1:  # neither texts nor tokens, or nothing
         return "prompt"
-    messages = data.get("messages") or ()
-    return None if all(_has_form(message, call_type) for message in messages) else "messages"
+    messages = data.get("messages", ())
+    if messages is None or not all(_has_form(message, call_type) for message in messages):
+        return "messages"
+    return None
 
 
 def _has_form(message: Mapping[str, Any], call_type: str) -> bool:
