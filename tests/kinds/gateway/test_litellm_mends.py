@@ -21,6 +21,7 @@ NAMES = (
     "litellm.exceptions",
     "litellm.integrations.custom_logger",
     "litellm.litellm_core_utils",
+    "litellm.llms.anthropic.pass_through.adapters.handler",
     "litellm.llms.anthropic.pass_through.adapters.transformation",
     "litellm.proxy",
     "litellm.proxy._types",

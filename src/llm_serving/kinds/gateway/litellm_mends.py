@@ -20,6 +20,7 @@ from litellm.caching.caching import Cache
 from litellm.exceptions import BadRequestError, ServiceUnavailableError
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils import core_helpers
+from litellm.llms.anthropic.pass_through.adapters.handler import LiteLLMMessagesToCompletionTransformationHandler
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.proxy import common_request_processing
 from litellm.proxy._types import ProxyException
@@ -33,6 +34,11 @@ from starlette.middleware.errors import ServerErrorMiddleware
 # proxy/db/prisma_client.py, `_write_engine`, writes a client's engine to a name that prisma 0.15.0 no longer has, and
 # fails with each engine that it starts: after its own start, and after that engine went away.
 BasePrisma._Prisma__engine = BasePrisma._engine
+
+# Messages with `thinking` are chats as all others are (litellm_settings.py). An engine's chat has its thoughts.
+LiteLLMMessagesToCompletionTransformationHandler._route_openai_thinking_to_responses_api_if_needed = staticmethod(
+    lambda *_, **__: None
+)
 
 GIVEN_UP = ("abort", "error", "cancelled", "timeout")
 """Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop

@@ -50,14 +50,20 @@ name from the host that they name, and ends where they name none
 _ENGINE_ARGUMENTS = "vllm_xargs"
 """Further fields by which vLLM lets a client set the same."""
 
-_CHAT_FIELDS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_logprobs")
-"""Fields at which LiteLLM's client of completions fails. The engine knows, or ignores them."""
+_EXTRA_FIELDS = {
+    "acompletion": ("thinking",),
+    "text_completion": (
+        "response_format", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_logprobs",
+    ),
+}  # fmt: skip
+"""Of calls, by how LiteLLM's names of them end: at these fields LiteLLM or its client fails. The engine knows, or
+ignores them."""
 
 _STREAMED_CALLS = ("acompletion", "atext_completion")
 """LiteLLM's names of calls whose streams have the engine's count of tokens only where the request asks for it."""
 
-_PICTURES, _COMPLETIONS = "image_generation", "text_completion"
-"""How LiteLLM's names of calls for pictures and for completions end."""
+_PICTURES = "image_generation"
+"""How LiteLLM's names of calls for pictures end."""
 
 _CHAT, _RERANK = "acompletion", "rerank"
 """LiteLLM's names of chats, and of calls for which it knows no way to a deployment: it closes the route with 500."""
@@ -196,15 +202,17 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         metadata = kwargs.get("litellm_metadata") or kwargs.get("metadata") or {}
         team = str(metadata.get("user_api_key_team_id"))
         class_ = self._classes.get(team, "normal")
+        is_bedrock, call = str(kwargs.get("model")).startswith("bedrock/"), str(call_type)
         # Bedrock takes no header of ours, and those of a call for pictures LiteLLM would write into its body.
-        if not str(kwargs.get("model")).startswith("bedrock/") and not str(call_type).endswith(_PICTURES):
+        if not is_bedrock and not call.endswith(_PICTURES):
             caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._classes else {}
             headers = {ID_HEADER: find_request_id(kwargs), **caller, **traits.get(CLASSES, {}).get(class_, {})}
             kwargs = {**kwargs, "extra_headers": headers}
         extra_fields = {"priority": PRIORITIES[class_]} if traits.get(HAS_PRIORITY) else {}
-        if str(call_type).endswith(_COMPLETIONS):
-            extra_fields |= {field: kwargs[field] for field in _CHAT_FIELDS if field in kwargs}
-            kwargs = {name: value for name, value in kwargs.items() if name not in _CHAT_FIELDS}
+        for end, fields in _EXTRA_FIELDS.items():
+            if call.endswith(end) and not is_bedrock:
+                extra_fields |= {field: kwargs[field] for field in fields if field in kwargs}
+                kwargs = {name: value for name, value in kwargs.items() if name not in fields}
         return (
             {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **extra_fields}} if extra_fields else kwargs
         )
