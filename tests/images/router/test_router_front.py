@@ -39,6 +39,7 @@ ROUTER_HOST = "127.77.5.9"
 
 ALLOWED = (
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/Qwen/Qwen3-0.6B"),
     ("GET", "/health"),
     ("HEAD", "/health"),
     ("GET", "/liveness"),

@@ -398,7 +398,9 @@ def test_the_months_add_up_to_what_a_deployment_cost(gateway: Running) -> None:
 
 def test_a_team_calls_its_own_models_alone_and_sees_no_other(gateway: Running) -> None:
     client = gateway.connect(gateway.create_key("ads"))
-    assert [model.id for model in client.models.list()] == ["small"]
+    assert [model.id for model in client.models.list()] == [client.models.retrieve("small").id] == ["small"]
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("chat")
     assert ask(client, "small").choices[0].message.content == "A mock."
     with pytest.raises(openai.PermissionDeniedError, match="chat"):
         ask(client, "chat")

@@ -23,7 +23,7 @@ from litellm.litellm_core_utils import core_helpers
 from litellm.llms.anthropic.pass_through.adapters.handler import LiteLLMMessagesToCompletionTransformationHandler
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.proxy import common_request_processing
-from litellm.proxy._types import ProxyException
+from litellm.proxy._types import LiteLLMRoutes, ProxyException
 from litellm.proxy.auth import user_api_key_auth
 from litellm.proxy.spend_tracking import spend_tracking_utils
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
@@ -34,6 +34,10 @@ from starlette.middleware.errors import ServerErrorMiddleware
 # proxy/db/prisma_client.py, `_write_engine`, writes a client's engine to a name that prisma 0.15.0 no longer has, and
 # fails with each engine that it starts: after its own start, and after that engine went away.
 BasePrisma._Prisma__engine = BasePrisma._engine
+
+# OpenAI's `models.retrieve`, which LiteLLM refuses to keys of teams. A model that is not the team's gets 404.
+for routes in (LiteLLMRoutes.openai_routes, LiteLLMRoutes.llm_api_routes):
+    routes.value.append("/v1/models/{model_id}")
 
 # Messages with `thinking` are chats as all others are (litellm_settings.py). An engine's chat has its thoughts.
 LiteLLMMessagesToCompletionTransformationHandler._route_openai_thinking_to_responses_api_if_needed = staticmethod(
