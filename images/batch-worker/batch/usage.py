@@ -74,7 +74,7 @@ def format_date(now: float) -> str:
     return datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d")
 
 
-def read_day(store: Store, keys: Layout, team: str, date: str, known: Counts = MappingProxyType({})) -> Counts:
+def read_day(store: Store, keys: Layout, team: str, date: str, last_counts: Counts = MappingProxyType({})) -> Counts:
     """Read the tokens of a team on a day; of what an earlier call returned, only objects that changed since."""
     etags = {entry["key"]: entry["etag"] for entry in store.list_objects(keys.build(layout.USAGE, team, date))}
-    return store.read_changed(etags, known, lambda count: int(count["tokens"]))
+    return store.read_changed(etags, last_counts, lambda count: int(count["tokens"]))

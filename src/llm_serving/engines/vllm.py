@@ -466,8 +466,8 @@ def lacks_fp8(device: Accelerators) -> bool:
 
 def _cuts_blocks_of_experts(model: Architecture, parts: int) -> bool:
     """Return whether vLLM gives parts of an expert smaller blocks of FP8 scales, so that it may be split within one."""
-    width, rest = divmod(model.expert_intermediate, parts)
-    return model.fp8_block > 0 and rest == 0 and math.gcd(model.fp8_block, width, model.hidden) >= _LEAST_BLOCK
+    width, remainder = divmod(model.expert_intermediate, parts)
+    return model.fp8_block > 0 and remainder == 0 and math.gcd(model.fp8_block, width, model.hidden) >= _LEAST_BLOCK
 
 
 def describe_missing_kernels(model: Model, device: str) -> str:

@@ -119,8 +119,8 @@ def _count_compressed_blocks(model: Architecture, cache_bytes: int, context: int
     full_bytes = indexed * (_pad(64 * VECTOR_BYTES) + _pad(64 * model.index_bytes)) + others * _pad(2 * VECTOR_BYTES)
     widths = (divide_up(layers, count) * page for (layers, page, *_), count in zip(kinds, groups, strict=True))
     request_blocks = divide_up(context, model.cache_block) + sum(
-        count * (divide_up(min(kept - 1 + 2 * batch_tokens, context), tokens) + 1)
-        for (*_, tokens, kept), count in zip(kinds, groups, strict=True)
+        count * (divide_up(min(kept_tokens - 1 + 2 * batch_tokens, context), tokens) + 1)
+        for (*_, tokens, kept_tokens), count in zip(kinds, groups, strict=True)
     )
     return CacheBlocks(max(0, cache_bytes) // max(full_bytes, *widths), request_blocks, context)
 

@@ -413,6 +413,6 @@ def _build_taints(pool: Pool, row: Instance) -> tuple[Taint, ...]:
 
 
 def _parse_taint(text: str) -> Taint:
-    rest, _, effect = text.rpartition(":")
-    key, _, value = rest.partition("=")
+    key_and_value, _, effect = text.rpartition(":")
+    key, _, value = key_and_value.partition("=")
     return Taint(key, value, effect)

@@ -71,13 +71,13 @@ def build_prefixes(fleet: Fleet, registry: str) -> dict[str, str]:
 
 def rewrite(image: str, prefixes: Mapping[str, str]) -> str:
     """Return an image's name in the cache; as it is where its registry has none."""
-    host, rest = split_host(image)
-    return f"{prefixes[host]}/{rest}" if host in prefixes else image
+    host, path = split_host(image)
+    return f"{prefixes[host]}/{path}" if host in prefixes else image
 
 
 def split_host(image: str) -> tuple[str, str]:
     """Return an image's registry, and its name there."""
-    host, _, rest = image.partition("/")
-    if rest and ("." in host or ":" in host or host == "localhost"):
-        return (DOCKER_HUB, rest) if host in ("index.docker.io", "registry-1.docker.io") else (host, rest)
-    return DOCKER_HUB, image if rest else f"library/{image}"
+    host, _, path = image.partition("/")
+    if path and ("." in host or ":" in host or host == "localhost"):
+        return (DOCKER_HUB, path) if host in ("index.docker.io", "registry-1.docker.io") else (host, path)
+    return DOCKER_HUB, image if path else f"library/{image}"

@@ -95,19 +95,19 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
 
     with _translate_errors(name, revision):
         api = HfApi(endpoint=resolve_endpoint(), token=_find_token())
-        info = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+        model_info = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     files = tuple(
         RepoFile(
             sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None, sibling.blob_id or ""
         )
-        for sibling in info.siblings or ()
+        for sibling in model_info.siblings or ()
     )
     for file in files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
             raise InputError(
                 f"{name}: it lists the file {file.name!r}, outside its own directory. Fix: choose another model."
             )
-    commit = info.sha or ""
+    commit = model_info.sha or ""
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
         raise InputError(
             f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is not a hash of 40 or 64 "

@@ -232,8 +232,8 @@ def get(kind: str) -> Kind[Any, Any]:
     """
     require_choice("kind", kind, "kind", list_kinds())
     module = importlib.import_module(f"{PACKAGE}.{kind.replace('-', '_')}.{_MODULE}")
-    found: Kind[Any, Any] = module.KIND
-    return found
+    implementation: Kind[Any, Any] = module.KIND
+    return implementation
 
 
 def get_for(document: Document[Any]) -> Kind[Any, Any]:

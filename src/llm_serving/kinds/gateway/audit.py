@@ -78,10 +78,10 @@ def _list_requests(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
             name: row[name]
             for name in ("at", "team", "user", "key", "model", "input_tokens", "output_tokens", "list_usd")
         }
-        failed = "broken" if row["output_tokens"] else "refused"  # a stream can die half-way
+        failure = "broken" if row["output_tokens"] else "refused"  # a stream can die half-way
         is_cached = row["cache_hit"] == "True"
         answered = "cached" if is_cached else "answered"
-        verdict = answered if row["status"] == "success" else f"{failed} {row['code']}".rstrip()
+        verdict = answered if row["status"] == "success" else f"{failure} {row['code']}".rstrip()
         deployment = CACHE if is_cached else parse_name(row["backend"])
         similarity = {"similarity": row["similarity"]} if is_cached and row["similarity"] is not None else {}
         yield {**entry, "event": "request", "deployment": deployment, "verdict": verdict, **similarity}

@@ -37,9 +37,11 @@ class Postgres(LocalServer):
         return not database.find_missing() and LiteLlmEnv().is_ready()
 
     def install(self, on_progress: Callable[[str], None]) -> None:
-        missing = database.find_missing()
-        if missing:
-            raise Unavailable(f"{missing}: not found on this machine; a gateway needs it. Fix: {database.INSTALL}.")
+        missing_programs = database.find_missing()
+        if missing_programs:
+            raise Unavailable(
+                f"{missing_programs}: not found on this machine; a gateway needs it. Fix: {database.INSTALL}."
+            )
         LiteLlmEnv().ensure(on_progress)
 
     def build_service(self, port: int, folder: Path) -> Service:

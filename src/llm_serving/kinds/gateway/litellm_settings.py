@@ -326,8 +326,8 @@ def _build_upsert(name: str, team: Team) -> str:
         _DAY: _build_day_window(budget.day),
         "blocked": "false",
     }
-    changed = {**{column: f"EXCLUDED.{column}" for column in values}, _DAY: _KEPT_DAY}
-    assignments = ", ".join(f"{column} = {value}" for column, value in changed.items())
+    updates = {**{column: f"EXCLUDED.{column}" for column in values}, _DAY: _KEPT_DAY}
+    assignments = ", ".join(f"{column} = {value}" for column, value in updates.items())
     next_month = "date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month'"
     return (
         f'INSERT INTO "LiteLLM_TeamTable" (team_id, team_alias, budget_reset_at, {", ".join(values)})\n'

@@ -56,8 +56,8 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
 def _build_door_insert(deployment: str, use: Mapping[Used, Sequence[float]]) -> str:
     """Build the statement for what teams used at each router."""
     counted = ", ".join(
-        f"({', '.join([*map(database.quote, used), *(f'{count!r}::float8' for count in counts)])})"
-        for used, counts in {Used("", "", ""): (0.0, 0.0, 0.0), **use}.items()
+        f"({', '.join([*map(database.quote, use_key), *(f'{count!r}::float8' for count in counts)])})"
+        for use_key, counts in {Used("", "", ""): (0.0, 0.0, 0.0), **use}.items()
     )
     return database.read_statement("meter_door", deployment=database.quote(deployment), values=counted)
 
@@ -79,8 +79,8 @@ def read_use(backend: Backend) -> dict[Used, list[float]] | None:
     for router, page in pages:
         for number, name in enumerate(_COUNTERS):
             for sample in _list_samples(page, name):
-                used = Used(router, sample.labels["team"], sample.labels["model"])
-                use.setdefault(used, [0.0] * len(_COUNTERS))[number] = sample.value
+                use_key = Used(router, sample.labels["team"], sample.labels["model"])
+                use.setdefault(use_key, [0.0] * len(_COUNTERS))[number] = sample.value
     return use if pages else None
 
 

@@ -107,11 +107,11 @@ class PersonalDataGuard(CustomLogger):  # type: ignore[misc] # of another enviro
 
 def _list_separate(spans: Iterable[Any]) -> list[Any]:
     """List those that overlap no surer or longer one, the last one first."""
-    chosen: list[Any] = []
+    separate_spans: list[Any] = []
     for span in sorted(spans, key=lambda span: (-span.score, span.start - span.end)):
-        if all(span.end <= other.start or other.end <= span.start for other in chosen):
-            chosen.append(span)
-    return sorted(chosen, key=lambda span: -span.start)
+        if all(span.end <= other.start or other.end <= span.start for other in separate_spans):
+            separate_spans.append(span)
+    return sorted(separate_spans, key=lambda span: -span.start)
 
 
 def list_fields(data: MutableMapping[str, Any]) -> Iterator[tuple[MutableMapping[str, Any], str]]:

@@ -168,11 +168,15 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             message = f"The prompt has {characters:,} characters; the team's limit is {limit:,}"
             raise HTTPException(413, {"error": {"message": message, "type": "prompt_too_long"}})
 
-    def _build_cache(self, team: str | None, model: str | None, sent: object) -> dict[str, Any]:
+    def _build_cache(self, team: str | None, model: str | None, sent_controls: object) -> dict[str, Any]:
         """Build LiteLLM's controls of a request: whose answers it reads, and how long its own is kept."""
         if team is None or model is None or model not in self._cached:
             return dict(_NO_CACHE)
-        controls = {name: sent[name] for name in _CACHE_CONTROLS if name in sent} if isinstance(sent, dict) else {}
+        controls = (
+            {name: sent_controls[name] for name in _CACHE_CONTROLS if name in sent_controls}
+            if isinstance(sent_controls, dict)
+            else {}
+        )
         return {**controls, "namespace": f"team {team}", "ttl": self._cached[model]}
 
     async def async_filter_deployments(
@@ -246,8 +250,8 @@ def find_request_id(kwargs: Mapping[str, Any]) -> str:
     """Return the caller's id of a request, or LiteLLM's where there is none that may stand in a log."""
     request = kwargs.get("proxy_server_request") or (kwargs.get("litellm_params") or {}).get("proxy_server_request")
     headers = {name.lower(): value for name, value in ((request or {}).get("headers") or {}).items()}
-    sent = headers.get(ID_HEADER.lower())
-    return sent if isinstance(sent, str) and IS_ID(sent) else str(kwargs.get("litellm_call_id"))
+    sent_id = headers.get(ID_HEADER.lower())
+    return sent_id if isinstance(sent_id, str) and IS_ID(sent_id) else str(kwargs.get("litellm_call_id"))
 
 
 def log_request(kwargs: Mapping[str, Any], end: str, duration: timedelta) -> None:

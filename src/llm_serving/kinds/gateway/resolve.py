@@ -107,18 +107,18 @@ def _find_deployments(
     serving: dict[str, FoundDeployment] = {}
 
     def require(name: str, key_path: KeyPath, *, is_embedding: bool) -> None:
-        here = deployments.require_serving(blueprint, name, fleet, environment, key_path)
-        if is_embedding and here.task not in ("", EMBED):
-            reason = f"it answers with task {here.task}, and questions need vectors"
+        deployment = deployments.require_serving(blueprint, name, fleet, environment, key_path)
+        if is_embedding and deployment.task not in ("", EMBED):
+            reason = f"it answers with task {deployment.task}, and questions need vectors"
             raise InputError([blueprint.build_mistake(key_path, name, reason, f"name a deployment with task: {EMBED}")])
-        serving[name] = here
+        serving[name] = deployment
 
     collect = ErrorCollector()
     for place in litellm_settings.list_places(blueprint.value):
         if name := place.backend.deployment:
-            alone = ("routes", place.route, "deployments", "deployment")
-            listed = ("routes", place.route, "deployments", place.number, "deployment")
-            key_path: KeyPath = alone if alone in blueprint.positions else listed
+            single_path = ("routes", place.route, "deployments", "deployment")
+            list_path = ("routes", place.route, "deployments", place.number, "deployment")
+            key_path: KeyPath = single_path if single_path in blueprint.positions else list_path
             collect(functools.partial(require, name, key_path, is_embedding=False))
     for route, embedding in litellm_settings.list_embeddings(blueprint.value).items():
         if name := embedding.backend.deployment:
@@ -132,16 +132,16 @@ def _build_backend(place: Place[Any], serving: dict[str, FoundDeployment]) -> Ba
     name = litellm_settings.name_backend(place.backend)
     if place.backend.deployment is None:
         return Backend(id=place.id, route=place.route, name=name)
-    here = serving[place.backend.deployment]
+    deployment = serving[place.backend.deployment]
     return Backend(
         id=place.id,
         route=place.route,
         name=name,
-        usd_h=here.usd_h,
-        metrics_urls=here.metrics_urls,
-        prompt_tokens=here.metrics.get("prompt-tokens", ""),
-        output_tokens=here.metrics.get("output-tokens", ""),
-        usage_url=f"http://{here.door.usage_address}/metrics" if here.door else "",
+        usd_h=deployment.usd_h,
+        metrics_urls=deployment.metrics_urls,
+        prompt_tokens=deployment.metrics.get("prompt-tokens", ""),
+        output_tokens=deployment.metrics.get("output-tokens", ""),
+        usage_url=f"http://{deployment.door.usage_address}/metrics" if deployment.door else "",
     )
 
 

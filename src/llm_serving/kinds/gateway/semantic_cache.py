@@ -233,9 +233,13 @@ def _find_metadata(request: Mapping[str, Any]) -> dict[str, Any]:
 def record(request: Mapping[str, Any], similarity: float | None) -> None:
     """Let LiteLLM record how near the answered question was; what a client wrote in its place goes."""
     metadata = _find_metadata(request)
-    sent = metadata.get("spend_logs_metadata")
-    own_metadata = {name: value for name, value in sent.items() if name != SIMILARITY} if isinstance(sent, dict) else {}
-    if own_metadata or sent or similarity is not None:
+    sent_metadata = metadata.get("spend_logs_metadata")
+    own_metadata = (
+        {name: value for name, value in sent_metadata.items() if name != SIMILARITY}
+        if isinstance(sent_metadata, dict)
+        else {}
+    )
+    if own_metadata or sent_metadata or similarity is not None:
         metadata["spend_logs_metadata"] = (
             own_metadata if similarity is None else {**own_metadata, SIMILARITY: similarity}
         )

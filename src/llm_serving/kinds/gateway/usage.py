@@ -177,8 +177,8 @@ def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
 
 def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
     """List what each team used of each backend, and of each metered deployment what is left."""
-    metered, recorded = measure(records.meter), _count_recorded(records)
-    totals = {name: max(times.tokens, recorded[name], 1.0) for name, times in metered.items()}
+    metered, recorded_tokens = measure(records.meter), _count_recorded(records)
+    totals = {name: max(times.tokens, recorded_tokens[name], 1.0) for name, times in metered.items()}
     for name, row, list_usd in _list_recorded(records):
         tokens = row["input_tokens"] + row["output_tokens"]
         usd = metered[name].busy_usd * tokens / totals[name] if name in metered else list_usd
@@ -187,16 +187,16 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
         requests, input_tokens, output_tokens = (round(row[count]) for count in _COUNTS)
         yield group, _Line(requests, input_tokens, output_tokens, usd, *policies)
     for name, times in metered.items():
-        unrecorded = max(0.0, times.tokens - recorded[name])
+        unrecorded = max(0.0, times.tokens - recorded_tokens[name])
         for nobody, usd in ((DIRECT, times.busy_usd * unrecorded / totals[name]), (IDLE, times.idle_usd)):
             yield {"team": nobody, "user": nobody, "model": nobody, "deployment": name}, _Line(usd=usd)
 
 
 def _count_recorded(records: Records) -> Mapping[str, float]:
-    recorded: defaultdict[str, float] = defaultdict(float)
+    tokens_by_backend: defaultdict[str, float] = defaultdict(float)
     for name, row, _ in _list_recorded(records):
-        recorded[name] += row["input_tokens"] + row["output_tokens"]
-    return recorded
+        tokens_by_backend[name] += row["input_tokens"] + row["output_tokens"]
+    return tokens_by_backend
 
 
 def _list_recorded(records: Records) -> Iterator[tuple[str, Mapping[str, Any], float]]:

@@ -104,9 +104,9 @@ def find_error(
         text: of its CONFIG.
         modules: that adapters may change there; none where they may change all.
     """
-    missing = [name for name in (CONFIG, WEIGHTS) if name not in file_names]
-    if missing:
-        return f"{location} has no {' and no '.join(missing)}", "use a folder that PEFT wrote"
+    missing_files = [name for name in (CONFIG, WEIGHTS) if name not in file_names]
+    if missing_files:
+        return f"{location} has no {' and no '.join(missing_files)}", "use a folder that PEFT wrote"
     config = _parse_config(text)
     base = str(config.get("base_model_name_or_path", ""))
     if _normalize_model(base) != _normalize_model(model):
@@ -127,11 +127,11 @@ def _find_rank_error(config: dict[str, Any]) -> tuple[str, str] | None:
 def _find_unsupported(config: dict[str, Any]) -> tuple[str, str] | None:
     """Return what of PEFT the engine does not load: it would not start with such an adapter."""
     init = config.get("init_lora_weights")
-    written = {key: config.get(key) for key in _UNSUPPORTED} | {
+    written_settings = {key: config.get(key) for key in _UNSUPPORTED} | {
         "bias": config.get("bias", "none") != "none" and config["bias"],
         "init_lora_weights": isinstance(init, str) and init.lower() not in _PLAIN_INITS and init,
     }
-    for key, value in written.items():
+    for key, value in written_settings.items():
         if value:
             reason = f"its {key} is {json.dumps(value)[:100]}, with which the engine does not load it"
             return reason, f"train it without {key}, or merge it into a model of its own (PEFT's merge_and_unload)"
@@ -140,8 +140,8 @@ def _find_unsupported(config: dict[str, Any]) -> tuple[str, str] | None:
 
 def _find_left_out(config: dict[str, Any], modules: Sequence[str]) -> tuple[str, str] | None:
     """Return what an adapter changes and replicas have no room for: the engine leaves it out without a word."""
-    changed = config.get("target_modules")
-    names = [str(name).rpartition(".")[2] for name in changed] if isinstance(changed, list) else []
+    target_modules = config.get("target_modules")
+    names = [str(name).rpartition(".")[2] for name in target_modules] if isinstance(target_modules, list) else []
     allowed = [module.rpartition(".")[2] for module in modules]
     if "experts" in allowed:
         allowed += _EXPERT_MODULES

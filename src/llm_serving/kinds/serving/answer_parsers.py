@@ -45,26 +45,26 @@ def find_row(engine: str, model: Model) -> AnswerParsers:
     return next(by_name, None) or next(by_architecture, None) or AnswerParsers()
 
 
-def _choose(written: str, defaults: tuple[str, ...]) -> str:
-    if written == OFF:
+def _choose(parser_name: str, defaults: tuple[str, ...]) -> str:
+    if parser_name == OFF:
         return ""
-    return next(iter(defaults), "") if written == AUTO else written
+    return next(iter(defaults), "") if parser_name == AUTO else parser_name
 
 
 def check(placed: PlacedRole) -> Iterator[Conflict]:
     """Yield parsers that the engine does not have, or that read the answers of other models."""
     engine = placed.settings.engine
-    recorded, row = engine_options.load(engine), find_row(engine, placed.model)
+    recorded_options, row = engine_options.load(engine), find_row(engine, placed.model)
     for key in ("tools", "reasoning"):
-        written, defaults = getattr(placed.model_settings, key), getattr(row, key)
+        parser_name, defaults = getattr(placed.model_settings, key), getattr(row, key)
         path = placed.find_model_key_path(key)
-        names = recorded.parsers.get(key, ()) if recorded else ()
-        if written in (AUTO, OFF):
+        names = recorded_options.parsers.get(key, ()) if recorded_options else ()
+        if parser_name in (AUTO, OFF):
             continue
-        if written not in names:
-            nearest = engine_options.find_nearest(written, names)
+        if parser_name not in names:
+            nearest = engine_options.find_nearest(parser_name, names)
             reason = f"{engine} has no such parser"
-            yield Conflict(path, reason, f"set {key}: {nearest or AUTO}, or {OFF}", written)
-        elif (row.models or placed.model.name in models.load()) and written not in defaults:
+            yield Conflict(path, reason, f"set {key}: {nearest or AUTO}, or {OFF}", parser_name)
+        elif (row.models or placed.model.name in models.load()) and parser_name not in defaults:
             reason = f"it does not read the answers of {placed.model.name}"
-            yield Conflict(path, reason, f"set {key}: {' or '.join(defaults) or AUTO}, or {OFF}", written)
+            yield Conflict(path, reason, f"set {key}: {' or '.join(defaults) or AUTO}, or {OFF}", parser_name)

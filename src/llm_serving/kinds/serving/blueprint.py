@@ -332,8 +332,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     def _find_remaining_limits(self, reason: str) -> Iterator[Conflict]:
         """Yield limits on tokens only: without them nothing would be left to hold."""
-        written = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
-        latencies = [name for name in written if name in ("ttft_ms", "itl_ms")]
+        written_limits = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
+        latencies = [name for name in written_limits if name in ("ttft_ms", "itl_ms")]
         if latencies and self.slo.e2e_ms == Percentiles():
             limits = getattr(self.slo, latencies[0]).model_dump(exclude_none=True)
             name, limit = next(iter(limits.items()), ("p95", 1000.0))

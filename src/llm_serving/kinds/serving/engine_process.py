@@ -256,11 +256,11 @@ def write_settings(file: object, settings: Mapping[str, object]) -> tuple[str, .
 
 def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:
     """Return the words of the engine's own options of a role; `checks` has refused what is no option."""
-    recorded = engine_options.get_options(context.blueprint.engine)
+    recorded_options = engine_options.get_options(context.blueprint.engine)
     arguments = context.blueprint.merge_arguments(role)
     # A framework's own program spells every option with dashes.
     update = {"word": ""} if context.pair and context.pair.command else {}
-    options = {name: recorded[name].model_copy(update=update) for name in arguments}
+    options = {name: recorded_options[name].model_copy(update=update) for name in arguments}
     return tuple(word for name, value in arguments.items() for word in options[name].format_words(name, value))
 
 

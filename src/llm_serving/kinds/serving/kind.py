@@ -53,9 +53,9 @@ class ServingKind(Kind[Blueprint, ServingDeployment]):
     build_summary = staticmethod(summary.build_payload)
 
     def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
-        measured = measurements.find_prompts(blueprint, root)
+        prefix = measurements.find_prompts(blueprint, root)
         capacities = measurements.read_all(root / paths.RUNS / resolve_name(blueprint))
-        return environment.model_copy(update={"measured": measured, "capacities": capacities})
+        return environment.model_copy(update={"measured": prefix, "capacities": capacities})
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
         deployment = rendered.read(file, fleet, Rendered[ServingStack]).value

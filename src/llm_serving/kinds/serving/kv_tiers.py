@@ -66,8 +66,8 @@ def _compute_block_bytes(placed: PlacedRole) -> int:
 
 def compute_found_share(traffic: Traffic, shared_prefix: float, tokens: int) -> float:
     """Return the largest share of each prompt that a cache of so many tokens finds; every group is as frequent."""
-    needed = traffic.prefix_groups * shared_prefix * traffic.input_tokens.max
-    return shared_prefix * min(1.0, tokens / needed) if needed else 0.0
+    prefix_tokens = traffic.prefix_groups * shared_prefix * traffic.input_tokens.max
+    return shared_prefix * min(1.0, tokens / prefix_tokens) if prefix_tokens else 0.0
 
 
 def _describe_hits(traffic: Traffic, shared_prefix: float, own: int, held: int) -> str:

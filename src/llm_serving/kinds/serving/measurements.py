@@ -120,9 +120,9 @@ def find(deployment: ServingDeployment) -> MeasuredCapacity | None:
     One by users holds for users alone: they send less while answers are slow, and arrivals do not.
     """
     axes = ("rate",) if deployment.traffic.is_open_loop else ("rate", "users")
-    measured = [capacity for capacity in deployment.environment.capacities if capacity.axis in axes]
-    key = compute_key(deployment) if measured else ""
-    return next((capacity for capacity in measured if capacity.key == key), None)
+    capacities = [capacity for capacity in deployment.environment.capacities if capacity.axis in axes]
+    key = compute_key(deployment) if capacities else ""
+    return next((capacity for capacity in capacities if capacity.key == key), None)
 
 
 def count_needed(capacity: MeasuredCapacity, arrivals: float) -> dict[str, int]:
@@ -136,12 +136,13 @@ def list_shortages(deployment: ServingDeployment) -> Iterator[str]:
     capacity, arrivals = find(deployment), deployment.traffic.arrivals
     if capacity is None or arrivals is None:
         return
-    needed = count_needed(capacity, arrivals)
+    needed_replicas = count_needed(capacity, arrivals)
     for role in deployment.engine_roles:
-        if role.replicas.max < needed.get(role.name, 0):
+        count = needed_replicas.get(role.name, 0)
+        if role.replicas.max < count:
             yield (
-                f"{role.name}: {role.replicas} replicas are too few for arrivals of {arrivals:g}/s: they need "
-                f"{needed[role.name]}, by {_describe_measurement(capacity)}. Fix: set replicas: {needed[role.name]}."
+                f"{role.name}: {role.replicas} replicas are too few for arrivals of {arrivals:g}/s: they need {count}, "
+                f"by {_describe_measurement(capacity)}. Fix: set replicas: {count}."
             )
 
 

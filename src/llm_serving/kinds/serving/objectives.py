@@ -75,10 +75,10 @@ def find_lowest_limit(slo: Slo, field: Literal["ttft_ms", "itl_ms", "e2e_ms"]) -
 
 def list_unmeasured(slo: Slo, objectives: Sequence[LatencyObjective]) -> Iterator[str]:
     """Yield the limits on latencies that no objective measures."""
-    measured = {objective.name for objective in objectives}
+    measured_names = {objective.name for objective in objectives}
     for metric, field in LATENCIES.items():
         for name, limit_ms in getattr(slo, field):
-            if limit_ms is not None and f"{metric} {name}" not in measured:
+            if limit_ms is not None and f"{metric} {name}" not in measured_names:
                 yield f"slo.{field}.{name}"
 
 

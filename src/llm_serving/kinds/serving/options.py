@@ -89,8 +89,8 @@ class Node:
     @property
     def catalog_template(self) -> str:
         """The catalog's chat template, which lies in the engine's own image; empty where there is none."""
-        brought = self.settings.framework_row.engines
-        if self.conventions.is_local or self.platform.image or brought:
+        framework_engines = self.settings.framework_row.engines
+        if self.conventions.is_local or self.platform.image or framework_engines:
             return ""
         return self.parsers.chat_template
 

@@ -75,13 +75,13 @@ def predict_workers(deployment: ServingDeployment) -> list[WorkerLoad]:
     if deployment.environment.conventions.is_local or deployment.task == tasks.DRAW:
         return []
     lengths, limits = _draw_own_lengths(deployment), list_limits(deployment.slo)
-    alone = [_predict_replica(deployment, role, lengths, limits) for role in deployment.mixed_roles]
-    found = [entry for entry in alone if entry]
-    if len(found) < len(alone):
+    replica_loads = [_predict_replica(deployment, role, lengths, limits) for role in deployment.mixed_roles]
+    loads = [entry for entry in replica_loads if entry]
+    if len(loads) < len(replica_loads):
         return []
-    share = min(load.under_way / load.role.weight for load in found)
+    share = min(load.under_way / load.role.weight for load in loads)
     return [
-        load._replace(carried_per_s=load.carried_per_s * share * load.role.weight / load.under_way) for load in found
+        load._replace(carried_per_s=load.carried_per_s * share * load.role.weight / load.under_way) for load in loads
     ]
 
 
@@ -94,11 +94,11 @@ def choose_weights(loads: Sequence[WorkerLoad]) -> dict[str, int]:
 def _predict_replica(
     deployment: ServingDeployment, role: Role, lengths: list[Length], limits: list[Limit]
 ) -> WorkerLoad | None:
-    found, rate = _find_step(deployment, role, lengths), _predict_role(deployment, role, lengths, limits)
-    if not (found and rate):
+    role_step, rate = _find_step(deployment, role, lengths), _predict_role(deployment, role, lengths, limits)
+    if not (role_step and rate):
         return None
-    requests = Workload(_NEAR_FULL * rate / found.lanes, lengths).draw(len(lengths), 1, 0)
-    e2e_s = fmean(Simulation(found.step, found.limits).run(requests).e2e_s)
+    requests = Workload(_NEAR_FULL * rate / role_step.lanes, lengths).draw(len(lengths), 1, 0)
+    e2e_s = fmean(Simulation(role_step.step, role_step.limits).run(requests).e2e_s)
     replica_per_s = rate / max(1, role.replicas.max)
     return WorkerLoad(role, replica_per_s, replica_per_s * e2e_s, rate)
 
@@ -125,8 +125,8 @@ def _caches_prompts(deployment: ServingDeployment) -> bool:
 def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:
     """Return the optimistic end of the prediction for requests of these lengths, whatever their latency."""
     lengths = [Length(max(1, round(input_tokens)), round(output_tokens))]
-    per_s, found = _predict(deployment, lengths, []), _find_step(deployment, deployment.engine_roles[0], lengths)
-    return per_s / step_times.load().intervals[found.step.basis].low if per_s and found else None
+    per_s, role_step = _predict(deployment, lengths, []), _find_step(deployment, deployment.engine_roles[0], lengths)
+    return per_s / step_times.load().intervals[role_step.step.basis].low if per_s and role_step else None
 
 
 def _predict(deployment: ServingDeployment, lengths: list[Length], limits: list[Limit]) -> float | None:
@@ -141,14 +141,14 @@ def _predict(deployment: ServingDeployment, lengths: list[Length], limits: list[
     return min(rates) * (len(rates) if len(deployment.served_models) > 1 else 1)
 
 
-class _Found(NamedTuple):
+class _RoleStep(NamedTuple):
     step: StepTime
     limits: Limits
     lanes: float
     """Replicas, and in each the stages, and the copies, that have requests of their own."""
 
 
-def _find_step(deployment: ServingDeployment, role: Role, lengths: list[Length]) -> _Found | None:
+def _find_step(deployment: ServingDeployment, role: Role, lengths: list[Length]) -> _RoleStep | None:
     try:
         instance = instances.find(role.instance_types[0])
         served = role.served_model
@@ -164,7 +164,7 @@ def _find_step(deployment: ServingDeployment, role: Role, lengths: list[Length])
     running = min(role.batch.sequences, _count_running(deployment, role, model, lengths) or role.batch.sequences)
     limits = Limits(max(1, running // own.pipeline), role.batch.tokens, role.cache_tokens // own.pipeline)
     lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
-    return _Found(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
+    return _RoleStep(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
 
 
 def _count_running(deployment: ServingDeployment, role: Role, model: Model, lengths: list[Length]) -> int | None:
@@ -187,18 +187,18 @@ def _count_running(deployment: ServingDeployment, role: Role, model: Model, leng
 def _predict_role(
     deployment: ServingDeployment, role: Role, lengths: list[Length], limits: list[Limit]
 ) -> float | None:
-    found = _find_step(deployment, role, lengths)
-    if found is None:
+    role_step = _find_step(deployment, role, lengths)
+    if role_step is None:
         return None
     workload = Workload(1.0, lengths)
     if role.name == PREFILL or not workload.mean_output:
-        tokens = found.limits.batch_tokens
-        return found.lanes / (found.step.compute_base_s(tokens, 1) * workload.mean_input / tokens)
+        tokens = role_step.limits.batch_tokens
+        return role_step.lanes / (role_step.step.compute_base_s(tokens, 1) * workload.mean_input / tokens)
     read_tokens = 1.0 if role.name == DECODE else max(1.0, workload.mean_input - workload.mean_shared)
-    most = 1 / configurations.compute_busy_s(found.step, found.limits, workload, read_tokens)
+    most = 1 / configurations.compute_busy_s(role_step.step, role_step.limits, workload, read_tokens)
     if role.name != DECODE and limits:
-        most = search.find_highest_rate(found.step, found.limits, workload, limits, most)
-    return found.lanes * most
+        most = search.find_highest_rate(role_step.step, role_step.limits, workload, limits, most)
+    return role_step.lanes * most
 
 
 def _count_picture_tokens(deployment: ServingDeployment) -> float:

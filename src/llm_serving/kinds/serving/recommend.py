@@ -153,8 +153,8 @@ def list_limits(question: Question, settings: Blueprint | None) -> list[Limit]:
     """
     question_limits = {"ttft_ms": question.ttft_p95, "itl_ms": question.itl_p95, "e2e_ms": None}
     limits = [Limit(metric, "p95", ms) for metric, ms in question_limits.items() if ms is not None]
-    written = predicted_load.list_limits(settings.slo) if settings else []
-    limits += [limit for limit in written if question_limits[limit.metric] is None]
+    blueprint_limits = predicted_load.list_limits(settings.slo) if settings else []
+    limits += [limit for limit in blueprint_limits if question_limits[limit.metric] is None]
     if not limits:
         raise InputError("--ttft-p95: there is no limit of latency. Fix: write --ttft-p95 800 --itl-p95 50.")
     return limits
@@ -213,11 +213,11 @@ def _build_from_trace(path: Path, question: Question, traffic: Traffic | None) -
     if len(rows) < MIN_TRACE:
         reason = f"it has {len(rows)} requests with tokens, fewer than {MIN_TRACE}"
         raise InputError(f"--trace: {quote_value(path)}: {reason}. Fix: use a longer trace.")
-    seen: set[int] = set()
+    seen_blocks: set[int] = set()
     lengths = []
     for row in rows:
-        common = sum(1 for _ in itertools.takewhile(seen.__contains__, row.blocks))
-        seen.update(row.blocks)
+        common = sum(1 for _ in itertools.takewhile(seen_blocks.__contains__, row.blocks))
+        seen_blocks.update(row.blocks)
         shared = min(common * trace.BLOCK_TOKENS, row.input_tokens)
         lengths.append(Length(row.input_tokens, row.output_tokens, row.blocks[0] if row.blocks else 0, shared))
     speed = traffic.trace_speed if traffic else 1.0
@@ -247,16 +247,16 @@ def list_types(question: Question) -> tuple[str, list[tuple[Instance, float]]]:
             reason = f"it has no price in {region}" if row.accelerators else "it has no accelerators"
             raise InputError(f"--type: {quote_value(name)}: {reason}. Fix: use another type or region.")
     rented = {name for pool in fleet.pools.values() for name in pool.types} if fleet else set(priced)
-    wanted = rented.intersection(question.types or priced)
-    chosen = [row for name, row in priced.items() if name in wanted]
+    type_names = rented.intersection(question.types or priced)
+    instance_rows = [row for name, row in priced.items() if name in type_names]
     if question.buy == "spot":
-        chosen = [row for row in chosen if "spot" in row.purchase]
-    if not chosen:
+        instance_rows = [row for row in instance_rows if "spot" in row.purchase]
+    if not instance_rows:
         subject = (
             f"--fleet: {quote_value(question.fleet)}: it rents none of the types" if fleet else "--type: none is left"
         )
         raise InputError(f"{subject}. Fix: use another fleet, --type or --buy.")
-    return region, [(row, row.prices[region].usd_h) for row in chosen]
+    return region, [(row, row.prices[region].usd_h) for row in instance_rows]
 
 
 def _require_priced(region: str) -> dict[str, Instance]:
@@ -378,12 +378,12 @@ def choose_pattern(candidate: Candidate) -> str:
 def build_tuning(candidate: Candidate) -> dict[str, Any]:
     """Return the settings of the engine that differ from its own."""
     own = candidate.configuration
-    chosen = {
+    settings = {
         "quantization": "fp8" if own.precision == "fp8" else None,
         "kv_cache": own.kv_type if own.kv_type != "auto" else None,
         "batch_tokens": own.batch_tokens,
     }
-    return {name: value for name, value in chosen.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 LIMITS_IN_WORDS = {

@@ -70,8 +70,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         limited = [placed.limit_cache() for placed in context.placed_roles]
         context = dataclasses.replace(context, placed_roles=limited)
     # What all roles have is reported once.
-    written = dict.fromkeys(engine_arguments.check_written(context))
-    raise_mistakes(blueprint.locate([*written, *frameworks.check(context)]))
+    written_options = dict.fromkeys(engine_arguments.check_written(context))
+    raise_mistakes(blueprint.locate([*written_options, *frameworks.check(context)]))
     engine_roles, engine_services = _fold(context)
     router = _build_router(context)
     router_service = services.build_router_service(context, router, engine_roles, engine_services)

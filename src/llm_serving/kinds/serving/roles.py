@@ -119,12 +119,17 @@ class Scale(Settings):
             )
 
     def _check_one_metric(self) -> Iterator[Conflict]:
-        written = [key for key in ("queue", "kv_usage", "planner") if getattr(self, key)]
-        if len(written) == 2 and "planner" in written:
+        written_metrics = [key for key in ("queue", "kv_usage", "planner") if getattr(self, key)]
+        if len(written_metrics) == 2 and "planner" in written_metrics:
             reason = "KEDA scales by it, and the planner in KEDA's place: only one may own the replicas"
-            yield Conflict((written[0],), reason, f"remove {written[0]}, or planner", getattr(self, written[0]))
-        elif len(written) != 1:
-            key_path = () if not written else ("kv_usage",)
+            yield Conflict(
+                (written_metrics[0],),
+                reason,
+                f"remove {written_metrics[0]}, or planner",
+                getattr(self, written_metrics[0]),
+            )
+        elif len(written_metrics) != 1:
+            key_path = () if not written_metrics else ("kv_usage",)
             yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "set queue: 4, or kv_usage: 80%")
 
 
@@ -426,9 +431,9 @@ class Roles(Settings):
         """Yield settings that models do not have which take turns on the same accelerators."""
         for head, names in self.sharers.items():
             for name in (head, *names):
-                written = self.models[name].model_fields_set if name in self.models else set[str]()
+                written_fields = self.models[name].model_fields_set if name in self.models else set[str]()
                 for key, reason in UNSHARED.items():
-                    if key in written:
+                    if key in written_fields:
                         yield Conflict(("models", name, key), f"models take turns here, and {reason}", f"remove {key}")
             scale = self.models[head].scale if head in self.models else None
             for key, reason in UNSHARED_SCALES.items():

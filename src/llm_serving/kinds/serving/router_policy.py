@@ -17,15 +17,15 @@ def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPoli
     Of requests whose answers have no tokens, the router reads no text: by prefixes it would send all of them to one
     replica until that has much more to do than the others. Source: vllm-router 0.1.17, called.
     """
-    written = blueprint.roles.router.policy
+    written_policy = blueprint.roles.router.policy
     if _reads_no_text(blueprint):
         return "load-aware"
     router = get_router(blueprint)
     if "load-aware" not in router.policies:
-        return written or "round-robin"
+        return written_policy or "round-robin"
     shares_enough = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share
     is_cache_aware = shares_enough and blueprint.tuning.prefix_cache
-    return written or ("cache-aware" if is_cache_aware else "load-aware")
+    return written_policy or ("cache-aware" if is_cache_aware else "load-aware")
 
 
 def resolve_shared_prefix(blueprint: Blueprint, environment: Environment) -> float:
@@ -52,22 +52,22 @@ def _reads_no_text(blueprint: Blueprint) -> bool:
 
 def _describe_reason(context: Context) -> str:
     """Return what decided the policy: the share of the prompts and where it is from, or that none is kept."""
-    traffic, measured = context.blueprint.traffic, context.environment.measured
+    traffic, prefix = context.blueprint.traffic, context.environment.measured
     if not context.blueprint.tuning.prefix_cache:
         return "since by tuning: {prefix_cache: off} no engine keeps a prompt"
     shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
     threshold = context.router.cache_aware_share
     comparison = f"{'more' if shared_prefix > threshold else 'not more'} than the {threshold:.0%} that it follows"
-    if traffic.has_shared_prefix or (measured is None and traffic.prompt_file is None):
+    if traffic.has_shared_prefix or (prefix is None and traffic.prompt_file is None):
         statement = (
             f"{shared_prefix:.0%} of each prompt is shared, {comparison}"
             if shared_prefix
             else "its prompts share nothing"
         )
         return f"since by the blueprint's traffic {statement}"
-    if measured is None:
+    if prefix is None:
         return f"until `blueprint validate` has measured what the prompts of {traffic.prompt_file} share"
     return (
-        f"since by the validation of {measured.measured_at} earlier prompts begin with {shared_prefix:.0%} of each, "
+        f"since by the validation of {prefix.measured_at} earlier prompts begin with {shared_prefix:.0%} of each, "
         f"{comparison}"
     )

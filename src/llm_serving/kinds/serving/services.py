@@ -79,8 +79,8 @@ def build_router_service(
     context: Context, router: Role, engine_roles: Sequence[Role], engine_services: Sequence[Service]
 ) -> Service:
     """Build the service of the router, which clients call."""
-    alone = [role.served_model for role in engine_roles if role.served_model and not role.sleepers]
-    served_model = next(iter((*alone, *(model for role in engine_roles for model in role.served_models))))
+    single_models = [role.served_model for role in engine_roles if role.served_model and not role.sleepers]
+    served_model = next(iter((*single_models, *(model for role in engine_roles for model in role.served_models))))
     built = router_process.build_router_service(context, engine_services, served_model)
     update: dict[str, object] = {"env": {**built.env, **_build_front_env(context)}}
     if not context.conventions.is_local:
@@ -89,7 +89,7 @@ def build_router_service(
         update["ports"] = {"metrics": metrics_port, **usage}
     if context.blueprint.auth and not context.conventions.is_local:
         update["secrets"] = list_read(context.blueprint.auth.keys.stored)
-    if context.conventions.is_local and not alone and built.probe:
+    if context.conventions.is_local and not single_models and built.probe:
         # It is asked again later, and a request would wake a model. The page fails until a replica is found.
         update["probe"] = Probe(path="/v1/models", body={}, deadline_s=built.probe.deadline_s)
     if context.conventions.is_kubernetes:

@@ -135,8 +135,8 @@ def _require_java() -> None:
     for program in ("java", "javac", "mvn"):
         if shutil.which(program) is None:
             raise Unavailable(f"{program}: not on PATH; Kafka and Flink need it. Fix: {_INSTALL}.")
-    shown = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-    match = re.search(r'version "(\d+)', shown)
+    version_text = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    match = re.search(r'version "(\d+)', version_text)
     if match is None or int(match[1]) < _LEAST_JAVA:
         version = match[1] if match else "unknown"
         raise Unavailable(f"java: version {version}; the job needs {_LEAST_JAVA} or later. Fix: {_INSTALL}.")

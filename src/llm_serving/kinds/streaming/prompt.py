@@ -57,10 +57,10 @@ def _read_properties(file: Path, text: str) -> tuple[str, ...]:
         line = getattr(error, "lineno", 1)
         raise InputError([Mistake(file, line, 1, "", "", f"it is not JSON: {error}", "correct the line")]) from None
     required = schema.get("required", []) if isinstance(schema, dict) else []
-    missing = [name for name in REQUIRED if name not in required]
-    if missing:
-        reason = f"it does not require {', '.join(missing)}, which the job reads"
-        raise InputError([Mistake(file, 1, 1, "required", "", reason, f"add {', '.join(missing)}")])
+    missing_names = [name for name in REQUIRED if name not in required]
+    if missing_names:
+        reason = f"it does not require {', '.join(missing_names)}, which the job reads"
+        raise InputError([Mistake(file, 1, 1, "required", "", reason, f"add {', '.join(missing_names)}")])
     return tuple(schema.get("properties", {}))
 
 

@@ -66,8 +66,8 @@ def _parse_pull(message: str) -> float | None:
     match = _PULLED.search(message)
     if match is None:
         return 0.0 if _PRESENT in message else None
-    hours, minutes, rest, unit = match.groups()
-    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(rest) / (1000 if unit == "ms" else 1)
+    hours, minutes, amount, unit = match.groups()
+    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(amount) / (1000 if unit == "ms" else 1)
 
 
 def compute_answer_s(pod: Manifest) -> float | None:

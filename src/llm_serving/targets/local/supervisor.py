@@ -121,7 +121,9 @@ class Supervisor:
         # Read after the answer: by then the log has the end of each process that the answer counts as ended.
         log = self.directory.logs / "supervisord.log"
         exits = re.findall(r" exited: (\S+) \(([^;)]+)", log.read_text(errors="replace") if log.exists() else "")
-        return [_parse_state(info, [reason for name, reason in exits if name == info["name"]]) for info in infos]
+        return [
+            _parse_state(process, [reason for name, reason in exits if name == process["name"]]) for process in infos
+        ]
 
     def read_state(self, name: str) -> ProcessState:
         """Return the state of one process.
@@ -160,7 +162,7 @@ class Supervisor:
         def request_shutdown() -> None:
             # A shutdown alone stops them one by one, and looks only once a second whether it is the next one's turn.
             with contextlib.suppress(Unavailable):
-                priorities = {info["group"]: info["group_prio"] for info in self._call("getAllConfigInfo")}
+                priorities = {process["group"]: process["group_prio"] for process in self._call("getAllConfigInfo")}
                 for name in (name for name, priority in priorities.items() if priority == max(priorities.values())):
                     self._call("stopProcessGroup", name, True)
                 self._call("stopAllProcesses", True)
@@ -281,16 +283,16 @@ def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> 
     return supervisor
 
 
-def _parse_state(info: dict[str, Any], exits: list[str]) -> ProcessState:
+def _parse_state(process: dict[str, Any], exits: list[str]) -> ProcessState:
     """Build the state of a process from supervisord's answer and its log, which alone has how a process ended."""
-    is_alive = info["statename"] in ("STARTING", "RUNNING", "STOPPING")
+    is_alive = process["statename"] in ("STARTING", "RUNNING", "STOPPING")
     return ProcessState(
-        name=info["name"],
-        state=info["statename"],
-        pid=info["pid"],
-        uptime_s=max(0.0, info["now"] - info["start"]) if is_alive else 0.0,
+        name=process["name"],
+        state=process["statename"],
+        pid=process["pid"],
+        uptime_s=max(0.0, process["now"] - process["start"]) if is_alive else 0.0,
         restarts=len(exits),
-        ended=exits[-1] if exits else info["spawnerr"],
+        ended=exits[-1] if exits else process["spawnerr"],
     )
 
 

@@ -93,8 +93,8 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
     runs = validation.runs / target.name
     with _collect_folder(runs, started) as collected:
         loader = Loader(target, axis, options.point_s, dataclasses.replace(validation, runs=collected))
-        found = _search(loader, build_search(target.traffic, axis, options), options.limit_s)
-        result = _build_result(target, options, found, loader.settings, started)
+        outcome = _search(loader, build_search(target.traffic, axis, options), options.limit_s)
+        result = _build_result(target, options, outcome, loader.settings, started)
         (collected / SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
         destination = _choose_path(runs, started)
@@ -102,7 +102,7 @@ def sweep(target: LoadTarget, options: Options, validation: ValidationOptions) -
         return result, destination
 
 
-class _Found(NamedTuple):
+class _Outcome(NamedTuple):
     """What a search found, and what ended it early."""
 
     bracket: Knee
@@ -114,7 +114,7 @@ class _Found(NamedTuple):
     """Whether the time limit was reached."""
 
 
-def _search(loader: Loader, search: Search, limit_s: float | None) -> _Found:
+def _search(loader: Loader, search: Search, limit_s: float | None) -> _Outcome:
     deadline = time.monotonic() + (math.inf if limit_s is None else limit_s)
     measured, ends = list[Point](), list[tuple[float, BlueprintError | KeyboardInterrupt]]()
 
@@ -129,13 +129,13 @@ def _search(loader: Loader, search: Search, limit_s: float | None) -> _Found:
         return measured[-1]
 
     bracket, points = knee.find_knee(measure, search, lambda: time.monotonic() >= deadline)
-    return _Found(bracket, points, next(iter(ends), None), time.monotonic() >= deadline)
+    return _Outcome(bracket, points, next(iter(ends), None), time.monotonic() >= deadline)
 
 
 def _build_result(
-    target: LoadTarget, options: Options, found: _Found, settings: dict[str, Any], started: datetime.datetime
+    target: LoadTarget, options: Options, outcome: _Outcome, settings: dict[str, Any], started: datetime.datetime
 ) -> Sweep:
-    axis, bracket = choose_axis(target.traffic, options), found.bracket
+    axis, bracket = choose_axis(target.traffic, options), outcome.bracket
     capacity = _build_capacity(target, bracket, axis, started)
     shares = capacity.replicas.items() if capacity else ()
     return Sweep(
@@ -149,13 +149,13 @@ def _build_result(
         missed=bracket.missed,
         capacity=capacity,
         per_replica={name: round(capacity.requests_per_s / count, 3) for name, count in shares if capacity},
-        points=sorted(found.points, key=lambda point: point.load),
+        points=sorted(outcome.points, key=lambda point: point.load),
         settings=settings,
-        interrupted=found.end is not None and isinstance(found.end[1], KeyboardInterrupt),
+        interrupted=outcome.end is not None and isinstance(outcome.end[1], KeyboardInterrupt),
         notes=[
-            *([_describe_end(found.end[0], axis, found.end[1])] if found.end else []),
+            *([_describe_end(outcome.end[0], axis, outcome.end[1])] if outcome.end else []),
             *_list_notes(target, bracket, axis),
-            *([_describe_limit(options.limit_s)] if options.limit_s is not None and found.is_late else []),
+            *([_describe_limit(options.limit_s)] if options.limit_s is not None and outcome.is_late else []),
         ],
     )
 

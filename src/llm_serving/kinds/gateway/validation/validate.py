@@ -150,9 +150,9 @@ def build_report(
     started: datetime.datetime,
 ) -> GatewayReport:
     """Count the calls, and hold them against the SLO."""
-    answered_ms = [sent.ms for row in calls.values() for sent in row if not sent.failure]
+    answered_ms = [call.ms for row in calls.values() for call in row if not call.failure]
     teams = tuple(_count(team, model, row) for (team, model), row in calls.items())
-    times_ms = [math.inf if sent.failure else sent.ms for row in calls.values() for sent in row]
+    times_ms = [math.inf if call.failure else call.ms for row in calls.values() for call in row]
     missed, not_shown = gate.sort_findings(_judge(deployment.slo, teams, refusals, times_ms))
     return GatewayReport(
         name=deployment.name,
@@ -174,7 +174,7 @@ def build_report(
 
 
 def _count(team: str, model: str, calls: Sequence[Call]) -> TeamCalls:
-    errors = Counter(sent.failure for sent in calls if sent.failure)
+    errors = Counter(call.failure for call in calls if call.failure)
     return TeamCalls(team=team, model=model, sent=len(calls), answered=len(calls) - errors.total(), errors=dict(errors))
 
 
@@ -185,10 +185,10 @@ def _judge(
         if refusal.status != refusal.expected:
             reason = f"{refusal.call}: {refusal.status or 'no answer'}, not {refusal.expected}"
             yield MissedObjective(metric="refusals", value=refusal.status, limit=refusal.expected, why=reason)
-    sent, answered = (sum(getattr(row, name) for row in teams) for name in ("sent", "answered"))
-    share = (sent - answered) / max(1, sent)
+    total, answered = (sum(getattr(row, name) for row in teams) for name in ("sent", "answered"))
+    share = (total - answered) / max(1, total)
     if share > slo.failed_requests:
-        reason = f"{sent - answered} of {sent} requests have no answer; the limit is {slo.failed_requests:.1%}"
+        reason = f"{total - answered} of {total} requests have no answer; the limit is {slo.failed_requests:.1%}"
         yield MissedObjective(metric="failed_requests", value=share, limit=slo.failed_requests, why=reason)
     if slo.answer_p95 is not None and times_ms:
         yield from gate.judge_seconds("answer_p95", slo.answer_p95, times_ms, 0.95, "requests")
@@ -196,9 +196,9 @@ def _judge(
 
 def render(report: GatewayReport, folder: Path) -> RenderableType:
     """Render the report that was saved in `folder`."""
-    sent, answered = (sum(getattr(row, name) for row in report.teams) for name in ("sent", "answered"))
+    total, answered = (sum(getattr(row, name) for row in report.teams) for name in ("sent", "answered"))
     refused = sum(refusal.status == refusal.expected for refusal in report.refusals)
     return Group(
-        f"{answered} of {sent} requests answered; {refused} of {len(report.refusals)} calls refused as they must be",
+        f"{answered} of {total} requests answered; {refused} of {len(report.refusals)} calls refused as they must be",
         *render_end(report, folder),
     )

@@ -126,17 +126,17 @@ def _check_host_memory(context: Context) -> Iterator[Conflict]:
 
 def _check_transfer(context: Context) -> Iterator[Conflict]:
     """Yield RDMA where the blueprint asks for it, or where the hardware has it."""
-    key_path, wanted = ("tuning", "kv_transfer"), context.blueprint.tuning.kv_transfer
+    key_path, transfer = ("tuning", "kv_transfer"), context.blueprint.tuning.kv_transfer
     without_rdma = [placed for placed in context.placed_roles if not placed.rdma]
     if "rdma" not in context.engine.transfers:
-        if wanted == "rdma":
+        if transfer == "rdma":
             reason = f"the engine {context.blueprint.engine} has no transfer by EFA in the catalog"
             yield Conflict(key_path, reason, "set kv_transfer: host", "rdma")
         return
-    if wanted == "rdma":
+    if transfer == "rdma":
         for placed in without_rdma:
             yield Conflict(key_path, *_describe_missing_rdma(placed), "rdma")
-    if not without_rdma and wanted != "host":
+    if not without_rdma and transfer != "host":
         yield from _check_one_zone(context)
 
 
@@ -203,15 +203,15 @@ def _check_transfer_kernels(context: Context) -> Iterator[Conflict]:
     kernels = context.engine.transfer_kernels
     if kernels is None:
         return
-    chosen = {}
+    kernels_by_role = {}
     for placed in context.placed_roles:
         arguments = context.blueprint.merge_arguments(placed.role)
         for name in (row.accelerators.name for row in placed.instances if row.accelerators):
-            chosen[f"{placed.name} on {name}"] = kernels.select(name, arguments)
-    if len({*chosen.values()}) > 1:
+            kernels_by_role[f"{placed.name} on {name}"] = kernels.select(name, arguments)
+    if len({*kernels_by_role.values()}) > 1:
         last = context.placed_roles[-1]
         reason = (
-            f"{' and '.join(chosen)} have unlike kernels of attention, between which the engine "
+            f"{' and '.join(kernels_by_role)} have unlike kernels of attention, between which the engine "
             f"{context.blueprint.engine} hands no cache over: every request would fail"
         )
         fix = (

@@ -42,28 +42,28 @@ def _list_mappings(settings: Blueprint, key: str) -> Iterator[tuple[KeyPath, Map
 
 def _check_arguments(settings: Blueprint, key_path: KeyPath, arguments: Mapping[str, JsonValue]) -> Iterator[Conflict]:
     name = settings.engine
-    recorded = engine_options.load(name)
-    if arguments and recorded is None:
+    recorded_options = engine_options.load(name)
+    if arguments and recorded_options is None:
         reason = f"the catalog has no list of what the parser of {name} takes"
         yield Conflict(key_path, reason, "remove engine_arguments, or choose another engine", dict(arguments))
         return
     for option, value in arguments.items():
-        assert recorded, "there are arguments"
+        assert recorded_options, "there are arguments"
         engine = engines.load_engines()[name]
-        refusal = _find_refusal(settings, engine, recorded, option, value)
+        refusal = _find_refusal(settings, engine, recorded_options, option, value)
         if refusal:
-            shown = HIDDEN if _SECRET.search(option.replace("-", "_")) else _format_value(value)
-            yield Conflict((*key_path, option), *refusal, shown)
+            shown_value = HIDDEN if _SECRET.search(option.replace("-", "_")) else _format_value(value)
+            yield Conflict((*key_path, option), *refusal, shown_value)
 
 
 def _find_refusal(
-    settings: Blueprint, engine: Engine, recorded: EngineOptions, option: str, value: JsonValue
+    settings: Blueprint, engine: Engine, recorded_options: EngineOptions, option: str, value: JsonValue
 ) -> tuple[str, str] | None:
-    if option not in recorded.options:
-        reason = f"{recorded.source.partition(',')[0]} has no such option"
+    if option not in recorded_options.options:
+        reason = f"{recorded_options.source.partition(',')[0]} has no such option"
         if other_key := _find_key_elsewhere(option):
             return reason, f"set {other_key}, and remove {option} here"
-        nearest = engine_options.find_nearest(option.lstrip("-").replace("-", "_"), recorded.options)
+        nearest = engine_options.find_nearest(option.lstrip("-").replace("-", "_"), recorded_options.options)
         nearest = engine.argument_keys.get(nearest, nearest)
         fix = (
             f"write {nearest}, or remove {option}"
@@ -82,7 +82,7 @@ def _find_refusal(
     setting = engine.reckoned_arguments.get(option)
     if setting and getattr(settings.tuning, setting, None) is not None:
         return f"tuning.{setting} says it too", f"keep one of {option} and tuning.{setting}"
-    mismatch = recorded.options[option].describe_mismatch(value)
+    mismatch = recorded_options.options[option].describe_mismatch(value)
     return (f"the engine takes {mismatch}", f"write {mismatch}") if mismatch else None
 
 
@@ -100,7 +100,7 @@ def _format_value(value: JsonValue) -> str:
 
 
 def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[str, JsonValue]) -> Iterator[Conflict]:
-    recorded = engine_options.load(settings.engine)
+    recorded_options = engine_options.load(settings.engine)
     refusals = {name: row.reason for row in settings.engine_row.refused_variables for name in row.names}
     for name in variables:
         if _SECRET.search(name):
@@ -108,9 +108,9 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
             yield Conflict((*key_path, name), reason, f"remove {name}", HIDDEN)
         elif name in refusals:
             yield Conflict((*key_path, name), refusals[name], f"remove {name}", variables[name])
-        elif recorded and _has_prefix(recorded, name) and name not in recorded.variables:
-            nearest = engine_options.find_nearest(name, recorded.variables)
-            reason = f"{recorded.source.partition(',')[0]} reads no such variable"
+        elif recorded_options and _has_prefix(recorded_options, name) and name not in recorded_options.variables:
+            nearest = engine_options.find_nearest(name, recorded_options.variables)
+            reason = f"{recorded_options.source.partition(',')[0]} reads no such variable"
             yield Conflict(
                 (*key_path, name),
                 reason,
@@ -119,9 +119,9 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
             )
 
 
-def _has_prefix(recorded: EngineOptions, name: str) -> bool:
+def _has_prefix(recorded_options: EngineOptions, name: str) -> bool:
     """Return whether a variable is the engine's by its name: half of them begin in one way."""
-    prefixes = [variable.partition("_")[0] for variable in recorded.variables]
+    prefixes = [variable.partition("_")[0] for variable in recorded_options.variables]
     return name.partition("_")[0] == max(set(prefixes), key=prefixes.count)
 
 

@@ -95,19 +95,23 @@ def _check_quantization(settings: Blueprint, model: Model) -> Iterator[Conflict]
     Source: vLLM 0.32.0, config/model.py, _verify_quantization, which ends the engine for most of them, and takes the
     checkpoint's own for the rest; SGLang's of the same name is alike.
     """
-    wanted = settings.tuning.quantization
-    if wanted and model.is_known and model.quantization != "none":
+    quantization = settings.tuning.quantization
+    if quantization and model.is_known and model.quantization != "none":
         reason = f"the weights of {model.name} are {model.quantization} already, and the engine makes none smaller"
-        yield Conflict(("tuning", "quantization"), reason, "remove quantization", wanted)
+        yield Conflict(("tuning", "quantization"), reason, "remove quantization", quantization)
 
 
 def _check_adapters(
     settings: Blueprint, role_path: tuple[str, ...], role: EngineRole, model: Model
 ) -> Iterator[Conflict]:
     """Yield LoRA adapters of a model that the engine runs without any."""
-    recorded = engine_options.load(settings.engine)
-    if role.adapters and recorded and {*model.architectures} & {*recorded.architectures_without_adapters}:
-        reason = f"{recorded.source.partition(',')[0]} runs {model.name} without adapters"
+    recorded_options = engine_options.load(settings.engine)
+    if (
+        role.adapters
+        and recorded_options
+        and {*model.architectures} & {*recorded_options.architectures_without_adapters}
+    ):
+        reason = f"{recorded_options.source.partition(',')[0]} runs {model.name} without adapters"
         yield Conflict(
             (*role_path, "adapters"), reason, "remove adapters, or use another model", ", ".join(role.adapters)
         )
@@ -143,14 +147,14 @@ def _check_revision(
 
 def _describe_architecture(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
     """Return why the engine's version does not run the model, and the fix; None where that is not known."""
-    recorded = engine_options.load(engine)
-    if recorded is None:
+    recorded_options = engine_options.load(engine)
+    if recorded_options is None:
         return None
-    subject = recorded.source.partition(",")[0]
+    subject = recorded_options.source.partition(",")[0]
     for architecture in architectures:
-        if version := recorded.dropped_architectures.get(architecture):
+        if version := recorded_options.dropped_architectures.get(architecture):
             return f"{subject} has no {architecture}: {version} was the last that ran it", "use another model"
-        if recorded.architectures and architecture not in recorded.architectures:
+        if recorded_options.architectures and architecture not in recorded_options.architectures:
             default = command_parts.get_default(engines.load_engines())
             return f"{subject} has no {architecture}", f"set engine: {default}, or use another model"
     return None

@@ -34,13 +34,13 @@ def check(context: Context) -> Iterator[Conflict]:
                 yield Conflict(path, reason, f"remove {limits_name}, or use a model that sees", limits)
     for name, placed in by_model.items() if images else ():
         assert images
-        shown = f"{images.width} x {images.height}"
+        size_text = f"{images.width} x {images.height}"
         if placed.model.vision is None:
             reason = f"{name} reads only text as {settings.engine} runs it"
             fix = "remove images, or use a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
             if settings.reads_text_only(placed.role):
                 fix = f"remove images, or {settings.engine_row.text_only}"
-            yield Conflict(_KEY_PATH, reason, fix, shown)
+            yield Conflict(_KEY_PATH, reason, fix, size_text)
             continue
         yield from _check_context(placed, images)
         limit, count = settings.find_media_limit(placed.role, "image"), settings.traffic.max_images
@@ -53,15 +53,15 @@ def check(context: Context) -> Iterator[Conflict]:
 def _check_context(placed: PlacedRole, images: Images) -> Iterator[Conflict]:
     traffic, context = placed.settings.traffic, placed.model_settings.context
     picture_tokens = count_tokens(placed.model, images)
-    needed = traffic.max_request_tokens + traffic.max_images * picture_tokens
-    if needed > context:
+    needed_tokens = traffic.max_request_tokens + traffic.max_images * picture_tokens
+    if needed_tokens > context:
         count = traffic.max_images
         pictures = f"{count} pictures of up to {picture_tokens} each" if count > 1 else f"{picture_tokens} of a picture"
         reason = (
-            f"a request of this traffic takes up to {needed} tokens with {placed.model.name}, {pictures} among them, "
-            f"and the context is {context}"
+            f"a request of this traffic takes up to {needed_tokens} tokens with {placed.model.name}, {pictures} among "
+            f"them, and the context is {context}"
         )
-        fix = f"set context: {needed} or more, or use smaller or fewer pictures"
+        fix = f"set context: {needed_tokens} or more, or use smaller or fewer pictures"
         yield Conflict(_KEY_PATH, reason, fix, f"{images.width} x {images.height}")
 
 

@@ -64,7 +64,7 @@ def _check_planner(context: Context) -> Iterator[Conflict]:
     for placed in context.replicated:
         if placed.role.scale is None or not placed.role.scale.planner:
             continue
-        missing = [
+        missing_fields = [
             field
             for metric, field in LATENCIES.items()
             if metric != "e2e" and placed.name in latencies[metric] and find_lowest_limit(settings.slo, field) is None
@@ -74,9 +74,10 @@ def _check_planner(context: Context) -> Iterator[Conflict]:
             reason = f"framework: {settings.framework} has no planner"
             names = [name for name, row in rows.items() if row.planner_image]
             fix = f"set framework: {' or '.join(names)}, or scale: {{queue: 4}}"
-        elif missing:
-            reason = f"the SLO has no limit of {' and '.join(missing)}, which the planner keeps"
-            fix = f"set slo: {{{', '.join(f'{field}: {{p95: ...}}' for field in missing)}}}, or scale: {{queue: 4}}"
+        elif missing_fields:
+            reason = f"the SLO has no limit of {' and '.join(missing_fields)}, which the planner keeps"
+            limits = ", ".join(f"{field}: {{p95: ...}}" for field in missing_fields)
+            fix = f"set slo: {{{limits}}}, or scale: {{queue: 4}}"
         if reason:
             yield Conflict((*placed.key_path, "scale", "planner"), reason, fix, True)
 
@@ -165,7 +166,7 @@ def _count_shared_nodes(pool_roles: Sequence[PlacedRole], surge: int = 0) -> int
                 node_count += placed.nodes
                 continue
             slot = next(
-                (index for index, remaining in enumerate(free_accelerators) if remaining >= role.accelerators), None
+                (index for index, free_count in enumerate(free_accelerators) if free_count >= role.accelerators), None
             )
             if slot is None:
                 free_accelerators.append(per_node)

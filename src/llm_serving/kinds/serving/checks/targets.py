@@ -85,10 +85,10 @@ def _check_add_ons(context: Context) -> Iterator[Conflict]:
     for placed in context.replicated:
         role = placed.role
         if role.replicas.min != role.replicas.max and not (role.scale and role.scale.planner):
-            missing = [name for name in ("operators", "observability") if not getattr(add_ons, name)]
+            missing_add_ons = [name for name in ("operators", "observability") if not getattr(add_ons, name)]
             reason = "KEDA scales it by Prometheus' metrics, which the fleet installs with operators and observability"
-            fix = f"set {_format_add_ons(missing)} in the fleet and apply it, or replicas: {role.replicas.max}"
-            if missing:
+            fix = f"set {_format_add_ons(missing_add_ons)} in the fleet and apply it, or replicas: {role.replicas.max}"
+            if missing_add_ons:
                 yield placed.refuse("replicas", reason, fix)
         if placed.nodes > 1 and not add_ons.schedulers:
             reason = f"LeaderWorkerSet joins {placed.nodes} nodes, and the fleet installs it with schedulers"
@@ -183,11 +183,11 @@ def _check_named_replicas(context: Context) -> Iterator[Conflict]:
 
 def _check_variables(context: Context) -> Iterator[Conflict]:
     """Yield variables by which a blueprint of somebody else would run its code as the user."""
-    written: list[tuple[tuple[str, ...], Mapping[str, str]]] = [
+    written_variables: list[tuple[tuple[str, ...], Mapping[str, str]]] = [
         (("environment",), context.blueprint.environment),
         *(((*placed.key_path, "environment"), placed.role.environment) for placed in context.placed_roles),
     ]
-    for key_path, variables in written:
+    for key_path, variables in written_variables:
         for name in filter(_LOADS_CODE.fullmatch, variables):
             reason = "on this machine it makes every program of the engine load code"
             yield Conflict((*key_path, name), reason, f"remove {name}", variables[name])

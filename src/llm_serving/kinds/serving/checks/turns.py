@@ -90,14 +90,14 @@ def _check_place(context: Context, members: Sequence[PlacedRole]) -> Iterator[Co
     if sleeping is None:
         return  # and here for its platform
     yield from _check_loading(members, sleeping)
-    needed = _sum_host_bytes(members, sleeping)
+    needed_bytes = _sum_host_bytes(members, sleeping)
     room = placed.resources.memory_bytes - placed.resources.shared_memory_bytes
-    if needed > room:
+    if needed_bytes > room:
         reason = (
-            f"its {len(members)} models take up to {format_bytes(needed)} of the host's memory, for all but one sleep: "
-            f"{sleeping.host_copies:g} times their weights, a draft's among them, {format_bytes(sleeping.host_bytes)} "
-            f"of each for an accelerator, and {format_bytes(MAX_BODIES_BYTES)} of requests that wait; a replica's "
-            f"share of {placed.instance.name} has {format_bytes(room)} for it"
+            f"its {len(members)} models take up to {format_bytes(needed_bytes)} of the host's memory, for all but one "
+            f"sleep: {sleeping.host_copies:g} times their weights, a draft's among them, "
+            f"{format_bytes(sleeping.host_bytes)} of each for an accelerator, and {format_bytes(MAX_BODIES_BYTES)} of "
+            f"requests that wait; a replica's share of {placed.instance.name} has {format_bytes(room)} for it"
         )
         fix = "use a pool of types with more memory beside each GPU, smaller models, or pool in place of shares for one"
         yield placed.refuse("pool", reason, fix)

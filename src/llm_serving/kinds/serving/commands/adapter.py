@@ -77,8 +77,8 @@ def _change_on_aws(folder: Path, fleet: Path, target: str, role: str, name: str,
     for outcome in outcomes:
         if outcome.done:
             console.out.print(f"{outcome.replica}: {outcome.done}", markup=False, soft_wrap=True)
-    failed = [f"  {outcome.replica}: {outcome.error}" for outcome in outcomes if outcome.error]
-    if failed:
-        head = f"{len(failed)} of {len(outcomes)} replicas of {role} failed:"
+    failure_lines = [f"  {outcome.replica}: {outcome.error}" for outcome in outcomes if outcome.error]
+    if failure_lines:
+        head = f"{len(failure_lines)} of {len(outcomes)} replicas of {role} failed:"
         fix = "Fix: run the command again; what is done already stays as it is."
-        raise CheckFailed("\n".join([head, *failed, fix]))
+        raise CheckFailed("\n".join([head, *failure_lines, fix]))

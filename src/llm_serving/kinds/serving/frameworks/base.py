@@ -85,8 +85,8 @@ def check_engine(context: Context, *, asked_parsers_only: bool = False) -> Itera
     for placed in context.placed_roles:
         for path, value in placed.list_arguments():
             if path[-1] not in arguments:
-                shown = value if isinstance(value, bool) else str(value)
-                yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown)
+                shown_value = value if isinstance(value, bool) else str(value)
+                yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown_value)
         yield from _check_parsers(placed, pair, asked_only=asked_parsers_only)
 
 

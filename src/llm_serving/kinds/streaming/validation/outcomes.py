@@ -75,12 +75,12 @@ def measure_times(outcomes: Outcomes) -> Times:
     """Measure what each valid event took, to its first answer."""
     first = {outcome["id"]: outcome for outcome in reversed(outcomes.arrived) if outcome["kind"] == ANSWER}
     skipped = _list_overtaken(outcomes)
-    measured = [
+    times = [
         _measure(1000 * event["due_at"], first.get(event["id"]))
         for event in outcomes.sent
         if not event["bad"] and event["id"] not in skipped
     ]
-    return Times(*zip(*measured, strict=True))
+    return Times(*zip(*times, strict=True))
 
 
 def _measure(due_ms: float, answer: Mapping[str, Any] | None) -> tuple[float, float, float, float]:

@@ -64,11 +64,11 @@ def validate(deployment: StreamingDeployment, options: ValidationOptions) -> tup
         else:
             wait_running(deployment.url)
             send(deployment, event_count, work)
-        measured = stream_outcomes.read(work)
+        outcomes = stream_outcomes.read(work)
         sent_from = source.described if source else "The load came from this machine."
-        report = build_report(deployment, measured, started, sent_from)
+        report = build_report(deployment, outcomes, started, sent_from)
         page = html_report.render_page(
-            "stream.html.j2", Path(__file__).parent, report=report, pictures=_render_pictures(report, measured)
+            "stream.html.j2", Path(__file__).parent, report=report, pictures=_render_pictures(report, outcomes)
         )
         return report, run_folder.publish(report, page, work, runs)
 
@@ -158,12 +158,12 @@ def _count_seconds(deployment: StreamingDeployment, event_count: int) -> float:
 
 
 def build_report(
-    deployment: StreamingDeployment, measured: Outcomes, started: datetime.datetime, sent_from: str
+    deployment: StreamingDeployment, outcomes: Outcomes, started: datetime.datetime, sent_from: str
 ) -> StreamReport:
     """Count the events, and hold their times against the SLO."""
-    counts, times = stream_outcomes.count(measured), stream_outcomes.measure_times(measured)
-    missed, not_shown = gate.sort_findings(_judge(deployment.slo, measured, counts, times))
-    due = [event["due_at"] for event in measured.sent]
+    counts, times = stream_outcomes.count(outcomes), stream_outcomes.measure_times(outcomes)
+    missed, not_shown = gate.sort_findings(_judge(deployment.slo, outcomes, counts, times))
+    due = [event["due_at"] for event in outcomes.sent]
     return StreamReport(
         name=deployment.name,
         verdict="fail" if missed else "not shown" if not_shown else "pass",
@@ -173,7 +173,7 @@ def build_report(
         events=counts,
         metrics=StreamMetrics(**{f"{name}_ms": _summarize(values) for name, values in times._asdict().items()}),
         events_per_s=round(len(due) / max(0.001, due[-1] - due[0]), 2),
-        dead_reasons=stream_outcomes.count_reasons(measured),
+        dead_reasons=stream_outcomes.count_reasons(outcomes),
         settings={
             "endpoint": deployment.endpoint_url,
             "model": deployment.model,
@@ -193,12 +193,12 @@ def _summarize(values: Sequence[float]) -> Latency:
     return sample_statistics.summarize_latency([value for value in values if math.isfinite(value)])
 
 
-def _judge(slo: StreamSlo, measured: Outcomes, counts: EventCounts, times: Times) -> Findings:
+def _judge(slo: StreamSlo, outcomes: Outcomes, counts: EventCounts, times: Times) -> Findings:
     for name in ("lost", "duplicated"):
         value = getattr(counts, name)
         if value:
             yield MissedObjective(metric=f"events.{name}", value=value, limit=0, why=f"{value} events are {name}")
-    share = counts.misjudged / max(1, sum(not event["bad"] for event in measured.sent))
+    share = counts.misjudged / max(1, sum(not event["bad"] for event in outcomes.sent))
     if share > slo.dead_events:
         reason = f"{counts.misjudged} events have a dead letter and are valid, or an answer and are not"
         yield MissedObjective(metric="dead_events", value=share, limit=slo.dead_events, why=reason)
@@ -227,8 +227,8 @@ def render(report: StreamReport, folder: Path) -> RenderableType:
     return Group(*lines, *render_end(report, folder))
 
 
-def _render_pictures(report: StreamReport, measured: Outcomes) -> dict[str, Markup]:
-    times = stream_outcomes.measure_times(measured)
+def _render_pictures(report: StreamReport, outcomes: Outcomes) -> dict[str, Markup]:
+    times = stream_outcomes.measure_times(outcomes)
     limit = {"p99": 1000 * report.settings["slo"]["answer_p99"]}
     pictures = {
         "Event to answer in the cache": (times.answer, report.metrics.answer_ms, limit),

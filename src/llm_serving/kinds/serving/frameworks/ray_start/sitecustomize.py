@@ -52,9 +52,9 @@ def announce_ports(words: Sequence[str]) -> None:
     for option, name in AGENT_PORTS.items():
         if int(values.get(option, 0)):
             file = Path(values["--session-dir"], f"{name}_{values['--node-id']}")
-            written = file.with_name(f"{file.name}.{os.getpid()}")
-            written.write_text(values[option])
-            written.replace(file)
+            partial_file = file.with_name(f"{file.name}.{os.getpid()}")
+            partial_file.write_text(values[option])
+            partial_file.replace(file)
 
 
 def adjust_node(parameters: Any, is_head: bool) -> None:
