@@ -110,5 +110,10 @@ def test_what_containers_wrote_is_kept_where_logs_go_elsewhere(tmp_path: Path) -
     )
     with pytest.raises(CheckFailed, match=r"aws_cloudwatch_log_group\.container-logs, .* set cloudwatch again"):
         check(tmp_path, "aws_cloudwatch_log_group.container-logs", *DELETED)
+    kept = r"aws_kms_key\.flow-logs-key aws_s3_bucket\.flow-logs"
+    with pytest.raises(
+        CheckFailed, match=rf"network\.flow_logs: .* flow logs there\. Fix: set 30d again, or .* rm {kept}`"
+    ):
+        check(tmp_path, "aws_s3_bucket.flow-logs", *DELETED, deleted=["aws_kms_key.flow-logs-key", "aws_kms_key.other"])
     check(tmp_path, "aws_cloudwatch_log_group.insights-logs", *DELETED)
     check(tmp_path, "aws_s3_bucket.logs", *DELETED, reason="replace_because_tainted")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llm_serving import console
 from llm_serving.aws import session
@@ -72,38 +73,52 @@ def _is_network_used(context: FleetContext) -> bool:
     return any(stack_state.resources for stack_state in read_states(context, users).values())
 
 
-_LOGS = {
-    log_outputs.CLOUDWATCH: ("aws_cloudwatch_log_group", log_outputs.GROUP),
-    log_outputs.S3: ("aws_s3_bucket", log_outputs.BUCKET),
-}
-"""What holds the lines of containers: kind and name of the resource, by the value of `logs.to`."""
+_CONTAINER_LINES = "all that containers wrote"
+
+
+class _Logs(NamedTuple):
+    """Lines that were written, the setting by which they are, and the value with which they go where they went."""
+
+    setting: tuple[str, str]
+    value: str
+    kind: str
+    name: str
+    lines: str
+
+
+_LOGS = (
+    _Logs(("logs", "to"), log_outputs.CLOUDWATCH, "aws_cloudwatch_log_group", log_outputs.GROUP, _CONTAINER_LINES),
+    _Logs(("logs", "to"), log_outputs.S3, "aws_s3_bucket", log_outputs.BUCKET, _CONTAINER_LINES),
+    _Logs(("network", "flow_logs"), "30d", "aws_s3_bucket", "flow-logs", "the network's flow logs"),
+)
 
 
 def require_logs_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
-    """Require that no plan deletes what containers wrote, as another `logs.to` would.
+    """Require that no plan deletes logs, as another `logs.to` would, or `flow_logs: off`.
 
-    Out of Terraform's state it stays, under the cluster's key, until its lines are old enough to go.
+    Out of Terraform's state they stay, under their key, until they are old enough to go.
     """
-    for plan in stack_plans:
-        for target, (kind, name) in _LOGS.items():
-            deleted = [
-                address
-                for address, change in plan.plan.resources.items()
-                if "delete" in change.actions and not change.is_tainted and _is_part(address, kind, name)
-            ]
-            if f"{kind}.{name}" not in deleted:
-                continue
-            folder = console.shorten_path(context.folders[plan.name])
-            forget = (context.program.program, f"-chdir={folder}", "state", "rm", *deleted)
-            reason = f"Terraform would delete {plan.name}: {kind}.{name}, with all that containers wrote there"
-            fix = f"set {target} again, or run `{console.quote_command(forget)}`, which keeps it, and then this again"
-            mistake = context.document.build_mistake(("logs", "to"), context.fleet.logs.to, reason, fix)
-            raise CheckFailed(f"{mistake} Nothing was changed")
+    for plan, logs in itertools.product(stack_plans, _LOGS):
+        deleted = [
+            address
+            for address, change in plan.plan.resources.items()
+            if "delete" in change.actions and not change.is_tainted and _is_part(address, logs)
+        ]
+        if f"{logs.kind}.{logs.name}" not in deleted:
+            continue
+        folder = console.shorten_path(context.folders[plan.name])
+        forget = (context.program.program, f"-chdir={folder}", "state", "rm", *deleted)
+        reason = f"Terraform would delete {plan.name}: {logs.kind}.{logs.name}, with {logs.lines} there"
+        fix = f"set {logs.value} again, or run `{console.quote_command(forget)}`, which keeps it, and then this again"
+        section, field = logs.setting
+        value = getattr(getattr(context.fleet, section), field, None)
+        mistake = context.document.build_mistake(logs.setting, value, reason, fix)
+        raise CheckFailed(f"{mistake} Nothing was changed")
 
 
-def _is_part(address: str, kind: str, name: str) -> bool:
-    """Whether it is the resource, or a setting of it: those of a bucket are resources of their own."""
-    return address.startswith(kind) and address.partition(".")[2].startswith(name)
+def _is_part(address: str, logs: _Logs) -> bool:
+    """Whether it is the resource, its key, or a setting of it: those of a bucket are resources of their own."""
+    return address.startswith((logs.kind, "aws_kms_")) and address.partition(".")[2].startswith(logs.name)
 
 
 def require_version_stated(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
