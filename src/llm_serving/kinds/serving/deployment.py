@@ -13,7 +13,8 @@ from llm_serving.engines.memory import Batch
 from llm_serving.kinds.serving import objectives
 from llm_serving.kinds.serving.blueprint import Disruption
 from llm_serving.kinds.serving.objectives import LatencyObjective
-from llm_serving.kinds.serving.roles import EngineArguments, ModelSwitch, Scale
+from llm_serving.kinds.serving.roles import EngineArguments, ModelSwitch
+from llm_serving.kinds.serving.scale import Scale
 from llm_serving.kinds.serving.stack import ServingStack
 from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.services import tasks
