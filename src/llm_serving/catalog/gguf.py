@@ -340,7 +340,11 @@ def _count_other_layers(header: Header, layers: int) -> dict[str, int]:
 
 
 def _read_state(header: Header) -> State | None:
-    """Return what a layer keeps of a request in place of keys and values; None where none does."""
+    """Return what a layer keeps of a request in place of keys and values; None where none does.
+
+    Not read: those of falcon-h1, whose layers have both, and of kimi-linear, whose states have other sizes.
+    Source: llama.cpp, src/llama-hparams.cpp, n_embd_r and n_embd_s.
+    """
     inner, size = header.get_number("ssm.inner_size", 0), header.get_number("ssm.state_size", 0)
     if not inner:
         return None
