@@ -22,7 +22,7 @@ from llm_serving.settings.units import Duration
 from llm_serving.validation.pages import html_report
 
 app = typer.Typer(help="Manage keys of a gateway, and see what teams cost.", no_args_is_help=True)
-key_app = typer.Typer(help="Create, list and revoke keys of teams.", no_args_is_help=True)
+key_app = typer.Typer(help="Create, list, revoke and export keys of teams.", no_args_is_help=True)
 app.add_typer(key_app, name="key")
 
 DEFAULT_SINCE = "7d"
