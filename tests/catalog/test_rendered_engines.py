@@ -603,6 +603,17 @@ def test_sglang_keeps_one_state_of_a_request_where_no_beginnings_of_prompts_are_
     assert fit.cache_tokens == min(100 * 4096, (fit.cache_bytes - 101 * state_bytes) // 12_288)
 
 
+def test_sglang_runs_few_requests_whose_tokens_are_drafted_and_keeps_a_state_for_each_draft(tmp_path: Path) -> None:
+    drafting = "tuning: {speculative: {method: ngram, tokens: 4}}\n"
+    text = _format_blueprint("sglang", "pool: p5en, accelerators: 4", drafting, model=PREDICTING)
+    role = _resolve(tmp_path, text, "eks").engine_roles[0]
+    assert role.batch and role.batch.sequences == 48
+    state_bytes = 36 * (2 * 3 * 8192 + 4 * 32 * 128 * 128) // 4
+    states = int((role.cache_bytes * 0.9 / 1.9 - 5 * state_bytes) // (state_bytes * (1 + 4 / 5))) + 1
+    tokens = (role.cache_bytes - (states + 4 * 49) * state_bytes) // 12_288
+    assert role.cache_tokens == min(tokens, (states - 1) // 5 * 8000)
+
+
 def test_tensorrt_llm_keeps_a_state_for_each_request_of_its_largest_step() -> None:
     model, instance = models.load()["Qwen/Qwen3-Next-80B-A3B-Instruct"], instances.load()["p5en.48xlarge"]
     state_bytes = 36 * (2 * 3 * 8192 + 2 * 32 * 128 * 128)

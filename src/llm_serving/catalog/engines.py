@@ -389,6 +389,9 @@ class Engine(NamedChoice):
     """Whether a step has room for a prompt of the whole context where prompts are not split, and for a token of each
     request; else the engine ends as it starts."""
 
+    drafted_sequences: int = 0
+    """Most requests of a step by the engine's own choice where tokens are drafted; 0 for as many as otherwise."""
+
     caches_states: bool = True
     """Whether beginnings of prompts are cached for models with layers that keep a state too."""
 

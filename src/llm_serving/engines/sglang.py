@@ -245,8 +245,11 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
     if model.state is None:
         return free_bytes // token_bytes if token_bytes else 0
     states = _count_states(model, free_bytes, setup)
-    tokens = max(0, free_bytes - states * _compute_state_bytes(model, setup)) // token_bytes
-    return min(tokens, _count_stateful_requests(states, setup) * context)
+    requests = _count_stateful_requests(states, setup)
+    # Each request of a step has a state for each of its drafted tokens.
+    drafted = setup.draft_tokens * (min(requests, setup.batch.sequences if setup.batch else SEQUENCES) + 1)
+    tokens = max(0, free_bytes - (states + drafted) * _compute_state_bytes(model, setup)) // token_bytes
+    return min(tokens, requests * context)
 
 
 def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> int | None:  # noqa: ARG001
@@ -272,12 +275,18 @@ def _count_states(model: Architecture, cache_bytes: int, setup: ReplicaSetup) ->
     """
     if not setup.prefix_cache and setup.batch and setup.batch.sequences != SEQUENCES:
         return setup.batch.sequences + 1
-    return int(max(0, cache_bytes) * _STATE_RATIO / (1 + _STATE_RATIO)) // _compute_state_bytes(model, setup)
+    share = max(0, cache_bytes) * _STATE_RATIO / (1 + _STATE_RATIO) / _compute_state_bytes(model, setup)
+    drafts = setup.draft_tokens
+    return int((share - 1 - drafts) // (1 + drafts / _get_request_states(setup))) + 1
 
 
 def _count_stateful_requests(states: int, setup: ReplicaSetup) -> int:
     """Return requests at once. Source: the same file, resolve_max_num_reqs."""
-    return max(0, states - 1) // (_REQUEST_STATES if setup.prefix_cache else 1)
+    return max(0, states - 1) // _get_request_states(setup)
+
+
+def _get_request_states(setup: ReplicaSetup) -> int:
+    return _REQUEST_STATES if setup.prefix_cache else 1
 
 
 def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: int, batch: Batch | None) -> int:

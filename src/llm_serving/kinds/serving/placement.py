@@ -174,6 +174,9 @@ class PlacementSearch:
             )
         elif self.settings.engine_row.holds_whole_prompts and not splits_prompts(self.settings, self.model):
             engine_batch = memory.Batch(tokens=max(engine_batch.tokens, self.context), sequences=engine_batch.sequences)
+        drafted_sequences = self.settings.engine_row.drafted_sequences
+        if drafted_sequences and self.settings.tuning.speculative:
+            engine_batch = engine_batch.model_copy(update={"sequences": drafted_sequences})
         find_number = functools.partial(self.settings.find_step_number, self.role)
         return memory.Batch(
             tokens=find_number("batch_tokens") or engine_batch.tokens,
