@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from batch import layout
 from batch.errors import classify
@@ -50,10 +50,17 @@ class Committer:
             if is_due:
                 self._committed_at = time.monotonic()
             free = [chunk for chunk in self._chunks if not chunk.lock.locked()]
-            commits = [asyncio.create_task(self._commit(chunk)) for chunk in free if is_due or chunk.is_complete]
+            commits = [asyncio.create_task(self._try_commit(chunk)) for chunk in free if is_due or chunk.is_complete]
             if commits:
                 done, _ = await asyncio.wait(commits, timeout=COMMIT_INTERVAL_S)
-                await asyncio.gather(*done)  # raises what failed
+                await asyncio.gather(*done)  # raises what nobody expected
+
+    async def _try_commit(self, chunk: OpenChunk) -> None:
+        """Save a chunk; if AWS refuses it for now, such as by throttling, the next time is soon."""
+        try:
+            await self._commit(chunk)
+        except (BotoCoreError, ClientError) as error:
+            log.warning("%s chunk %d: %s: %s", chunk.job["id"], chunk.state.index, type(error).__name__, error)
 
     async def commit(self, chunks: Iterable[OpenChunk]) -> None:
         """Save finished rows, and finish chunks that have no more."""
@@ -63,10 +70,9 @@ class Committer:
         async with chunk.lock:
             if chunk not in self._chunks:
                 return
-            is_complete = chunk.is_complete
             try:
                 await self._save(chunk)
-                if not is_complete:
+                if not chunk.is_complete:
                     return
                 await asyncio.to_thread(self._finish, chunk)
             except Conflict:

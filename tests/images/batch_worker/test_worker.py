@@ -24,6 +24,7 @@ from batch.queue import Message
 from batch.steps import StepRunner, Steps
 from batch.store import Store
 from batch.worker import Worker
+from botocore.exceptions import ClientError
 
 from tests.images.batch_worker.conftest import StateMachine
 from tests.images.batch_worker.test_chunk import KEYS, answer, build_rows, prepare, read_results
@@ -256,13 +257,24 @@ def test_a_row_that_may_have_ended_workers_runs_alone_in_its_worker(open_worker:
     assert read_head(store, suspect.job)["fruitless"] == 0
 
 
-def test_a_chunk_that_takes_long_to_end_holds_no_other_up(open_worker: Any, store: Store) -> None:
+def test_a_chunk_that_takes_long_to_end_holds_no_other_up(
+    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To join its parts takes minutes where they are thousands, in which a worker that is lost would lose as many."""
     opened, let_end = open_worker(), threading.Event()
     state = SimpleNamespace(pending=(), suspects=0, unsaved_rows=0, index=1, head={"parts": []})
     state.finish = lambda: let_end.wait(LIMIT_S)
     slow = OpenChunk(state, Message("queue", "other", {"token": "t"}), opened.chunk.job)
     opened.worker.chunks.add(slow)
+    throttled = iter([ClientError({"Error": {"Code": "SlowDown"}}, "PutObject")])
+    commit = opened.chunk.state.commit
+
+    def commit_second(results: Any) -> None:
+        for error in throttled:
+            raise error
+        commit(results)
+
+    monkeypatch.setattr(opened.chunk.state, "commit", commit_second)
 
     async def answer_on() -> None:
         committing = asyncio.create_task(opened.worker.committer.commit_in_time())
