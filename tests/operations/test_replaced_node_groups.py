@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import boto3
 import pytest
+from botocore.stub import Stubber
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.operations import plan_checks
@@ -13,8 +15,9 @@ from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.services import inputs
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.terraform.plan import Plan, ResourceChange
+from llm_serving.terraform.plan import Plan, ResourceChange, parse_plan
 from llm_serving.terraform.runner import Terraform
+from tests.terraform.plan_data import build_change, build_plan
 
 REGION = "us-west-2"
 FLEET = """\
@@ -94,3 +97,53 @@ def test_what_is_only_removed_may_go_and_what_has_no_node(cluster: AwsSession, t
     eks.update_nodegroup_config(**scale, scalingConfig={"desiredSize": 0})
     check(tmp_path, cluster, {OLD: "delete", NEW: "create"}, ANOTHER_TYPE)
     eks.update_nodegroup_config(**scale, scalingConfig={"desiredSize": 2})
+
+
+BLOCKS = OLD_BLOCK, NEW_BLOCK = "cr-0aaaaaaaaaaaaaaa1", "cr-0bbbbbbbbbbbbbbb2"
+TEMPLATE = "aws_launch_template.general-p5-48xlarge-a-cb-template"
+
+
+def check_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object] | str) -> None:
+    """Check a plan that gives a pool the next Capacity Block, where EC2 says so of the one before, or ends with an error."""
+    file = tmp_path / "fleet.yaml"
+    block = f"{{types: p5.48xlarge, size: 2, zones: us-west-2a, buy: {{capacity-block: {NEW_BLOCK}}}}}"
+    file.write_text(f"{FLEET}  general: {block}\n")
+    program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
+    session = AwsSession(REGION)
+    context = FleetContext(inputs.read_fleet(file), tmp_path, {}, program, session, "123456789012")
+    sides = [
+        {
+            "capacity_reservation_specification": [
+                {"capacity_reservation_target": [{"capacity_reservation_id": block_id}]}
+            ]
+        }
+        for block_id in BLOCKS
+    ]
+    change = build_change(TEMPLATE, "update")
+    change["change"] |= dict(zip(("before", "after"), sides, strict=True))
+    ec2 = boto3.client("ec2", region_name=REGION, aws_access_key_id="x", aws_secret_access_key="x")
+    monkeypatch.setattr(session, "client", lambda _service: ec2)
+    with Stubber(ec2) as stub:
+        if isinstance(answer, str):
+            stub.add_client_error("describe_capacity_reservations", answer)
+        else:
+            asked = {"CapacityReservationIds": [OLD_BLOCK]}
+            stub.add_response("describe_capacity_reservations", {"CapacityReservations": [answer]}, asked)
+        plan_checks.require_blocks_ended(context, [StackPlan("eks", 1, parse_plan(build_plan(change)))])
+        stub.assert_no_pending_responses()
+
+
+def test_instances_of_a_capacity_block_are_not_replaced_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = {"TotalInstanceCount": 2, "AvailableInstanceCount": 0, "State": "active"}
+    with pytest.raises(CheckFailed) as error:
+        check_block(tmp_path, monkeypatch, used)
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml:7:66: pools.general.buy: {{capacity-block: {NEW_BLOCK}}}: 2 instances of the block "
+        f"{OLD_BLOCK} would be replaced at once. Fix: set {OLD_BLOCK} again until it ends, and add a pool for {NEW_BLOCK}. "
+        "Nothing was changed"
+    )
+    check_block(tmp_path, monkeypatch, {**used, "AvailableInstanceCount": 2})
+    check_block(tmp_path, monkeypatch, {**used, "State": "expired"})
+    check_block(tmp_path, monkeypatch, "InvalidCapacityReservationId.NotFound")

@@ -18,7 +18,7 @@ from llm_serving.settings.units import format_count
 from llm_serving.terraform import synthesis
 
 _VPC, _RESERVATION = "aws_vpc", "aws_ec2_capacity_reservation"
-_CLUSTER, _NODE_GROUP = "aws_eks_cluster", "aws_eks_node_group"
+_CLUSTER, _NODE_GROUP, _TEMPLATE = "aws_eks_cluster", "aws_eks_node_group", "aws_launch_template"
 
 _LOSSES: Mapping[str, str] = {
     "aws_db_instance": "its keys, budgets and records",
@@ -177,3 +177,35 @@ def _list_running(context: FleetContext, group_names: Sequence[str], pools: set[
             nodes = group["scalingConfig"]["desiredSize"]
             if nodes and group.get("labels", {}).get("fleet/pool") in pools:
                 yield f"{format_count(nodes, 'node')} of the node group {name}"
+
+
+def require_blocks_ended(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that no instance runs in a Capacity Block that a plan takes off its pool.
+
+    EKS and Auto Scaling would replace them at once, by those of a block that may not have begun.
+
+    Source: EC2 API reference, CapacityReservation, 2026-11.
+    """
+    changes = {name: change for plan in stack_plans for name, change in plan.plan.select(_TEMPLATE).items()}
+    for group in groups.resolve_all(context.fleet):
+        change = changes.get(f"{group.name}-template")
+        if not change or not change.moves or not (running := _count_instances(context, change.moves[0])):
+            continue
+        before, after = change.moves
+        reason = f"{format_count(running, 'instance')} of the block {before} would be replaced at once"
+        fix = f"set {before} again until it ends, and add a pool for {after}"
+        key_path = ("pools", group.pool, "buy")
+        mistake = context.document.build_mistake(key_path, {"capacity-block": after}, reason, fix)
+        raise CheckFailed(f"{mistake} Nothing was changed")
+
+
+def _count_instances(context: FleetContext, reservation: str) -> int:
+    """Return how many run in a reservation: none in one that is over, which EC2 may know no more."""
+    with session.translate_errors(), session.ignore_errors("InvalidCapacityReservationId.NotFound"):
+        rows = context.aws.client("ec2").describe_capacity_reservations(CapacityReservationIds=[reservation])
+        return sum(
+            row["TotalInstanceCount"] - row["AvailableInstanceCount"]
+            for row in rows["CapacityReservations"]
+            if row["State"] == "active"
+        )
+    return 0

@@ -50,7 +50,7 @@ class ResourceChange:
     """Whether it is replaced for it was never made whole, as where an earlier apply broke off."""
 
     moves: tuple[str, str] | None = None
-    """Its `version` before and after, where that changes."""
+    """Its `version`, or the Capacity Block of a launch template, before and after, where that changes."""
 
     @property
     def verb(self) -> str:
@@ -171,10 +171,18 @@ def _parse_resources(payload: Mapping[str, Any]) -> Iterator[ResourceChange]:
 
 def _read_move(change: Mapping[str, Any]) -> tuple[str, str] | None:
     before, after = (
-        str(side.get("version") or "") if isinstance(side, dict) else ""
+        str(side.get("version") or _find_reservation(side)) if isinstance(side, dict) else ""
         for side in (change.get("before"), change.get("after"))
     )
     return (before, after) if before and after and before != after else None
+
+
+def _find_reservation(values: Mapping[str, Any]) -> str:
+    """Return the reservation's id in a launch template; empty in one without, and in anything else."""
+    for specification in values.get("capacity_reservation_specification") or ():
+        for target in specification.get("capacity_reservation_target") or ():
+            return target.get("capacity_reservation_id") or ""
+    return ""
 
 
 def _compute_digest(change: Mapping[str, Any]) -> str:
