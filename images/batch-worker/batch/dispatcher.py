@@ -31,8 +31,9 @@ WAIT_S, RETRY_S = 0.3, 1.0
 INTERVAL_S, GROWTH_INTERVAL_S = 1.0, 0.5
 """Between two steps of the concurrency limit; the second while it doubles: an endpoint with room is idle until then."""
 
-IDLE_INTERVAL_S = 10.0
-"""Between two steps while there are no rows: each reads the page of each engine, which takes the engine's own time."""
+IDLE_INTERVAL_S = 3.0
+"""Longest further time until the next step while there are no rows: each reads the page of each engine, which takes the
+engine's own time, and the next rows need a limit that has followed people's load since."""
 
 MAX_BYTES_IN_FLIGHT = 128 * 2**20
 """Most bytes of the rows in flight: a container has 2 GiB of memory, and each takes it three to four times, as it is,
