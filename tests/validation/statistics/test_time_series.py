@@ -3,6 +3,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import math
+import random
 
 import pytest
 
@@ -89,6 +91,23 @@ def test_users_who_begin_over_several_answers_are_no_steady_load() -> None:
     early = time_series.compute_steady_rates(samples, users)
     assert early and early.from_s < 2.1 and early.requests_per_s < 0.93 * users
     assert time_series.compute_steady_rates(samples[:80], users, ramp_s) is None, "less than an answer takes is left"
+
+
+def test_the_last_pauses_of_users_are_no_steady_load() -> None:
+    """Twelve users who think for two seconds and wait for half of one: 4.8 requests a second while none has ended."""
+    users, count = 12, 240
+    pauses = [-2 * math.log((number + 0.5) / count) for number in range(count)]
+    random.Random(0).shuffle(pauses)
+    ready, samples = sorted(pauses[:users]), []
+    for number, pause in enumerate([*pauses[users:], *[math.inf] * users]):
+        start = heapq.heappop(ready)
+        heapq.heappush(ready, start + 0.5 + pause)
+        samples.append(Sample(number, start, e2e_ms=500.0))
+    rates = time_series.compute_steady_rates(samples, users)
+    assert rates and rates.requests_per_s == pytest.approx(4.8, rel=0.05)
+    # The negative control: until the last start fewer and fewer users are left.
+    assert samples[-1].start_s > rates.to_s + 3
+    assert len(samples) / samples[-1].start_s < 0.95 * rates.requests_per_s
 
 
 def test_a_failed_request_is_in_flight_until_it_fails() -> None:
