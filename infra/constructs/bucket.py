@@ -56,17 +56,17 @@ def add_bucket(
 
 
 def _add_encryption(stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, key_arn: str) -> None:
-    sse = aws.s3_bucket_server_side_encryption_configuration
-    sse.S3BucketServerSideEncryptionConfigurationA(
+    encryption = aws.s3_bucket_server_side_encryption_configuration
+    encryption.S3BucketServerSideEncryptionConfigurationA(
         stack,
         f"{name}-encryption",
         bucket=s3_bucket.bucket,
         rule=[
-            sse.S3BucketServerSideEncryptionConfigurationRuleA(
+            encryption.S3BucketServerSideEncryptionConfigurationRuleA(
                 # One data key for many objects: without it each GET of a shard is a call to KMS.
                 bucket_key_enabled=True,
                 apply_server_side_encryption_by_default=(
-                    sse.S3BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultA(
+                    encryption.S3BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultA(
                         sse_algorithm="aws:kms", kms_master_key_id=key_arn
                     )
                 ),

@@ -53,16 +53,16 @@ def add_capacity_provider(
         instance_profile_arn=context.instance_profile.arn,
     )
     scaling_group = _add_scaling_group(context, group, template)
-    e = aws.ecs_capacity_provider
-    provider = e.EcsCapacityProvider(
+    capacity_provider = aws.ecs_capacity_provider
+    provider = capacity_provider.EcsCapacityProvider(
         context.stack,
         group.name,
         name=groups.format_provider_name(context.stack.fleet, group),
-        auto_scaling_group_provider=e.EcsCapacityProviderAutoScalingGroupProvider(
+        auto_scaling_group_provider=capacity_provider.EcsCapacityProviderAutoScalingGroupProvider(
             auto_scaling_group_arn=scaling_group.arn,
             managed_termination_protection="ENABLED",
             managed_draining="ENABLED",
-            managed_scaling=e.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
+            managed_scaling=capacity_provider.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
                 status="ENABLED",
                 target_capacity=compute_target_percent(group),
                 minimum_scaling_step_size=1,
@@ -83,17 +83,19 @@ def add_association(
 
     Tasks that name no strategy go to the first pool's first choice, or to Fargate where no pool is on ECS.
     """
-    e = aws.ecs_cluster_capacity_providers
+    cluster_providers = aws.ecs_cluster_capacity_providers
     default = groups.group_by_choice(pool_groups[0])[0] if pool_groups else []
     default_names = [groups.format_provider_name(context.stack.fleet, group) for group in default] or ["FARGATE"]
-    e.EcsClusterCapacityProviders(
+    cluster_providers.EcsClusterCapacityProviders(
         context.stack,
         "capacity-providers",
         cluster_name=context.cluster.name,
         # Fargate's two are AWS's own: a cluster has them by their names, and a strategy takes no others beside them.
         capacity_providers=[*(provider.name for provider in providers), "FARGATE", "FARGATE_SPOT"],
         default_capacity_provider_strategy=[
-            e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(capacity_provider=name, weight=1)
+            cluster_providers.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
+                capacity_provider=name, weight=1
+            )
             for name in default_names
         ],
     )
@@ -102,17 +104,19 @@ def add_association(
 def _add_scaling_group(
     context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
 ) -> aws.autoscaling_group.AutoscalingGroup:
-    a = aws.autoscaling_group
+    autoscaling_group = aws.autoscaling_group
     version = format_reference(template, "latest_version")
     is_single_type = group.purchase_option != "spot" and len(group.types) == 1
-    scaling_group = a.AutoscalingGroup(
+    scaling_group = autoscaling_group.AutoscalingGroup(
         context.stack,
         f"{group.name}-machines",
         name=groups.format_scaling_group_name(context.stack.fleet, group),
         min_size=group.min_size,
         max_size=group.max_size,
         vpc_zone_identifier=context.select_subnets(group),
-        launch_template=a.AutoscalingGroupLaunchTemplate(id=template.id, version=version) if is_single_type else None,
+        launch_template=autoscaling_group.AutoscalingGroupLaunchTemplate(id=template.id, version=version)
+        if is_single_type
+        else None,
         mixed_instances_policy=None if is_single_type else _build_mixed_policy(group, template, version),
         protect_from_scale_in=True,
         # Accelerators may take hours to come; an apply does not wait for them.
@@ -127,13 +131,13 @@ def _add_scaling_group(
         instance_refresh=_build_refresh(),
         # A fixed number of stopped instances: with a minimum alone it would fill to the maximum. Source: EC2 Auto
         # Scaling user guide, "Warm pools", 2026-11.
-        warm_pool=a.AutoscalingGroupWarmPool(
+        warm_pool=autoscaling_group.AutoscalingGroupWarmPool(
             pool_state="Stopped", min_size=group.warm, max_group_prepared_capacity=group.warm
         )
         if group.warm
         else None,
         tag=[
-            a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
+            autoscaling_group.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
             for key, value in _build_tags(context.stack.fleet, group, context.stack.node.id).items()
         ],
         # Instances go before the cluster that they are in.
@@ -154,10 +158,10 @@ def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
     Sources: ECS developer guide, "Safely stop Amazon ECS workloads running on EC2 instances"; EC2 Auto Scaling API
     reference, RefreshPreferences; 2026-11. The AWS provider starts it at every change of the template.
     """
-    a = aws.autoscaling_group
-    return a.AutoscalingGroupInstanceRefresh(
+    autoscaling_group = aws.autoscaling_group
+    return autoscaling_group.AutoscalingGroupInstanceRefresh(
         strategy="Rolling",
-        preferences=a.AutoscalingGroupInstanceRefreshPreferences(
+        preferences=autoscaling_group.AutoscalingGroupInstanceRefreshPreferences(
             min_healthy_percentage=90,
             max_healthy_percentage=100,
             instance_warmup="300",  # from an instance's start until it takes tasks
@@ -179,18 +183,18 @@ def _build_mixed_policy(
     group: Group, template: aws.launch_template.LaunchTemplate, version: str
 ) -> aws.autoscaling_group.AutoscalingGroupMixedInstancesPolicy:
     """Several types, or spot: in one group either all is spot or nothing is."""
-    a = aws.autoscaling_group
+    autoscaling_group = aws.autoscaling_group
     spot = group.purchase_option == "spot"
-    source = a.AutoscalingGroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecification
-    override = a.AutoscalingGroupMixedInstancesPolicyLaunchTemplateOverride
-    return a.AutoscalingGroupMixedInstancesPolicy(
-        instances_distribution=a.AutoscalingGroupMixedInstancesPolicyInstancesDistribution(
+    source = autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecification
+    override = autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplateOverride
+    return autoscaling_group.AutoscalingGroupMixedInstancesPolicy(
+        instances_distribution=autoscaling_group.AutoscalingGroupMixedInstancesPolicyInstancesDistribution(
             on_demand_base_capacity=0,
             on_demand_percentage_above_base_capacity=0 if spot else 100,
             on_demand_allocation_strategy=None if spot else group.allocation_strategy,
             spot_allocation_strategy=group.allocation_strategy if spot else None,
         ),
-        launch_template=a.AutoscalingGroupMixedInstancesPolicyLaunchTemplate(
+        launch_template=autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplate(
             launch_template_specification=source(launch_template_id=template.id, version=version),
             override=[override(instance_type=instance_type) for instance_type in group.types],
         ),

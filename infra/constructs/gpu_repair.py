@@ -101,16 +101,16 @@ def _add_queue(
         sqs_managed_sse_enabled=True,
         policy=iam.build_document(from_rules, iam.require_tls("sqs:*", arn)),
     )
-    t = aws.cloudwatch_event_target
+    event_target = aws.cloudwatch_event_target
     for purpose, rule in rules.items():
-        t.CloudwatchEventTarget(
+        event_target.CloudwatchEventTarget(
             stack,
             f"{NAME}-{purpose}-target",
             rule=rule.name,
             arn=queue.arn,
             target_id="queue",
-            sqs_target=t.CloudwatchEventTargetSqsTarget(message_group_id=stack.cluster_name),
-            input_transformer=t.CloudwatchEventTargetInputTransformer(
+            sqs_target=event_target.CloudwatchEventTargetSqsTarget(message_group_id=stack.cluster_name),
+            input_transformer=event_target.CloudwatchEventTargetInputTransformer(
                 input_paths={"at": "$.time"}, input_template=f'{json.dumps(call)[:-1]}, "at": <at>}}'
             ),
         )

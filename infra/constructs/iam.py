@@ -212,8 +212,8 @@ def find_secret_arns(stack: FleetStack, secrets: Iterable[Secret]) -> dict[str, 
         if secret.startswith("arn:"):
             arns[secret] = secret
         else:
-            data = aws.data_aws_secretsmanager_secret.DataAwsSecretsmanagerSecret
-            arns[secret] = data(stack, f"secret-{len(arns)}", name=secret).arn
+            secret_lookup = aws.data_aws_secretsmanager_secret.DataAwsSecretsmanagerSecret
+            arns[secret] = secret_lookup(stack, f"secret-{len(arns)}", name=secret).arn
     return arns
 
 

@@ -40,10 +40,12 @@ def find_network(stack: FleetStack) -> Network:
 
 def find_ranges(stack: FleetStack, vpc_id: str) -> VpcRanges:
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=vpc_id)
-    data = f"data.aws_vpc.{vpc.friendly_unique_id}"
+    source = f"data.aws_vpc.{vpc.friendly_unique_id}"
     return VpcRanges(
         primary=vpc.cidr_block,
-        secondary=format_expression(f"setsubtract({data}.cidr_block_associations[*].cidr_block, [{data}.cidr_block])"),
+        secondary=format_expression(
+            f"setsubtract({source}.cidr_block_associations[*].cidr_block, [{source}.cidr_block])"
+        ),
     )
 
 

@@ -153,7 +153,7 @@ def _read_trace(traffic: Traffic, folder: Path) -> tuple[tuple[TraceRow, ...], t
     rows = trace.read((folder / traffic.trace).resolve(), traffic.requests)
     inputs, outputs = (Bounds(lengths.min, lengths.max) for lengths in (traffic.input_tokens, traffic.output_tokens))
     played = tuple(trace.cut(row, inputs, outputs) for row in rows)
-    changed = sum(row != other for row, other in zip(rows, played, strict=True))
+    changed = sum(row != other_row for row, other_row in zip(rows, played, strict=True))
     note = (
         f"{changed} of the {len(rows)} requests of {traffic.trace} had lengths outside input_tokens {inputs} or "
         f"output_tokens {outputs}, and were moved to the bounds."

@@ -102,30 +102,30 @@ class _RowError(Exception):
 
 
 def _parse_row(line: str, traffic: Traffic) -> DataRow:
-    data = untrusted_json.parse(line)
-    if not isinstance(data, dict):
+    document = untrusted_json.parse(line)
+    if not isinstance(document, dict):
         raise _RowError("", "it is not a JSON object")
-    expected = _parse_expected(data.get("expected"), traffic)
-    fields = {key: value for key, value in data.items() if key in SENT and value is not None}
-    notes = frozenset(data.keys() - OWN - SENT)
-    if (most := data.get("max_completion_tokens")) is not None:
+    expected = _parse_expected(document.get("expected"), traffic)
+    fields = {key: value for key, value in document.items() if key in SENT and value is not None}
+    notes = frozenset(document.keys() - OWN - SENT)
+    if (most := document.get("max_completion_tokens")) is not None:
         fields["max_tokens"] = most
-    output_tokens = data.get("output_tokens")
+    output_tokens = document.get("output_tokens")
     for key, value in (("output_tokens", output_tokens), ("max_tokens", fields.get("max_tokens"))):
         _check_tokens(key, value, traffic.output_tokens.max)
     if output_tokens is not None and "max_tokens" in fields:
         raise _RowError("max_tokens", "the row's output_tokens is its exact length", "remove one of the two")
-    if ("prompt" in data) == ("messages" in data):
+    if ("prompt" in document) == ("messages" in document):
         raise _RowError("", "exactly one of `prompt` and `messages` is required")
-    if "prompt" in data:
-        if not isinstance(data["prompt"], str) or not data["prompt"]:
+    if "prompt" in document:
+        if not isinstance(document["prompt"], str) or not document["prompt"]:
             raise _RowError("prompt", "it is empty or not a string")
-        return DataRow(({"role": "user", "content": data["prompt"]},), expected, output_tokens, None, fields, notes)
+        return DataRow(({"role": "user", "content": document["prompt"]},), expected, output_tokens, None, fields, notes)
     if traffic.api != "chat":
         raise _RowError(
             "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "write prompt: TEXT"
         )
-    messages = data["messages"]
+    messages = document["messages"]
     is_list = isinstance(messages, list) and all(map(_is_message, messages))
     if not is_list or not messages or not messages[-1].get("content"):
         raise _RowError(
