@@ -72,6 +72,12 @@ def test_steady_rates_leave_out_ramp_and_drain() -> None:
     # The negative control: over the whole load, with its ramp and its drain, the same service looks slower.
     assert 100 / 11.9 < 8.5
     assert time_series.compute_steady_rates(samples[:5]) is None, "all were sent before the first was answered"
+    for sample in samples[50:]:
+        sample.turn = 2
+    sessions = time_series.compute_steady_rates(samples)
+    assert sessions and sessions.to_s == 4.9, "no session begins thereafter"
+    for sample in samples:
+        sample.turn = 1
     ramp = time_series.compute_steady_rates(samples, users=31)
     assert ramp and ramp.from_s == 3.0, "in the closed loop all users have begun"
 

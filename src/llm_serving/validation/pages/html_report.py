@@ -18,7 +18,7 @@ from llm_serving.settings.units import format_bytes
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.pages import charts
 from llm_serving.validation.reports import report, report_builder
-from llm_serving.validation.reports.report import Report, Throughput, compute_lasting_rates
+from llm_serving.validation.reports.report import Report, Throughput, compute_judged_rates
 from llm_serving.validation.statistics import further_latencies, time_series
 from llm_serving.validation.statistics.engine_metrics import Agreement
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
@@ -233,7 +233,7 @@ def describe_steady(run_report: Report, steady: Steady) -> str:
 
 def _build_rates(run_report: Report, build_total: Callable[..., Total]) -> Iterator[Total]:
     slo, users = run_report.settings["slo"], run_report.settings["traffic"].get("users")
-    rates = compute_lasting_rates(run_report.throughput, run_report.steady, users)
+    rates = compute_judged_rates(run_report.throughput, run_report.steady, users)
     counted = "inputs_per_s" if is_pooled(run_report) else "output_tokens_per_s"
     for key, name in (("requests_per_s", "Requests/s"), (counted, _describe_throughput(run_report)[0])):
         limit, value = slo.get(key) or 0, charts.format_number(getattr(run_report.throughput, key))

@@ -127,13 +127,18 @@ class Bound(PublishedData):
     """Whether failed requests make the estimate infinite."""
 
 
-def compute_lasting_rates(throughput: Throughput, steady: Steady | None, users: int | None) -> dict[str, float]:
+def compute_judged_rates(throughput: Throughput, steady: Steady | None, users: int | None) -> dict[str, float]:
     """Return the rates that the SLO is held against: in the closed loop those of a load that goes on.
 
     That its users begin in turn, and end one by one, is the load's doing and not the service's.
     """
+    return compute_lasting_rates(throughput, steady if users else None)
+
+
+def compute_lasting_rates(throughput: Throughput, steady: Steady | None) -> dict[str, float]:
+    """Return the rates of a load that goes on, as far as it was steady."""
     rates = throughput.model_dump(exclude_none=True)
-    if not (users and steady and steady.requests_per_s and throughput.requests_per_s):
+    if not (steady and steady.requests_per_s and throughput.requests_per_s):
         return rates
     growth = steady.requests_per_s / throughput.requests_per_s
     return {name: rate * growth for name, rate in rates.items()}

@@ -32,7 +32,7 @@ from llm_serving.validation.reports.report import (
     ShownAnswer,
     Throughput,
     Tokens,
-    compute_lasting_rates,
+    compute_judged_rates,
 )
 from llm_serving.validation.statistics import (
     distribution,
@@ -249,7 +249,7 @@ def _judge(measured: Measured, numbers: _Numbers) -> dict[str, Any]:
         distributions,
         len(samples),
         failed,
-        compute_lasting_rates(numbers.throughput, numbers.steady, target.traffic.users),
+        compute_judged_rates(numbers.throughput, numbers.steady, target.traffic.users),
         goodput,
         stall_s=numbers.stall_s,
         unmeasured=measured.unmeasured,

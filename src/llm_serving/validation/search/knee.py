@@ -45,7 +45,7 @@ class Point(PublishedData):
     requests: int
     failed: int
     requests_per_s: float
-    """Answered; of users as in a load that goes on."""
+    """Answered, as in a load that goes on."""
 
     output_tokens_per_s: float
     goodput_share: float | None

@@ -290,8 +290,8 @@ def compute_least_time(report: Report) -> float:
 
 
 def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
-    metrics, throughput, users = report.metrics, report.throughput, report.settings["traffic"].get("users")
-    rates = compute_lasting_rates(throughput, report.steady, users)
+    metrics, throughput = report.metrics, report.throughput
+    rates = compute_lasting_rates(throughput, report.steady)
     growth = rates["requests_per_s"] / (throughput.requests_per_s or 1)
     ttft, itl = (metrics.get(metric, Latency(count=0)) for metric in ("ttft_ms", "itl_ms"))
     return Point(

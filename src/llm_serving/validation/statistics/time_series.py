@@ -55,7 +55,7 @@ class Steady(PublishedData):
     """First answer's end, and in the closed loop not before all users have begun; in seconds from the load's start."""
 
     to_s: float
-    """Last request's start, and in the closed loop not after the first user has no request left."""
+    """Start of the last request, or session, and in the closed loop not after the first user has no request left."""
 
     offered_per_s: float
     """Requests sent per second."""
@@ -79,7 +79,8 @@ def compute_steady_rates(samples: Sequence[Sample], users: int = 0, ramp_s: floa
     answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
     starts = sorted(sample.start_s for sample in samples)
-    first, last = max([min(ends, default=0.0), ramp_s, *starts[:users]]), max(starts, default=0.0)
+    first = max([min(ends, default=0.0), ramp_s, *starts[:users]])
+    last = max((sample.start_s for sample in samples if sample.turn == 1), default=0.0)  # no session begins thereafter
     if users and samples:  # from then on a user whose request ends has no other, and the last ones may still think
         over = sorted(sample.start_s + (sample.in_flight_ms or 0.0) / 1000 for sample in samples)
         last = min(last, over[max(0, len(over) - users - 1)])
