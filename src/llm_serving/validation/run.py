@@ -166,8 +166,8 @@ def _check_data(traffic: Traffic, folder: Path) -> tuple[str, ...]:
     if traffic.data is None:
         return ()
     rows = data_rows.read_rows((folder / traffic.data).resolve(), traffic)
-    notes = sorted(frozenset[str]().union(*(row.notes for row in rows)))
-    return (f"These keys of {traffic.data} were not sent: {', '.join(notes)}.",) if notes else ()
+    ignored_keys = sorted(frozenset[str]().union(*(row.ignored_keys for row in rows)))
+    return (f"These keys of {traffic.data} were not sent: {', '.join(ignored_keys)}.",) if ignored_keys else ()
 
 
 def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:

@@ -102,7 +102,7 @@ def test_the_request_has_the_fields_of_its_row(tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps({"prompt": "a", **line}) for line in lines))
     plan = LoadPlan(url="http://x", models=("tiny",), traffic=CHAT, folder="/x")
     rows = data_rows.read_rows(file, CHAT)
-    assert [row.notes for row in rows] == [{"id"}, set(), set()]
+    assert [row.ignored_keys for row in rows] == [{"id"}, set(), set()]
     prompts = itertools.islice(cycle_prompts(plan, "load", rows, {}), 3)
     whole, bounded, plain = (prompt.build_body("tiny", "chat", engine_dialect=True) for prompt in prompts)
     assert whole.items() >= fields.items() and not {"id", "seed", "min_tokens"} & whole.keys()

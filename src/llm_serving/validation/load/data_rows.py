@@ -52,7 +52,7 @@ class DataRow:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What its request has besides, such as tools."""
 
-    notes: frozenset[str] = frozenset()
+    ignored_keys: frozenset[str] = frozenset()
     """Keys that its request does not have, such as an id."""
 
 
@@ -107,7 +107,7 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
         raise _RowError("", "it is not a JSON object")
     expected = _parse_expected(document.get("expected"), traffic)
     fields = {key: value for key, value in document.items() if key in SENT and value is not None}
-    notes = frozenset(document.keys() - OWN - SENT)
+    ignored_keys = frozenset(document.keys() - OWN - SENT)
     if (most := document.get("max_completion_tokens")) is not None:
         fields["max_tokens"] = most
     output_tokens = document.get("output_tokens")
@@ -120,7 +120,9 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
     if "prompt" in document:
         if not isinstance(document["prompt"], str) or not document["prompt"]:
             raise _RowError("prompt", "it is empty or not a string")
-        return DataRow(({"role": "user", "content": document["prompt"]},), expected, output_tokens, None, fields, notes)
+        return DataRow(
+            ({"role": "user", "content": document["prompt"]},), expected, output_tokens, None, fields, ignored_keys
+        )
     if traffic.api != "chat":
         raise _RowError(
             "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "write prompt: TEXT"
@@ -131,7 +133,7 @@ def _parse_row(line: str, traffic: Traffic) -> DataRow:
         raise _RowError(
             "messages", "it is not a list of chat messages", 'write "messages": [{"role": "user", "content": "Hi"}]'
         )
-    return DataRow(tuple(messages), expected, output_tokens, None, fields, notes)
+    return DataRow(tuple(messages), expected, output_tokens, None, fields, ignored_keys)
 
 
 def _is_message(message: Any) -> bool:
