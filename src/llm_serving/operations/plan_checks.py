@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from llm_serving import console
 from llm_serving.aws import session
+from llm_serving.aws.preflight.reservations import fetch_reservation
 from llm_serving.catalog import eks
 from llm_serving.fleet import groups, log_outputs, names, upgrade
 from llm_serving.fleet.checks import join_words
@@ -199,13 +200,10 @@ def require_blocks_ended(context: FleetContext, stack_plans: Sequence[StackPlan]
         raise CheckFailed(f"{mistake} Nothing was changed")
 
 
-def _count_instances(context: FleetContext, reservation: str) -> int:
-    """Return how many run in a reservation: none in one that is over, which EC2 may know no more."""
-    with session.translate_errors(), session.ignore_errors("InvalidCapacityReservationId.NotFound"):
-        rows = context.aws.client("ec2").describe_capacity_reservations(CapacityReservationIds=[reservation])
-        return sum(
-            row["TotalInstanceCount"] - row["AvailableInstanceCount"]
-            for row in rows["CapacityReservations"]
-            if row["State"] == "active"
-        )
-    return 0
+def _count_instances(context: FleetContext, reservation_id: str) -> int:
+    """Return how many run in a reservation; 0 in one that is over."""
+    with session.translate_errors():
+        reservation = fetch_reservation(context.aws, reservation_id)
+    if reservation is None or reservation["State"] != "active":
+        return 0
+    return int(reservation["TotalInstanceCount"] - reservation["AvailableInstanceCount"])

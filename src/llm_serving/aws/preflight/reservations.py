@@ -73,7 +73,7 @@ def _check_own(fleet: Fleet, group: Group, aws: AwsSession, check_name: str) -> 
 
 
 def _check_named(fleet: Fleet, pool: Pool, option: Reservation, aws: AwsSession, check_name: str) -> CheckResult:
-    reservation = _fetch_reservation(aws, str(option.capacity_block or option.reservation))
+    reservation = fetch_reservation(aws, str(option.capacity_block or option.reservation))
     if reservation is None:
         message = f"there is no such reservation in this account and {aws.region}"
         command = ("aws", "ec2", "describe-capacity-reservations", "--region", aws.region)
@@ -85,7 +85,8 @@ def _check_named(fleet: Fleet, pool: Pool, option: Reservation, aws: AwsSession,
     return CheckResult(check_name, *_judge_state(pool, reservation))
 
 
-def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any] | None:
+def fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any] | None:
+    """Return EC2's description of a reservation or Capacity Block; None of one that it does not know, or no more."""
     with session.ignore_errors("InvalidCapacityReservationId"):
         response = aws.client("ec2").describe_capacity_reservations(CapacityReservationIds=[reservation_id])
         reservations: list[Mapping[str, Any]] = response["CapacityReservations"]
