@@ -428,10 +428,10 @@ def _watch_blocks(ec2: Any, autoscaling: Any, blocks: Sequence[Mapping[str, str]
     What EC2 does not name stays as it is. Asked for by the id of one that is long over, it would refuse to answer.
     """
     pages = ec2.get_paginator("describe_capacity_reservations").paginate()
-    known = {row["CapacityReservationId"]: row for page in pages for row in page["CapacityReservations"]}
+    reservations = {row["CapacityReservationId"]: row for page in pages for row in page["CapacityReservations"]}
     ending_pools = set()
     for block in blocks:
-        if row := known.get(block["id"]):
+        if row := reservations.get(block["id"]):
             is_active = row["State"] == "active"
             is_ending = is_active and "EndDate" in row and row["EndDate"] - now <= END_MARGIN
             _allow_starts(autoscaling, block["group"], allowed=is_active and not is_ending)
