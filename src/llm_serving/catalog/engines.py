@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.command_parts import (
     CommandPart,
     FileSettings,
@@ -469,6 +470,10 @@ class Engine(NamedChoice):
             (count for option in options if isinstance(count := arguments.get(option), int) and adapter_count),
             adapter_count,
         )
+
+    def caches_prompts(self, model: Architecture) -> bool:
+        """Return whether beginnings of a model's prompts are cached, unless told otherwise."""
+        return self.caches_states or model.state is None
 
     def streams_on(self, platform: Platform) -> bool:
         """Return whether the engine streams weights from S3 on a platform."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llm_serving.catalog import engines, frameworks, images, routers
 from llm_serving.catalog.engines import Engine
+from llm_serving.catalog.models import Model
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.kinds.serving import auth
@@ -60,6 +61,11 @@ class Context:
     def replicated(self) -> list[PlacedRole]:
         """The roles that have replicas of their own."""
         return [placed for placed in self.placed_roles if not get_shared(placed.role)]
+
+    @property
+    def models(self) -> list[Model]:
+        """The roles' models."""
+        return [placed.model for placed in self.placed_roles]
 
     @property
     def transfer(self) -> str:

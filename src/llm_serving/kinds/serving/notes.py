@@ -99,9 +99,9 @@ def _describe_uncomputed_memory(context: Context) -> Iterator[str]:
 
 def _describe_uncached_prompts(context: Context) -> Iterator[str]:
     """Yield models whose prompts the engine computes from their start, although it caches those of others."""
-    if context.engine.caches_states or not context.blueprint.tuning.prefix_cache:
+    if not context.blueprint.tuning.prefix_cache:
         return
-    for name in dict.fromkeys(placed.model.name for placed in context.placed_roles if placed.model.state):
+    for name in dict.fromkeys(model.name for model in context.models if not context.engine.caches_prompts(model)):
         yield f"{context.blueprint.engine} keeps no states of prompts: of {name} it computes each from its start."
 
 

@@ -111,15 +111,10 @@ def _draw_own_lengths(deployment: ServingDeployment) -> list[Length]:
         lengths = [length._replace(input_tokens=round(length.input_tokens * texts)) for length in lengths]
     else:
         lengths = draw_lengths(traffic, LENGTHS, round(_count_picture_tokens(deployment)))
-    if not _caches_prompts(deployment):
+    model = _find_first_model(deployment)
+    if not deployment.tuning.prefix_cache or (model and not deployment.engine_row.caches_prompts(model)):
         lengths = [length._replace(shared_tokens=0) for length in lengths]
     return lengths
-
-
-def _caches_prompts(deployment: ServingDeployment) -> bool:
-    model = _find_first_model(deployment)
-    is_stateful = model is not None and model.state is not None
-    return deployment.tuning.prefix_cache and (deployment.engine_row.caches_states or not is_stateful)
 
 
 def predict_most_per_s(deployment: ServingDeployment, input_tokens: float, output_tokens: float) -> float | None:

@@ -187,7 +187,7 @@ def _place_checked_roles(blueprint: Document[Blueprint], fleet: Document[Fleet],
     placed_roles, conflicts = _place_roles(settings, fleet.value, environment)
     conflicts += adapters.check(settings, blueprint.path.resolve().parent, environment.target, conventions)
     raise_mistakes(blueprint.locate(conflicts))
-    policy = router_policy.resolve_policy(settings, environment)
+    policy = router_policy.resolve_policy(settings, environment, [placed.model for placed in placed_roles])
     context = Context(blueprint, fleet.value, environment, placed_roles, policy)
     conflicts = [
         *sharing.check(placed_roles),

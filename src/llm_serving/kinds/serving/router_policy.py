@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from llm_serving.catalog.architecture import Architecture
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import Context, get_router
 from llm_serving.kinds.serving.roles import RouterPolicy
@@ -11,7 +12,7 @@ from llm_serving.services import tasks
 from llm_serving.services.environment import Environment
 
 
-def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
+def resolve_policy(blueprint: Blueprint, environment: Environment, models: Iterable[Architecture]) -> RouterPolicy:
     """Return how the router chooses a replica: as written, else by cached prefixes where prompts share enough.
 
     Of requests whose answers have no tokens, the router reads no text: by prefixes it would send all of them to one
@@ -24,8 +25,13 @@ def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPoli
     if "load-aware" not in router.policies:
         return written_policy or "round-robin"
     shares_enough = resolve_shared_prefix(blueprint, environment) > router.cache_aware_share
-    is_cache_aware = shares_enough and blueprint.tuning.prefix_cache
+    is_cache_aware = shares_enough and keeps_prompts(blueprint, models)
     return written_policy or ("cache-aware" if is_cache_aware else "load-aware")
+
+
+def keeps_prompts(blueprint: Blueprint, models: Iterable[Architecture]) -> bool:
+    """Return whether a replica of any of the models keeps prompts that a router could follow."""
+    return blueprint.tuning.prefix_cache and any(map(blueprint.engine_row.caches_prompts, models))
 
 
 def resolve_shared_prefix(blueprint: Blueprint, environment: Environment) -> float:
@@ -55,6 +61,8 @@ def _describe_reason(context: Context) -> str:
     traffic, prefix = context.blueprint.traffic, context.environment.measured
     if not context.blueprint.tuning.prefix_cache:
         return "since by tuning: {prefix_cache: off} no engine keeps a prompt"
+    if not keeps_prompts(context.blueprint, context.models):
+        return f"since {context.blueprint.engine} keeps no prompt of such a model"
     shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
     threshold = context.router.cache_aware_share
     comparison = f"{'more' if shared_prefix > threshold else 'not more'} than the {threshold:.0%} that it follows"

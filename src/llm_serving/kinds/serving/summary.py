@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from llm_serving.catalog import frameworks
+from llm_serving.catalog import frameworks, models
 from llm_serving.kinds.serving import measurements, predicted_load, router_policy
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.deployment import Role, ServingDeployment
@@ -124,7 +124,9 @@ def _describe_router(blueprint: Blueprint, deployment: ServingDeployment) -> str
     max_requests = blueprint.roles.router.max_requests
     limit = f", at most {max_requests} requests in flight, then 429" if max_requests else ""
     keys = ", asks for a key of a team" if blueprint.auth else ""
-    return f"{router_policy.resolve_policy(blueprint, deployment.environment)}{limit}{keys}"
+    served_models = [models.find(served_model.model, unchecked=True) for served_model in deployment.served_models]
+    policy = router_policy.resolve_policy(blueprint, deployment.environment, served_models)
+    return f"{policy}{limit}{keys}"
 
 
 def _describe_lengths(deployment: ServingDeployment) -> str:
