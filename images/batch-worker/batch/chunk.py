@@ -6,6 +6,7 @@ changed. A worker that lost its chunk to another without knowing can therefore a
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -32,6 +33,10 @@ MAX_LOST = 5
 ALONE, NEIGHBORS = 2, 4
 """Workers that a row ends alone in flight until it is lost, where a row before it was; rows after such a one that run
 alone: what ends a worker is often in rows side by side, and each would be narrowed down anew."""
+
+_JOINED = 10
+"""How many parts of as many saves each become one: a chunk of slow rows is saved once a second for hours, and whoever
+takes it over reads each part."""
 
 _LONGEST_HELD_S = 11 * 3600
 """Age of its head at which a chunk did not end its worker: SQS passes a message on 12 hours after it was received,
@@ -110,6 +115,9 @@ class ChunkState:
         self._etag = etag
         self._results = Results()
         self._writing = threading.Lock()
+        self._next_number = 0
+        """Of a part: each has its own, because the head may still name those that one is joined from. A save that is
+        repeated has the same."""
 
     @classmethod
     def open(cls, store: Store, keys: Layout, job: Job, chunk: Chunk, worker: str, in_flight: int = 0) -> ChunkState:
@@ -195,8 +203,9 @@ class ChunkState:
             results.saved = True
 
     def _write_part(self, results: Results) -> None:
-        number = len(self.head["parts"])
-        part: dict[str, Any] = {"output": "", "errors": "", "faults": results.faults, **results.counts}
+        numbers = itertools.count(self._next_number)
+        number = next(numbers)
+        part: dict[str, Any] = {"output": "", "errors": "", "faults": results.faults, "saves": 1, **results.counts}
         part["failures"] = results.failures
         for kind, body in (("output", results.output), ("errors", results.errors)):
             part[SIZES[kind]] = len(body)
@@ -205,8 +214,23 @@ class ChunkState:
                 self._store.write(part[kind], bytes(body))
         suspects = max(0, self.suspects - int(results.rows))  # no other rows are sent before their results are saved
         fruitless = min(self.head["fruitless"], MAX_FRUITLESS - ALONE) if suspects else 0
-        self._write_head(Head(**{**self.head, "parts": [*self.head["parts"], part], "fruitless": fruitless}))
-        self.suspects = suspects
+        parts = [*self.head["parts"], part]
+        while len(parts) >= _JOINED and len({_count_saves(entry) for entry in parts[-_JOINED:]}) == 1:
+            parts[-_JOINED:] = [self._join(parts[-_JOINED:], next(numbers))]
+        self._write_head(Head(**{**self.head, "parts": parts, "fruitless": fruitless}))
+        self.suspects, self._next_number = suspects, next(numbers)
+
+    def _join(self, parts: list[dict[str, Any]], number: int) -> dict[str, Any]:
+        """Join parts into one."""
+        saves = sum(map(_count_saves, parts))
+        joined = {"output": "", "errors": "", "faults": False, "saves": saves, **layout.add_counts(parts)}
+        for kind, size in SIZES.items():
+            joined[size] = sum(part[size] for part in parts)
+            if joined[size]:
+                joined[kind] = self._get_part_key(number, kind)
+                with self._store.open_writer(joined[kind]) as writer:
+                    append_parts(writer, parts, kind)
+        return joined
 
     def finish(self) -> None:
         """Join the parts into one, and mark the chunk as done.
@@ -217,16 +241,7 @@ class ChunkState:
         if self.head["done"]:
             return
         parts = self.head["parts"]
-        joined = parts
-        if len(parts) > 1:
-            part: dict[str, Any] = {"output": "", "errors": "", "faults": False, **layout.add_counts(parts)}
-            for kind, size in SIZES.items():
-                part[size] = sum(entry[size] for entry in parts)
-                if part[size]:
-                    part[kind] = self._get_part_key(len(parts), kind)
-                    with self._store.open_writer(part[kind]) as writer:
-                        append_parts(writer, parts, kind)
-            joined = [part]
+        joined = [self._join(parts, self._next_number)] if len(parts) > 1 else parts
         self._write_head(Head(**{**self.head, "parts": joined, "done": True}))
 
     def hand_back(self) -> None:
@@ -303,6 +318,11 @@ class ChunkState:
                 if part[kind] and not part["faults"]:
                     for line in self._store.read_lines(part[kind]):
                         yield json.loads(line)["custom_id"]
+
+
+def _count_saves(part: Mapping[str, Any]) -> int:
+    """Count the saves of a part; none of rows that never run, which `_read_done_ids` must tell from others."""
+    return 0 if part["faults"] else int(part.get("saves", 1))  # a part of an earlier version is of one
 
 
 def _check_hopeless(before: Head, chunk: Chunk) -> None:

@@ -40,7 +40,7 @@ class Committer:
     async def commit_in_time(self) -> None:
         """Save finished rows of all chunks from time to time, and those of a chunk that has no more at once.
 
-        To join thousands of parts takes a chunk minutes at its end, in which the rows of the others are saved.
+        To join its parts may take a chunk long at its end, in which the rows of the others are saved.
         """
         while True:
             left_s = COMMIT_INTERVAL_S - (time.monotonic() - self._committed_at)

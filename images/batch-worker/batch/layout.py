@@ -251,7 +251,7 @@ class Head(TypedDict):
     worker: str
     parts: list[dict[str, Any]]
     """Results that count, in order: `output` and `errors` (keys, empty for none), `output_bytes`, `error_bytes`,
-    COUNTS, `failures`; `faults`: whether it has the rows that never run."""
+    COUNTS, `failures`; `faults`: whether it has the rows that never run; `saves`: of how many saves it was joined."""
 
     done: bool
     fruitless: int

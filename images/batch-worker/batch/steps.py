@@ -58,6 +58,9 @@ MAP_FAILED = "States.ExceedToleratedFailureThreshold"
 MAX_ATTEMPTS = 10
 """How often a step may begin: of so many none came to its end, and the next worker would be ended too."""
 
+_COUNTED = ("plan", "scan", "check", "merge")
+"""Steps whose attempts are counted."""
+
 _GROUP = 64
 """How many objects of a job's chunks are held at a time."""
 
@@ -88,7 +91,7 @@ class Steps:
     @contextlib.contextmanager
     def _count_attempt(self, job_id: str, task: str, message: dict[str, Any]) -> Iterator[None]:
         """Count an attempt before its work, which may end the worker; one that comes to its end does not count."""
-        key = self._keys.build(layout.ATTEMPTS, job_id, f"{task}-{message.get('chunk', 0)}")
+        key = self._build_attempts_key(job_id, task, message)
         stored = self._store.read_json(key)
         attempts = (stored.value if stored else 0) + 1
         if attempts > MAX_ATTEMPTS:
@@ -100,6 +103,14 @@ class Steps:
             self._store.write_json(key, 0)
             raise
         self._store.write_json(key, 0)
+
+    def forget_attempts(self, task: str, message: dict[str, Any]) -> None:
+        """Note that a worker stops by itself: the step of a message did not end it."""
+        if task in _COUNTED:
+            self._store.write_json(self._build_attempts_key(str(message["job"]), task, message), 0)
+
+    def _build_attempts_key(self, job_id: str, task: str, message: dict[str, Any]) -> str:
+        return self._keys.build(layout.ATTEMPTS, job_id, f"{task}-{message.get('chunk', 0)}")
 
     def plan(self, job_id: str) -> dict[str, Any]:
         """Split the input into ranges, or unpack it into chunks; writes chunks.json, once for a job."""
@@ -466,6 +477,12 @@ class StepRunner:
         except (BotoCoreError, ClientError) as failure:
             log.warning("answer: %s", failure)  # the message becomes visible again
             self._mailbox.release(message)
+
+    def hand_back(self, message: Message) -> None:
+        """Give a step to another worker, because this one stops by itself."""
+        with contextlib.suppress(BotoCoreError, ClientError):
+            self._steps.forget_attempts(message.task, message.body)
+        self._mailbox.hand_back(message)
 
 
 def _unpack_records(blocks: Iterable[bytes], index: int, first: int) -> Iterator[tuple[bytes, int, int, int]]:

@@ -92,7 +92,7 @@ class Worker:
         """Open the endpoint and the parts that work; within an event loop."""
         settings, chunks = self._settings, self.chunks
         limit = ConcurrencyLimit(settings.min_concurrency, settings.max_concurrency, is_shared=settings.is_shared)
-        step_runner = StepRunner(Steps(self._store, settings, self._clock), self.mailbox)
+        step_runner = self._step_runner = StepRunner(Steps(self._store, settings, self._clock), self.mailbox)
         self.usage = Usage(self._store, settings, self._clock)
         self._endpoint = Endpoint(
             settings.endpoint, self._api_key, settings.request_timeout_s, settings.metrics_urls, settings.headers
@@ -134,7 +134,7 @@ class Worker:
             with contextlib.suppress(BotoCoreError, ClientError, Conflict):
                 await asyncio.to_thread(chunk.state.hand_back)
         for message in list(self.mailbox.held):
-            await asyncio.to_thread(self.mailbox.hand_back, message)
+            await asyncio.to_thread(self._step_runner.hand_back, message)
         await self._endpoint.close()
         log.info("stopped: everything is handed back")
 

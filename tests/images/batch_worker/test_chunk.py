@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batch import chunk as chunk_module
 from batch import errors, layout, rows
 from batch import steps as steps_module
 from batch import store as store_module
@@ -354,6 +355,31 @@ def test_a_save_that_was_interrupted_and_went_on_counts_once(store: Store, steps
     steps.merge(job["id"])
     output, _ = read_results(store, job["id"])
     assert len(output) == 4
+
+
+def test_a_chunk_that_is_saved_often_has_few_parts(
+    store: Store, steps: Steps, write_input: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of minutes are saved one by one, and whoever takes their chunk over reads each part."""
+    monkeypatch.setattr(chunk_module, "_JOINED", 3)
+    good = build_rows(30)
+    job = write_input(b"\n".join([*good, good[17], b"{broken"]))
+    (chunk,) = prepare(steps, job)
+    most = 0
+    for worker in range(3):
+        state = ChunkState.open(store, KEYS, job, chunk, f"worker-{worker}")
+        assert len(state.pending) == 30 - 10 * worker
+        for _ in range(10):
+            answer(state, 1)
+            state.commit(state.collect())
+            most = max(most, len(state.head["parts"]))
+    assert most == 1 + 6, "the rows that never run, and those of 9, 9, 3, 3, 1 and 1 saves"
+    state.finish()
+    result = steps.merge(job["id"])
+    assert (result["total"], result["completed"], result["failed"]) == (32, 30, 2)
+    output, failed = read_results(store, job["id"])
+    assert [line["custom_id"] for line in output] == [f"row-{number}" for number in range(30)]
+    assert [line["error"]["code"] for line in failed] == ["duplicate_custom_id", "invalid_json_line"]
 
 
 def test_rows_that_cannot_run_are_reported_once_with_their_lines(store: Store, steps: Steps, write_input: Any) -> None:

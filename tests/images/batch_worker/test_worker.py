@@ -260,7 +260,7 @@ def test_a_row_that_may_have_ended_workers_runs_alone_in_its_worker(open_worker:
 def test_a_chunk_that_takes_long_to_end_holds_no_other_up(
     open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To join its parts takes minutes where they are thousands, in which a worker that is lost would lose as many."""
+    """S3 may take minutes to join its parts, in which a worker that is lost would lose as many."""
     opened, let_end = open_worker(), threading.Event()
     state = SimpleNamespace(pending=(), suspects=0, unsaved_rows=0, index=1, head={"parts": []})
     state.finish = lambda: let_end.wait(LIMIT_S)
@@ -347,6 +347,22 @@ def test_a_worker_without_rows_asks_no_engine_until_the_next(open_worker: Any, m
 
     opened.run(follow)
     assert steps[1:] == [True] * (len(steps) - 1)
+
+
+@pytest.mark.parametrize(("task", "attempts"), [("merge", 0), ("run", 7)])
+def test_a_worker_that_stops_during_a_merge_makes_it_no_attempt_that_failed(
+    open_worker: Any, store: Store, task: str, attempts: int
+) -> None:
+    """As spot instances do, ten times in the hours of a large one; the control is a task without attempts."""
+    opened = open_worker()
+    key = KEYS.build(layout.ATTEMPTS, opened.chunk.job["id"], f"{task}-0")
+    store.write_json(key, 7)
+    body = {"task": task, "job": opened.chunk.job["id"], "token": "t"}
+    opened.worker.mailbox.held.add(Message("queue", "of the merge", body))
+    opened.shut_down()
+    stored = store.read_json(key)
+    assert stored is not None
+    assert (stored.value, opened.queues.visibility_s) == (attempts, [0, 0])
 
 
 def test_a_message_that_arrives_while_a_worker_stops_goes_back_to_the_queue(open_worker: Any) -> None:
