@@ -773,6 +773,12 @@ def test_a_stream_that_dies_half_way_ends_with_an_error_and_its_tokens_are_the_t
     }
 
 
+def test_a_stream_of_a_completion_that_is_refused_is_answered_by_the_next_one(gateway: Running) -> None:
+    completions = gateway.connect(gateway.create_key("outside")).completions
+    chunks = completions.create(model="impatient", prompt="fault: 500", stream=True)
+    assert "".join(chunk.choices[0].text or "" for chunk in chunks) == "A mock."
+
+
 def test_an_answer_that_its_engine_gave_up_is_an_error_or_the_next_one_s(gateway: Running) -> None:
     key = gateway.create_key("outside")
     wait_for_provider(gateway, key)
@@ -793,6 +799,7 @@ def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Runnin
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "fault: 429"}]}),
         ("completions", {"prompt": "fault: 429"}),
+        ("completions", {"prompt": "fault: 429", "stream": True}),
         ("embeddings", {"input": "fault: 429"}),
         ("messages", {"messages": [{"role": "user", "content": "fault: 429"}], "max_tokens": 5}),
     ],
@@ -970,6 +977,11 @@ FILE_OF_NUMBER = {"type": "file", "file": {"file_id": 5}}
         ("messages", {"messages": None, "max_tokens": 5}, 400),
         ("messages", {"model": "alone", "messages": [{"content": "hi"}], "max_tokens": 5}, 400),
         ("completions", {"prompt": 5}, 400),
+        ("completions", {"prompt": None}, 400),
+        ("completions", {"prompt": "hi", "metadata": 5}, 400),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "tools": 5}, 400),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "web_search_options": 5}, 400),
+        ("messages/count_tokens", {"messages": [5]}, 400),
         ("rerank", {"query": "hi", "documents": ["hi"]}, 400),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_request_sets_nothing_of_litellm_s_and_keeps_what_its_proxy_wrote(hook
     ("field", "value"),
     [
         ("messages", "hi"), ("messages", [5]), ("messages", [{"role": "user", "content": 5}]), ("prompt", 5),
-        ("tools", "x"), ("tools", [5]), ("response_format", "json"), ("timeout", "soon"), ("prompt", []), ("messages", None),
+        ("tools", "x"), ("tools", [5]), ("response_format", "json"), ("timeout", "soon"), ("stream", "yes"), ("prompt", []), ("messages", None),
         ("prompt", ["hi", 5]), ("prompt", [{}]), ("messages", [{"role": "assistant", "tool_calls": 5}]),
         *[
             ("messages", [{"role": "user", "content": [part]}])
@@ -205,6 +205,8 @@ def test_a_field_of_another_form_than_the_api_s_is_refused(hook: Any, field: str
     call({"prompt": [1, 2], "response_format": {"type": "json_object"}, "timeout": 3})
     picture = {"type": "image", "source": {"type": "base64"}}  # of Anthropic's API
     assert hook.find_malformed({"messages": [{"role": "user", "content": [picture]}]}, "anthropic_messages") is None
+    assert hook.find_malformed({"prompt": "a lamp", "response_format": "b64_json"}, "aimage_generation") is None
+    assert hook.find_malformed({"prompt": None}, "atext_completion") == "prompt"
 
 
 @pytest.mark.parametrize(("characters", "ids"), [(10, "abc"), (11, "bc"), (21, "c")])

@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from litellm import utils
@@ -22,7 +22,8 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils import core_helpers
 from litellm.llms.anthropic.pass_through.adapters.handler import LiteLLMMessagesToCompletionTransformationHandler
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
-from litellm.proxy import common_request_processing
+from litellm.llms.openai.completion.handler import OpenAITextCompletion
+from litellm.proxy import _types, common_request_processing
 from litellm.proxy._types import LiteLLMRoutes, ProxyException
 from litellm.proxy.auth import user_api_key_auth
 from litellm.proxy.spend_tracking import spend_tracking_utils
@@ -53,6 +54,9 @@ _CLIENTS_NAMES = ("session_id", "agent_id", "billing_agent_id")
 
 _OPENAI = {"openai", "text-completion-openai"}
 """LiteLLM's names of the provider of our deployments; the second one is that of completions."""
+
+_EARLY_FORMS = {"tools": list, "metadata": dict, "web_search_options": dict}
+"""Of fields at whose other forms LiteLLM fails before its hooks, of which request_guard.py has those of the rest."""
 
 _STORES = ("prisma", "redis")
 """Modules of errors whose messages are of the database and the cache, and not of a request."""
@@ -93,11 +97,15 @@ def refuse_given_up(read: Callable[..., Any], client: BaseClient[Any, Any], /, *
 
 @mend(user_api_key_auth, "read_request_body")
 async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments: Any, **options: Any) -> Any:
-    """Refuse a body that is JSON and no object with 400: LiteLLM fails at it, before it looks at the key."""
+    """Refuse a body at which LiteLLM fails before its hooks with 400, such as one that is JSON and no object."""
     body = await read(*arguments, **options)
     if not isinstance(body, dict):
         message = "The body is no JSON object"
         raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
+    for field, form in _EARLY_FORMS.items():
+        if body.get(field) is not None and not isinstance(body[field], form):
+            message = f"{field} has another form in the API"
+            raise ProxyException(message=message, type="invalid_request_error", param=field, code=400)
     return body
 
 
@@ -109,6 +117,16 @@ def refuse_unreadable(translate: Callable[..., Any], /, *arguments: Any, **optio
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = "The request has another form in the API"
         raise BadRequestError(message=message, model="", llm_provider="") from error
+
+
+@mend(_types, "TokenCountRequest")
+def refuse_uncountable(build: Callable[..., Any], /, **fields: Any) -> Any:
+    """Refuse a request to count tokens that has another form with 400: LiteLLM fails with 500."""
+    try:
+        return build(**fields)
+    except ValueError as error:
+        message = "The request has another form in the API"
+        raise ProxyException(message=message, type="invalid_request_error", param="messages", code=400) from error
 
 
 @mend(ProxyException, "__init__")
@@ -153,6 +171,24 @@ async def keep_connection(answer: Callable[..., Awaitable[None]], *arguments: An
     """
     with contextlib.suppress(Exception):
         await answer(*arguments)
+
+
+@mend(OpenAITextCompletion, "async_streaming")
+async def start_stream(stream: Callable[..., AsyncIterator[Any]], /, *arguments: Any, **options: Any) -> Any:
+    """Wait for the first chunk of a stream of completions before its answer begins, as of one of chats.
+
+    LiteLLM asks the deployment only then: where it refused or failed, no other one was asked, nor `Retry-After` said.
+    """
+    chunks = stream(*arguments, **options)
+    first = await anext(chunks, None)
+
+    async def go_on() -> AsyncIterator[Any]:
+        if first is not None:
+            yield first
+        async for chunk in chunks:
+            yield chunk
+
+    return go_on()
 
 
 @mend(utils.TextCompletionStreamWrapper, "convert_to_text_completion_object")

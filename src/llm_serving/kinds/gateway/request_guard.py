@@ -50,9 +50,12 @@ name from the host that they name, and ends where they name none
 _ENGINE_ARGUMENTS = "vllm_xargs"
 """Further fields by which vLLM lets a client set the same."""
 
+_TEXT_COMPLETION = "text_completion"
+"""How LiteLLM's names of calls for completions end."""
+
 _EXTRA_FIELDS = {
     "acompletion": ("thinking",),
-    "text_completion": (
+    _TEXT_COMPLETION: (
         "response_format", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_logprobs",
     ),
 }  # fmt: skip
@@ -76,6 +79,7 @@ _PROMPT_FIELDS = (
 _FORMS: dict[str, type | tuple[type, ...]] = {
     "messages": list, "prompt": (str, list), "input": (str, list, dict), "tools": list, "functions": list,
     "tool_choice": (str, dict), "response_format": dict, "logit_bias": dict, "timeout": (int, float),
+    "stream": bool,
 }  # fmt: skip
 """Of fields at whose other forms LiteLLM itself fails with 500, after it asked each deployment of the route."""
 
@@ -275,14 +279,17 @@ def log_request(kwargs: Mapping[str, Any], end: str, duration: timedelta) -> Non
 
 def find_malformed(data: Mapping[str, Any], call_type: str) -> str | None:
     """Find the first field of another form than the API's."""
-    for field, forms in _FORMS.items():
+    is_picture = call_type.endswith(_PICTURES)
+    for field, forms in ({**_FORMS, "response_format": str} if is_picture else _FORMS).items():
         if data.get(field) is not None and not isinstance(data[field], forms):
             return field
     for field, forms in _ITEM_FORMS.items():
         items = data.get(field)
         if isinstance(items, list) and not all(isinstance(item, forms) for item in items):
             return field
-    prompt = data.get("prompt")
+    prompt = data.get("prompt", "")
+    if prompt is None and call_type.endswith(_TEXT_COMPLETION):
+        return "prompt"
     if isinstance(prompt, list) and len({*map(type, prompt)}) != 1:  # neither texts nor tokens, or nothing
         return "prompt"
     messages = data.get("messages", ())
