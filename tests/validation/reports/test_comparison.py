@@ -187,6 +187,9 @@ def test_loads_that_differ_are_noted() -> None:
         "run 2: another driver: aiperf instead of none"
     ]
     assert not comparison.compare(_simulate(1), _simulate(2, traffic={"arrivals": 10, "requests": 9})).other_load
+    ranged, drawn = ({"arrivals": 10, "input_tokens": tokens} for tokens in ("200..300", {"mean": 250.0, "cv": 0.5}))
+    compared = comparison.compare(_simulate(1, traffic=ranged), _simulate(2, traffic=drawn))
+    assert compared.notes == ["run 2: another traffic: input_tokens mean 250, cv 0.5 instead of 200..300"]
 
 
 def test_the_page_shows_every_change_with_its_interval() -> None:

@@ -156,6 +156,8 @@ def test_the_search_starts_at_the_blueprints_own_load(target: LoadTarget) -> Non
     assert sweep.build_search(target.traffic, "users", Options()).start == sweep.START["users"]
     bounded = sweep.build_search(target.traffic, "rate", Options(lowest=2, highest=30))
     assert (bounded.lowest, bounded.highest) == (2, 30)
+    whole = sweep.build_search(target.traffic, "users", Options(lowest=0.3, highest=4.5))
+    assert (whole.lowest, whole.highest) == (1, 4), "a part of a user sends nothing more"
 
 
 def test_replicas_that_come_and_go_have_no_capacity(target: LoadTarget) -> None:

@@ -66,7 +66,7 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
     counted = sum(replica.requests or 0 for replica in run_report.replicas) or 1
     return render_page(
         "report.html.j2",
-        filters={"size": format_bytes, "bucket": format_bucket, "plain": _format_setting},
+        filters={"size": format_bytes, "bucket": format_bucket, "plain": format_setting},
         report=run_report,
         infinity=math.inf,
         names={metric: METRIC_NAMES[metric] for metric in run_report.metrics},
@@ -286,9 +286,12 @@ def _format_range(low: float, high: float | None, beyond: str) -> str:
     return f"{beyond} {shown}" if high is None else f"{shown} to {charts.format_number(high)}"
 
 
-def _format_setting(value: Any) -> str:
+def format_setting(value: Any) -> str:
+    """Format a setting of a report; what is nested comes after its keys."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_format_setting(inner)}" for key, inner in value.items())
+        return ", ".join(f"{key} {format_setting(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(format_setting, value))
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from llm_serving.validation.pages.html_report import format_setting
 from llm_serving.validation.reports import validation_run
 from llm_serving.validation.reports.validation_run import BATCHES, ERRORS, GOODPUT, MORE_IS_BETTER, ValidationRun
 from llm_serving.validation.statistics.sample_statistics import CONFIDENCE, Interval
@@ -175,6 +176,6 @@ def _compare_settings(baseline: ValidationRun, run: ValidationRun, parts: Sequen
 def _describe_difference(before: Any, after: Any) -> str:
     old, new = (value or {} for value in (before, after))
     if not isinstance(old, dict) or not isinstance(new, dict) or not (old or new):
-        return " instead of ".join("none" if value is None else str(value) for value in (after, before))
+        return " instead of ".join("none" if value is None else format_setting(value) for value in (after, before))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     return ", ".join(f"{key} {_describe_difference(old.get(key), new.get(key))}" for key in keys)

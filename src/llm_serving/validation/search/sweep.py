@@ -193,10 +193,13 @@ def get_own_load(traffic: Traffic, axis: Axis) -> float | None:
 
 def build_search(traffic: Traffic, axis: Axis, options: Options) -> Search:
     """Return where to look: from the blueprint's own load on."""
+    is_whole = axis == "users"
     start = get_own_load(traffic, axis) or START[axis]
-    lowest = options.lowest or (1.0 if axis == "users" else start / REACH)
+    lowest = options.lowest or (1.0 if is_whole else start / REACH)
     highest = options.highest or max(start * REACH, lowest)
-    return Search(float(start), lowest, highest, options.precision, whole=axis == "users")
+    if is_whole:  # 4 and 4.5 users would be the same load
+        lowest, highest = (knee.round_load(load, whole=True) for load in (lowest, highest))
+    return Search(float(start), lowest, highest, options.precision, is_whole)
 
 
 class Loader:
