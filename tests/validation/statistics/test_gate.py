@@ -9,7 +9,7 @@ from llm_serving.services.traffic import Slo
 from llm_serving.validation.load.answer import Gap, Sample
 from llm_serving.validation.statistics import gate
 from llm_serving.validation.statistics.distribution import Distribution
-from llm_serving.validation.statistics.gate import Goodput, Judgement, MissedObjective
+from llm_serving.validation.statistics.gate import Goodput, Judgement, MissedObjective, Outcome
 from llm_serving.validation.statistics.sample_statistics import Metric
 
 _GOOD_RATES = {"requests_per_s": 10.0, "output_tokens_per_s": 100.0}
@@ -31,8 +31,8 @@ def _judge(
     distribution = Distribution(tuple((value,) for value in values))
     distributions: dict[Metric, Distribution] = dict.fromkeys(get_args(Metric), distribution)
     goodput = Goodput(total if good is None else good, total, 1.0)
-    throughput = {**_GOOD_RATES, **rates}
-    return gate.judge(Slo.model_validate(slo), distributions, total, failed, throughput, goodput, stall_s=stall_s)
+    outcome = Outcome(distributions, goodput, failed, {**_GOOD_RATES, **rates}, stall_s)
+    return gate.judge(Slo.model_validate(slo), outcome)
 
 
 def _find_missed(slo: dict[str, Any], **load: Any) -> list[MissedObjective]:
@@ -59,7 +59,7 @@ def test_a_rate_that_the_load_did_not_ask_for_is_not_shown_rather_than_missed() 
     """Arrivals of 10/s, all answered at once, are 9.5/s from the first request to the end of the last."""
     slo, rates = Slo.model_validate({"requests_per_s": 10}), {**_GOOD_RATES, "requests_per_s": 9.5}
     kept, lagged = (
-        gate.judge(slo, {}, 300, 0, rates, Goodput(300, 300, 1.0), rate_doubt=doubt)
+        gate.judge(slo, Outcome({}, Goodput(300, 300, 1.0), 0, rates, rate_doubt=doubt))
         for doubt in ("the load asked for no more; needs more arrivals", "")
     )
     reason = "requests_per_s of 10: 9.50, and the load asked for no more; needs more arrivals"

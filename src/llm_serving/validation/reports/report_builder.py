@@ -244,18 +244,17 @@ def _judge(measured: Measured, numbers: _Numbers) -> dict[str, Any]:
     slo, distributions = target.slo, distribution.collect(samples)
     goodput = gate.count_goodput(slo, samples, result.duration_s)
     failed = len(samples) - len(measured.answered)
-    missed, unshown = gate.judge(
-        slo,
+    outcome = gate.Outcome(
         distributions,
-        len(samples),
+        goodput,
         failed,
         compute_judged_rates(numbers.throughput, numbers.steady, target.traffic.users),
-        goodput,
-        stall_s=numbers.stall_s,
-        unmeasured=measured.unmeasured,
-        score=scoring.compute_mean(samples),
-        rate_doubt=soundness.find_rate_doubt(target.traffic, samples, numbers.steady),
+        numbers.stall_s,
+        scoring.compute_mean(samples),
+        measured.unmeasured,
+        soundness.find_rate_doubt(target.traffic, samples, numbers.steady),
     )
+    missed, unshown = gate.judge(slo, outcome)
     missed += unlike_workers.list_missed(numbers.unlike, slo.errors)
     driver_doubts = soundness.find_driver_doubts(slo, result, samples)
     lasting = soundness.find_lasting_doubts(

@@ -47,6 +47,24 @@ class Goodput(NamedTuple):
         return self.good / self.total if self.total else None
 
 
+class Outcome(NamedTuple):
+    """What a load shows of its objectives."""
+
+    distributions: Mapping[Metric, Distribution]
+    goodput: Goodput
+    failed: int
+    rates: Mapping[str, float]
+    """By the SLO's field."""
+
+    stall_s: float = 0.0
+    score: float | None = None
+    unmeasured: Mapping[str, str] = {}
+    """Objectives that it does not measure, each with the reason."""
+
+    rate_doubt: str = ""
+    """Why a rate below its minimum is not missed, and which load would show it."""
+
+
 class Judgement(NamedTuple):
     """Every objective that is not met."""
 
@@ -60,29 +78,17 @@ Findings = Iterator[MissedObjective | str]
 """An objective that is missed, or a sentence of one that is not shown."""
 
 
-def judge(
-    slo: Slo,
-    distributions: Mapping[Metric, Distribution],
-    total: int,
-    failed: int,
-    throughput: Mapping[str, float],
-    goodput: Goodput,
-    *,
-    stall_s: float = 0.0,
-    unmeasured: Mapping[str, str] | None = None,
-    score: float | None = None,
-    rate_doubt: str = "",
-) -> Judgement:
-    """Judge a load; `rate_doubt` says why a rate below its minimum is not missed, and which load would show it."""
+def judge(slo: Slo, outcome: Outcome) -> Judgement:
+    """Judge a load."""
     nothing = MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
     findings = [
-        *([] if total else [nothing]),
-        *_judge_latencies(slo, distributions, failed, unmeasured or {}),
-        *_judge_errors(slo.errors, total, failed),
-        *_judge_throughput(slo, throughput, rate_doubt),
-        *_judge_stall(slo.stall, stall_s, unmeasured or {}),
-        *_judge_score(slo.score, score, unmeasured or {}),
-        *_judge_goodput(slo.goodput, goodput),
+        *([] if outcome.goodput.total else [nothing]),
+        *_judge_latencies(slo, outcome),
+        *_judge_errors(slo.errors, outcome),
+        *_judge_rates(slo, outcome),
+        *_judge_stall(slo.stall, outcome),
+        *_judge_score(slo.score, outcome),
+        *_judge_goodput(slo.goodput, outcome.goodput),
     ]
     return sort_findings(findings)
 
@@ -94,17 +100,15 @@ def sort_findings(findings: Iterable[MissedObjective | str]) -> Judgement:
     return Judgement(missed, [finding for finding in all_findings if isinstance(finding, str)])
 
 
-def _judge_latencies(
-    slo: Slo, distributions: Mapping[Metric, Distribution], failed: int, unmeasured: Mapping[str, str]
-) -> Findings:
+def _judge_latencies(slo: Slo, outcome: Outcome) -> Findings:
     for metric in METRICS:
         limits = getattr(slo, metric).model_dump(exclude_none=True)
         for statistic, limit in limits.items():
             name = f"{metric}.{statistic}"
-            if reason := unmeasured.get(name):
+            if reason := outcome.unmeasured.get(name):
                 yield f"{name} within {limit:g} ms: not measured, {reason}"
             else:
-                yield from _judge_latency(name, distributions[metric], statistic, limit, failed)
+                yield from _judge_latency(name, outcome.distributions[metric], statistic, limit, outcome.failed)
 
 
 def _judge_latency(name: str, distribution: Distribution, statistic: str, limit: float, failed: int) -> Findings:
@@ -168,16 +172,12 @@ def _describe_requests(needed: int | None, count: int, name: str = "requests") -
     """Describe the load that would show a limit to hold, if the rest were like these `count` requests."""
     if needed is None or needed <= count:
         return "needs a longer load, or a service further from its limit"
-    return f"needs {_round_up(needed):,} {name}"
+    step = int(10 ** max(0, len(str(needed)) - 2))  # more than two figures would claim what one run cannot know
+    return f"needs {math.ceil(needed / step) * step:,} {name}"
 
 
-def _round_up(count: int) -> int:
-    """Two figures: more would claim what one run cannot know."""
-    step = int(10 ** max(0, len(str(count)) - 2))
-    return math.ceil(count / step) * step
-
-
-def _judge_errors(limit: float, total: int, failed: int) -> Findings:
+def _judge_errors(limit: float, outcome: Outcome) -> Findings:
+    total, failed = outcome.goodput.total, outcome.failed
     if not total:
         return
     share = failed / total
@@ -191,32 +191,33 @@ def _judge_errors(limit: float, total: int, failed: int) -> Findings:
         yield f"errors within {limit * 100:g}%: {bound}; {need}"
 
 
-def _judge_throughput(slo: Slo, throughput: Mapping[str, float], doubt: str) -> Findings:
+def _judge_rates(slo: Slo, outcome: Outcome) -> Findings:
     for name in ("output_tokens_per_s", "requests_per_s", "inputs_per_s"):
         minimum = getattr(slo, name)
-        if minimum is None or throughput[name] >= minimum:
+        if minimum is None or (rate := outcome.rates[name]) >= minimum:
             continue
-        if doubt:
-            yield f"{name} of {minimum:g}: {throughput[name]:.2f}, and {doubt}"
+        if outcome.rate_doubt:
+            yield f"{name} of {minimum:g}: {rate:.2f}, and {outcome.rate_doubt}"
         else:
-            reason = f"{throughput[name]:.2f}/s; the minimum is {minimum:g}/s"
-            yield MissedObjective(metric=name, value=throughput[name], limit=minimum, why=reason)
+            reason = f"{rate:.2f}/s; the minimum is {minimum:g}/s"
+            yield MissedObjective(metric=name, value=rate, limit=minimum, why=reason)
 
 
-def _judge_stall(limit: float | None, stall_s: float, unmeasured: Mapping[str, str]) -> Findings:
-    if limit is not None and (reason := unmeasured.get("stall")):
+def _judge_stall(limit: float | None, outcome: Outcome) -> Findings:
+    if limit is not None and (reason := outcome.unmeasured.get("stall")):
         yield f"stall within {limit:g} s: not measured, {reason}"
-    elif limit is not None and stall_s > limit:
-        reason = f"no token for {stall_s:.1f} s while requests were in flight; the limit is {limit:g} s"
-        yield MissedObjective(metric="stall", value=round(stall_s, 3), limit=limit, why=reason)
+    elif limit is not None and outcome.stall_s > limit:
+        reason = f"no token for {outcome.stall_s:.1f} s while requests were in flight; the limit is {limit:g} s"
+        yield MissedObjective(metric="stall", value=round(outcome.stall_s, 3), limit=limit, why=reason)
 
 
-def _judge_score(minimum: float | None, score: float | None, unmeasured: Mapping[str, str]) -> Findings:
-    if minimum is not None and (reason := unmeasured.get("score")):
+def _judge_score(minimum: float | None, outcome: Outcome) -> Findings:
+    score = outcome.score
+    if minimum is not None and (reason := outcome.unmeasured.get("score")):
         yield f"score of {minimum * 100:g}%: not measured, {reason}"
     elif minimum is not None and (score is None or score < minimum):
-        outcome = "no answer was expected" if score is None else f"{score:.2%} on average"
-        reason = f"{outcome}; the minimum is {minimum * 100:g}%"
+        shown = "no answer was expected" if score is None else f"{score:.2%} on average"
+        reason = f"{shown}; the minimum is {minimum * 100:g}%"
         yield MissedObjective(metric="score", value=score, limit=minimum, why=reason)
 
 
