@@ -7,6 +7,7 @@ that interpreted it, the next one continues from S3.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,9 @@ from batch.store import READERS, Conflict, Store, get_code
 RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
 """Maximum number of executions of a job, again after each resume: after so many lost ones something else is wrong."""
+
+LIST_INTERVAL_S = 60.0
+"""How often `reconcile` lists all jobs, for one of another Batch API, as during a rollout: S3 lists 1,000 at a time."""
 
 _MAX_LISTED = 1000
 """Executions that Step Functions lists at once. Source: Step Functions API reference, ListExecutions, 2026-11."""
@@ -67,11 +71,11 @@ class Jobs:
         self._counts: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
         """For each unfinished job: ETag and counts of each chunk's head, by its key."""
 
-        self._ended: set[str] = set()
-        """Finished jobs, which `reconcile` skips."""
+        self._known: dict[str, Job] = {}
+        """Each job as it was last read, without what is long: one that has ended stays so, unless this program resumes
+        it."""
 
-        self._known: dict[str, tuple[float, str]] = {}
-        """When each job was submitted and its team, which never change."""
+        self._listed_at = -math.inf
 
     def submit(self, submission: Submission) -> Job:
         """Create a job from an object; the same submission of the same content is the same job.
@@ -93,6 +97,7 @@ class Jobs:
             self._store.write_json(self._keys.build(layout.JOB, job_id), job, new=True)
         except Conflict:
             job = self.read(job_id) or job
+        self._known[job_id] = _shorten(job)
         self.ensure_execution(job)
         return job
 
@@ -177,32 +182,43 @@ class Jobs:
         stored = self._store.read_json(self._keys.build(layout.JOB, job_id))
         return cast(Job, stored.value) if stored else None
 
-    def list_jobs(self) -> list[Job]:
-        """Read all jobs, the newest first."""
-        return self.read_all(self._store.list_folders(self._keys.build(layout.JOBS)))
+    def list_jobs(self, *, is_state_needed: bool = True) -> list[Job]:
+        """List all jobs without what is long, the newest first; reads those that may have changed.
+
+        Args:
+            is_state_needed: whether what changes is asked for; if not, only new jobs are read.
+        """
+        known, self._listed_at = self._known, self.now()
+        ids = list(self._store.list_folders(self._keys.build(layout.JOBS)))
+        kept = {job_id: known[job_id] for job_id in ids
+                if job_id in known and not (is_state_needed and _is_open(known[job_id]))}  # fmt: skip
+        read = self.read_all((job_id for job_id in ids if job_id not in kept), _shorten)
+        self._known = kept | {job["id"]: job for job in read}
+        return sorted(self._known.values(), key=lambda job: -job["created_at"])
 
     def list_ids(self, team: str = "") -> list[str]:
-        """List the ids of a team's jobs, or of all, the newest first; reads only those jobs that it has not read yet.
+        """List the ids of a team's jobs, or of all, the newest first: each page of a long list needs them."""
+        return [job["id"] for job in self.list_jobs(is_state_needed=False) if team in ("", job["team"])]
 
-        Else each page of a long list would read all of it.
+    def read_all(self, job_ids: Iterable[str], keep: Callable[[Job], Job] = lambda job: job) -> list[Job]:
+        """Read jobs, the newest first; those that are gone are left out.
+
+        Args:
+            keep: returns what to keep of each.
         """
-        ids = list(self._store.list_folders(self._keys.build(layout.JOBS)))
-        read = self.read_all(job_id for job_id in ids if job_id not in self._known)
-        ages_and_teams = self._known | {job["id"]: (job["created_at"], job["team"]) for job in read}
-        self._known = {job_id: ages_and_teams[job_id] for job_id in ids if job_id in ages_and_teams}
-        own = (job_id for job_id, (_, owner) in self._known.items() if team in ("", owner))
-        return sorted(own, key=lambda job_id: -ages_and_teams[job_id][0])
 
-    def read_all(self, job_ids: Iterable[str]) -> list[Job]:
-        """Read jobs, the newest first; those that are gone are left out."""
+        def read(job_id: str) -> Job | None:
+            job = self.read(job_id)
+            return job and keep(job)
+
         with ThreadPoolExecutor(READERS) as pool:
-            jobs = pool.map(self.read, job_ids)
+            jobs = pool.map(read, job_ids)
             return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
 
     def find_reader(self, file_id: str) -> str:
         """Find an unfinished job whose input is an uploaded file; returns its id, empty if there is none."""
         jobs = (job for job in self.list_jobs() if job["input"]["file"] == file_id)
-        return next((job["id"] for job in jobs if job["state"] not in layout.FINAL_STATES), "")
+        return next((job["id"] for job in jobs if _is_open(job)), "")
 
     def list_teams(self) -> list[dict[str, Any]]:
         """List the usage of each team's jobs, and its tokens of today."""
@@ -275,7 +291,7 @@ class Jobs:
         if any(error["code"] == layout.GIVEN_UP_CODE for error in job["errors"]):
             self._allow_attempts(job_id)
         resumed: Job = self._store.change_json(self._keys.build(layout.JOB, job_id), layout.reopen)
-        self._ended.discard(job_id)
+        self._known[job_id] = resumed
         self.ensure_execution(resumed)  # if the failed one still reports its end, `reconcile` starts the next
         return resumed
 
@@ -355,16 +371,12 @@ class Jobs:
         It asks one by one only of those that the list lacks: Step Functions answers 10 to 15 such calls a second in an
         account. Source: Step Functions developer guide, "Quotas", API throttling, 2026-11.
         """
-        started, running = [], self._list_running()
-        for job_id in self._store.list_folders(self._keys.build(layout.JOBS)):
-            job = None if job_id in self._ended else self.read(job_id)
-            if job is None:
-                continue
-            if job["state"] in layout.FINAL_STATES:
-                self._ended.add(job_id)  # later calls skip it, and save a read of S3 each
-            elif self.ensure_execution(job, running):
-                started.append(job_id)
-        return started
+        running = self._list_running()
+        if self.now() - self._listed_at >= LIST_INTERVAL_S:
+            jobs = self.list_jobs()
+        else:
+            jobs = self.read_all([job["id"] for job in list(self._known.values()) if _is_open(job)])
+        return [job["id"] for job in jobs if _is_open(job) and self.ensure_execution(job, running)]
 
     def ensure_execution(self, job: Job, running: Collection[str] = ()) -> bool:
         """Start an execution of a job unless one runs; returns whether it did.
@@ -372,7 +384,7 @@ class Jobs:
         Args:
             running: names of executions of which this is known.
         """
-        if job["state"] in layout.FINAL_STATES:
+        if not _is_open(job):
             return False
         # Without a queue the messages of its chunks are lost, for which an execution would wait two weeks.
         has_queue = (job["team"], job["priority"]) in self._queues.runs
@@ -435,6 +447,15 @@ class Jobs:
             if get_code(error) == "ExecutionDoesNotExist":
                 return False
             raise
+
+
+def _is_open(job: Job) -> bool:
+    return job["state"] not in layout.FINAL_STATES
+
+
+def _shorten(job: Job) -> Job:
+    """Leave out what may be long: memory holds all jobs."""
+    return cast(Job, {**job, "errors": [], "template": "", "metadata": {}})
 
 
 def build_execution_input(job: Job, keys: Layout, settings: Settings, queues: Queues) -> dict[str, Any]:

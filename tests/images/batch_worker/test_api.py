@@ -404,6 +404,9 @@ def test_each_page_of_a_long_list_reads_its_own_jobs_alone(
     assert sorted(reads) == sorted(listed)
     newest = next(entry for page in pages for entry in page["data"] if entry["id"] == job_id)
     assert newest["request_counts"]["completed"] == 7, "a list has the rows so far, as a batch by itself"
+    reads.clear()
+    jobs.list_teams()
+    assert [read for read in reads if read < "batch_0000000000000000000001"] == [job_id], "the others have ended"
 
 
 def test_a_list_of_files_reads_what_is_new_alone(

@@ -202,17 +202,28 @@ def test_an_input_that_s3_deletes_before_its_job_may_end_is_copied(
 
 
 def test_an_execution_that_is_listed_as_running_is_not_asked_about(
-    jobs: Any, state_machine: Any, store: Store, write_input: Any
+    jobs: Any, state_machine: Any, store: Store, write_input: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = write_input(b"{}")
-    for name in ("listed", "lost"):
-        own = {**job, "id": f"batch_{name}", "executions": [name]}
+    for name in ("listed", "lost", "ended"):
+        state = layout.COMPLETED if name == "ended" else job["state"]
+        own = {**job, "id": f"batch_{name}", "executions": [name], "state": state}
         store.write_json(KEYS.build(layout.JOB, own["id"]), own)
     state_machine.listed = ["of many", "listed"]  # a page each
     assert "batch_lost" in jobs.reconcile()
     assert "lost" in state_machine.described
     assert "listed" not in state_machine.described
     assert "batch_listed-2" not in state_machine.started
+    reads, lists, read, list_folders = list[str](), list[str](), jobs.read, store.list_folders
+    monkeypatch.setattr(jobs, "read", lambda job_id: reads.append(job_id) or read(job_id))
+    monkeypatch.setattr(store, "list_folders", lambda prefix: lists.append(prefix) or list_folders(prefix))
+    newer = jobs.submit(Submission(job["input"]["key"], team="default", again="newer"))["id"]
+    jobs.reconcile()
+    assert ({"batch_listed", newer} <= set(reads), "batch_ended" in reads, lists) == (True, False, [])
+    now = jobs.now()
+    jobs.now = lambda: now + 60
+    jobs.reconcile()
+    assert len(lists) == 1
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
