@@ -108,7 +108,7 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
 
 def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster.MskCluster:
     """Add the cluster: clients log in with their role, over TLS only."""
-    stream, msk = context.stream, aws.msk_cluster
+    stream = context.stream
     configuration = aws.msk_configuration.MskConfiguration(
         context.stack,
         "kafka-configuration",
@@ -116,51 +116,35 @@ def add_kafka(context: StreamContext, groups: SecurityGroups) -> aws.msk_cluster
         kafka_versions=[KAFKA_VERSION],
         server_properties=_BROKER_SETTINGS,
     )
-    cluster = msk.MskCluster(
+    cluster = aws.msk_cluster.MskCluster(
         context.stack,
         "kafka",
         cluster_name=stream.name,
         kafka_version=KAFKA_VERSION,
         number_of_broker_nodes=stream.brokers,
-        broker_node_group_info=_build_brokers(context, groups["kafka"]),
-        configuration_info=msk.MskClusterConfigurationInfo(
-            arn=configuration.arn, revision=configuration.latest_revision
-        ),
-        client_authentication=msk.MskClusterClientAuthentication(
-            sasl=msk.MskClusterClientAuthenticationSasl(iam=True), unauthenticated=False
-        ),
+        broker_node_group_info={
+            "instance_type": stream.broker_type,
+            "client_subnets": context.subnets,
+            "security_groups": [groups["kafka"].id],
+            "storage_info": {"ebs_storage_info": {"volume_size": stream.broker_gib}},
+        },
+        configuration_info={"arn": configuration.arn, "revision": configuration.latest_revision},
+        client_authentication={"sasl": {"iam": True}, "unauthenticated": False},
         # Brokers are replaced one after the other, here with twice the time that each usually takes. The provider's own
         # two hours are over before the last of many, and the apply would fail while MSK goes on. Source:
         # hashicorp/terraform-provider-aws 5.100, msk_cluster, Timeouts.
-        timeouts=msk.MskClusterTimeouts(update=f"{max(120, 30 * stream.brokers)}m"),
-        encryption_info=msk.MskClusterEncryptionInfo(
-            encryption_at_rest_kms_key_arn=context.key.arn,
-            encryption_in_transit=msk.MskClusterEncryptionInfoEncryptionInTransit(client_broker="TLS", in_cluster=True),
-        ),
-        logging_info=msk.MskClusterLoggingInfo(
-            broker_logs=msk.MskClusterLoggingInfoBrokerLogs(
-                cloudwatch_logs=msk.MskClusterLoggingInfoBrokerLogsCloudwatchLogs(
-                    enabled=True, log_group=context.log_group.name
-                )
-            )
-        ),
+        timeouts={"update": f"{max(120, 30 * stream.brokers)}m"},
+        encryption_info={
+            "encryption_at_rest_kms_key_arn": context.key.arn,
+            "encryption_in_transit": {"client_broker": "TLS", "in_cluster": True},
+        },
+        logging_info={
+            "broker_logs": {"cloudwatch_logs": {"enabled": True, "log_group": context.log_group.name}},
+        },
     )
     # Brokers stay in their subnets: another zone at the beginning of the fleet's would replace them, with all events.
     cluster.add_override("lifecycle.ignore_changes", ["broker_node_group_info[0].client_subnets"])
     return cluster
-
-
-def _build_brokers(
-    context: StreamContext, group: aws.security_group.SecurityGroup
-) -> aws.msk_cluster.MskClusterBrokerNodeGroupInfo:
-    stream, msk = context.stream, aws.msk_cluster
-    volume = msk.MskClusterBrokerNodeGroupInfoStorageInfoEbsStorageInfo(volume_size=stream.broker_gib)
-    return msk.MskClusterBrokerNodeGroupInfo(
-        instance_type=stream.broker_type,
-        client_subnets=context.subnets,
-        security_groups=[group.id],
-        storage_info=msk.MskClusterBrokerNodeGroupInfoStorageInfo(ebs_storage_info=volume),
-    )
 
 
 def format_cache_url(cache: aws.elasticache_replication_group.ElasticacheReplicationGroup) -> str:
@@ -175,7 +159,7 @@ def add_job(
     cache: aws.elasticache_replication_group.ElasticacheReplicationGroup,
 ) -> aws.kinesisanalyticsv2_application.Kinesisanalyticsv2Application:
     """Upload the job, and run it: it keeps its state in savepoints while it is stopped or changed."""
-    stream, flink = context.stream, aws.kinesisanalyticsv2_application
+    stream = context.stream
     archive = aws.s3_object.S3Object(
         context.stack, "job-archive", bucket=stream.bucket, key=stream.archive_key, source=stream.archive
     )
@@ -188,7 +172,7 @@ def add_job(
     )
     purpose = names.format_deployment_purpose(context.name, "job")
     role = _add_job_role(context, purpose)
-    return flink.Kinesisanalyticsv2Application(
+    return aws.kinesisanalyticsv2_application.Kinesisanalyticsv2Application(
         context.stack,
         "job",
         name=stream.name,
@@ -196,9 +180,7 @@ def add_job(
         runtime_environment=FLINK_RUNTIME,
         service_execution_role=role.arn,
         start_application=True,
-        cloudwatch_logging_options=flink.Kinesisanalyticsv2ApplicationCloudwatchLoggingOptions(
-            log_stream_arn=log_stream.arn
-        ),
+        cloudwatch_logging_options={"log_stream_arn": log_stream.arn},
         application_configuration=_build_job_configuration(
             context,
             archive_key=archive.key,
@@ -228,75 +210,56 @@ def _add_job_role(context: StreamContext, purpose: str) -> aws.iam_role.IamRole:
 
 def _build_job_configuration(
     context: StreamContext, *, archive_key: str, place: Mapping[str, str], security_groups: Sequence[str]
-) -> Any:
+) -> dict[str, Any]:
     """Build what runs and how: the code, its settings and `place`, checkpoints and parallelism, and the network."""
+    stream = context.stream
+    module = aws.kinesisanalyticsv2_application
+    build_group = module.Kinesisanalyticsv2ApplicationApplicationConfigurationEnvironmentPropertiesPropertyGroup
     properties = {
-        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(context.stream.settings)},
+        SETTINGS_GROUP: {f"{index:02}": part for index, part in enumerate(stream.settings)},
         PLACE_GROUP: place,
     }
-    run = "RunConfiguration"
-    return _configure(
-        application_code_configuration=_build_code(context, archive_key),
-        application_snapshot_configuration=_configure("ApplicationSnapshotConfiguration", snapshots_enabled=True),
-        environment_properties=_configure(
-            "EnvironmentProperties",
-            property_group=[
-                _configure("EnvironmentPropertiesPropertyGroup", property_group_id=group, property_map=values)
-                for group, values in properties.items()
-            ],
-        ),
-        flink_application_configuration=_build_flink(context.stream),
-        run_configuration=_configure(
-            run,
-            # Answers that no longer go to files have state there.
-            flink_run_configuration=_configure(f"{run}FlinkRunConfiguration", allow_non_restored_state=True),
-        ),
-        vpc_configuration=_configure(
-            "VpcConfiguration", security_group_ids=security_groups, subnet_ids=context.subnets
-        ),
-    )
+    bucket_arn = context.stack.account.build_bucket_arn(stream.bucket)
+    return {
+        "application_code_configuration": {
+            "code_content_type": "ZIPFILE",
+            "code_content": {"s3_content_location": {"bucket_arn": bucket_arn, "file_key": archive_key}},
+        },
+        "application_snapshot_configuration": {"snapshots_enabled": True},
+        "environment_properties": {
+            # Only here jsii wants the class: in a list it leaves dictionaries as they are.
+            "property_group": [
+                build_group(property_group_id=group, property_map=values) for group, values in properties.items()
+            ]
+        },
+        "flink_application_configuration": _build_flink(stream),
+        # Answers that no longer go to files have state there.
+        "run_configuration": {"flink_run_configuration": {"allow_non_restored_state": True}},
+        "vpc_configuration": {"security_group_ids": security_groups, "subnet_ids": context.subnets},
+    }
 
 
-def _build_code(context: StreamContext, archive_key: str) -> Any:
-    part = "ApplicationCodeConfiguration"
-    bucket_arn = context.stack.account.build_bucket_arn(context.stream.bucket)
-    location = _configure(f"{part}CodeContentS3ContentLocation", bucket_arn=bucket_arn, file_key=archive_key)
-    content = _configure(f"{part}CodeContent", s3_content_location=location)
-    return _configure(part, code_content_type="ZIPFILE", code_content=content)
-
-
-def _build_flink(stream: StreamStack) -> Any:
+def _build_flink(stream: StreamStack) -> dict[str, Any]:
     """Build what Flink is told: its checkpoints, its log and metrics, and how many tasks it runs at once."""
-    part = "FlinkApplicationConfiguration"
-    return _configure(
-        part,
-        checkpoint_configuration=_configure(
-            f"{part}CheckpointConfiguration",
-            configuration_type="CUSTOM",
-            checkpointing_enabled=True,
-            checkpoint_interval=stream.checkpoint_ms,
-            min_pause_between_checkpoints=0,
-        ),
-        monitoring_configuration=_configure(
-            f"{part}MonitoringConfiguration",
-            configuration_type="CUSTOM",
-            log_level=stream.log_level,
-            metrics_level="APPLICATION",
-        ),
-        parallelism_configuration=_configure(
-            f"{part}ParallelismConfiguration",
-            configuration_type="CUSTOM",
-            auto_scaling_enabled=False,
-            parallelism=stream.parallelism,
-            parallelism_per_kpu=1,
-        ),
-    )
-
-
-def _configure(part: str = "", **settings: Any) -> Any:
-    """Build a part of the job's configuration by the end of its class's name, which alone would fill a line."""
-    module = aws.kinesisanalyticsv2_application
-    return getattr(module, f"Kinesisanalyticsv2ApplicationApplicationConfiguration{part}")(**settings)
+    return {
+        "checkpoint_configuration": {
+            "configuration_type": "CUSTOM",
+            "checkpointing_enabled": True,
+            "checkpoint_interval": stream.checkpoint_ms,
+            "min_pause_between_checkpoints": 0,
+        },
+        "monitoring_configuration": {
+            "configuration_type": "CUSTOM",
+            "log_level": stream.log_level,
+            "metrics_level": "APPLICATION",
+        },
+        "parallelism_configuration": {
+            "configuration_type": "CUSTOM",
+            "auto_scaling_enabled": False,
+            "parallelism": stream.parallelism,
+            "parallelism_per_kpu": 1,
+        },
+    }
 
 
 def _build_file_statements(context: StreamContext, files: AnswerFiles) -> Iterator[Statement]:
