@@ -33,8 +33,8 @@ from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
 from batch.jobs import MAX_TEMPLATE_BYTES, BadSubmission, Jobs
 from batch.layout import Job, Layout, Submission
+from batch.queue import find_queues
 from batch.repeat import repeat
-from batch.resources import find_queues
 from batch.secrets import ApiKey, Secret
 from batch.settings import Settings
 from batch.store import MAX_CONNECTIONS, Store, create_client
@@ -134,7 +134,9 @@ class BatchApi:
             key = header.removeprefix(_BEARER) if header.startswith(_BEARER) else ""
             owner = await asyncio.to_thread(self._keys.find_team, key) if key else None
             if owner is None or owner not in (EVERY_TEAM, *self._settings.teams):
-                raise web.HTTPUnauthorized(text=_describe_bad_key(key))
+                text = "the API key belongs to no team of this batch: it is wrong, or was removed"
+                missing = "there is no API key: send it as Authorization: Bearer KEY"
+                raise web.HTTPUnauthorized(text=text if key else missing)
             team = owner
         request[TEAM] = team
         return await handler(request)
@@ -403,7 +405,13 @@ async def _report_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if _is_foreign(request):
+    """Refuse what a web page asks: with its origin, or with a name that resolves to a loopback address."""
+    origin = request.headers.get("Origin")
+    if (
+        not _is_loopback(request.host)
+        or (origin is not None and not _is_loopback(urlsplit(origin).netloc))
+        or request.headers.get("Sec-Fetch-Site") in _FOREIGN_SITES
+    ):
         text = "the Batch API answers programs of this machine only, by a name of it and without another Origin"
         raise web.HTTPForbidden(text=text)
     return await handler(request)
@@ -416,22 +424,6 @@ def _is_loopback(authority: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _is_foreign(request: web.BaseRequest) -> bool:
-    """Return whether a web page asks: with its origin, or with a name that resolves to a loopback address."""
-    origin = request.headers.get("Origin")
-    return (
-        not _is_loopback(request.host)
-        or (origin is not None and not _is_loopback(urlsplit(origin).netloc))
-        or request.headers.get("Sec-Fetch-Site") in _FOREIGN_SITES
-    )
-
-
-def _describe_bad_key(key: str) -> str:
-    if key:
-        return "the API key belongs to no team of this batch: it is wrong, or was removed"
-    return "there is no API key: send it as Authorization: Bearer KEY"
 
 
 def _owns(request: web.Request, team: str | None) -> bool:

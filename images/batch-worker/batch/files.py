@@ -68,7 +68,9 @@ class Upload:
             team: that owns it; empty for operators only.
         """
         self._writer.close()
-        file_id = layout.build_file_id(self._digest.hexdigest(), team)
+        digest = self._digest.hexdigest()
+        digest = hashlib.sha256(f"{team} {digest}".encode()).hexdigest() if team else digest
+        file_id = f"file-{digest[:24]}"
         key = self._keys.build(layout.FILE, file_id)
         if self._store.read_head(key) is None:
             with self._store.open_writer(key) as writer:

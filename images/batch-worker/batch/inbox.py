@@ -48,11 +48,9 @@ class Inbox:
             yield self._submit_scheduled(schedule)
         for bucket, key in parse_event(text):
             if not key.endswith(("/", layout.TEMPLATE_FILE)):
-                yield self._jobs.submit(Submission(key, team=self._find_team(key), bucket=bucket))["id"]
-
-    def _find_team(self, key: str) -> str:
-        """Find the team of an inbox; for another folder its name, which `submit` refuses."""
-        return key.removeprefix(self._keys.build(layout.INBOXES)).partition("/")[0]
+                # The name of another folder `submit` refuses.
+                team = key.removeprefix(self._keys.build(layout.INBOXES)).partition("/")[0]
+                yield self._jobs.submit(Submission(key, team=team, bucket=bucket))["id"]
 
     def _submit_scheduled(self, schedule: dict[str, str]) -> str:
         """Create a job from a schedule's file; the same time of the same schedule is the same job."""

@@ -279,12 +279,6 @@ def build_job_id(team: str, key: str, etag: str, options: Mapping[str, str]) -> 
     return f"batch_{hashlib.sha256(chr(10).join(words).encode()).hexdigest()[:24]}"
 
 
-def build_file_id(content_digest: str, team: str = "") -> str:
-    """Build the id of a file from the SHA-256 of its content in hex, and the team that owns it."""
-    digest = hashlib.sha256(f"{team} {content_digest}".encode()).hexdigest() if team else content_digest
-    return f"file-{digest[:24]}"
-
-
 def build_job(job_id: str, submission: Submission, *, name: str, source: Mapping[str, Any], now: float) -> Job:
     """Build a new job.
 

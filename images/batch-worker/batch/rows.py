@@ -157,14 +157,10 @@ def _read_id(request: dict[str, Any]) -> str:
         raise RowError("missing_custom_id", "custom_id: a text that no other row has")
     if len(custom_id) > MAX_ID_CHARACTERS:
         raise RowError("invalid_custom_id", f"custom_id: at most {MAX_ID_CHARACTERS} characters", custom_id[:64])
-    if not _is_utf_8(custom_id):  # the cache and Parquet take no other
+    # JSON allows half of a surrogate pair, and UTF-8, which the cache and Parquet take, does not.
+    if custom_id != custom_id.encode(errors="ignore").decode():
         raise RowError("invalid_custom_id", "custom_id: a text of whole characters, in UTF-8", custom_id)
     return custom_id
-
-
-def _is_utf_8(text: str) -> bool:
-    """Return whether a text can be written: JSON allows half of a surrogate pair, and UTF-8 does not."""
-    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 def describe_repeat(first_line: int) -> str:

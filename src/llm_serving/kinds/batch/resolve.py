@@ -106,7 +106,7 @@ def _resolve_place(
 ) -> tuple[Place, BatchStack | None]:
     """Resolve where the programs run; in containers with the data of their stack."""
     settings = blueprint.value
-    place = Place(name, _choose_bucket(environment), worker_settings.build_prefix(name))
+    place = Place(name, environment.results_bucket or environment.bucket, worker_settings.build_prefix(name))
     if environment.conventions.is_local:
         return place, None
     raise_mistakes(blueprint.locate(cloud.check(settings, fleet, environment, name)))
@@ -181,10 +181,6 @@ def _build_service(environment: Environment, program: str, document: dict[str, J
         resources=LOCAL_RESOURCES[program],
         start_s=RESTART_S,
     )
-
-
-def _choose_bucket(environment: Environment) -> str:
-    return environment.results_bucket or environment.bucket
 
 
 def _choose_port(environment: Environment) -> int:

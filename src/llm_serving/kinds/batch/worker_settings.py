@@ -156,7 +156,9 @@ def build(settings: Blueprint, answering: Answering, place: Place) -> dict[str, 
         "team_keys": None,  # of the Batch API only
         "metrics_urls": list(answering.metrics_urls),
         "metrics": {metric: list(_list_names(metric, answering.metrics)) for metric in LOAD_METRICS},
-        "objectives": [_build_objective(limit) for limit in answering.limits],
+        "objectives": [
+            {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
+        ],
         "has_parquet": settings.results.parquet,
         "cache": _build_cache(settings.results.cache, queues.uncached, has_secrets=place.has_secrets),
         "usd_h": answering.usd_h,
@@ -172,10 +174,6 @@ def _build_team(team: Team, limits: Limits, queues: Mapping[str, str]) -> JsonVa
         "tokens_per_day": team.tokens_per_day,
         "queues": {**queues},
     }
-
-
-def _build_objective(limit: Limit) -> JsonValue:
-    return {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed}
 
 
 def format_variables(document: dict[str, JsonValue]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def measure(
             moments.append(_build_moment(seconds, jobs, urgent))
             if urgent and first_row_s is None and urgent["request_counts"]["completed"]:
                 first_row_s = seconds - submitted_s
-            done, total = (_sum_rows(jobs.values(), key) for key in ("completed", "total"))
+            done, total = (sum(job["request_counts"][key] for job in jobs.values()) for key in ("completed", "total"))
             step.note = f"{done} of {total} rows"
             if urgent and all(job["status"] in FINAL_STATES for job in (*jobs.values(), urgent)):
                 break
@@ -79,10 +79,6 @@ def measure(
         ),
         moments=tuple(moments),
     )
-
-
-def _sum_rows(jobs: Iterable[Mapping[str, Any]], key: str) -> int:
-    return sum(job["request_counts"][key] for job in jobs)
 
 
 def _submit(client: BatchClient, file_id: str, team: str, priority: str, limit_s: float) -> str:
