@@ -106,7 +106,9 @@ def test_what_containers_wrote_is_kept_where_logs_go_elsewhere(tmp_path: Path) -
     assert str(error.value) == (
         f"{tmp_path}/fleet.yaml:1:1: logs.to: empty: Terraform would delete network: aws_s3_bucket.logs, with all that "
         f"containers wrote there. Fix: set s3 again, or run `terraform -chdir={tmp_path}/stacks/network state rm "
-        "aws_s3_bucket.logs aws_s3_bucket_policy.logs-policy`, which keeps it, and then this again. Nothing was changed"
+        "aws_s3_bucket.logs aws_s3_bucket_policy.logs-policy`, which keeps it, and then this again; for s3 later, run "
+        f"`blueprint fleet plan`, then `terraform -chdir={tmp_path}/stacks/network import ADDRESS ID` for each of "
+        "these, then the apply. Nothing was changed"
     )
     with pytest.raises(CheckFailed, match=r"aws_cloudwatch_log_group\.container-logs, .* set cloudwatch again"):
         check(tmp_path, "aws_cloudwatch_log_group.container-logs", *DELETED)

@@ -108,9 +108,13 @@ def require_logs_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -
         if f"{logs.kind}.{logs.name}" not in deleted:
             continue
         folder = console.shorten_path(context.folders[plan.name])
-        forget = (context.program.program, f"-chdir={folder}", "state", "rm", *deleted)
+        terraform = (context.program.program, f"-chdir={folder}")
+        forget = console.quote_command((*terraform, "state", "rm", *deleted))
+        # Else Terraform would create what exists by that name. The plan writes the addresses into the stack before.
+        adopt = console.quote_command((*terraform, "import", "ADDRESS", "ID"))
         reason = f"Terraform would delete {plan.name}: {logs.kind}.{logs.name}, with {logs.lines} there"
-        fix = f"set {logs.value} again, or run `{console.quote_command(forget)}`, which keeps it, and then this again"
+        fix = f"set {logs.value} again, or run `{forget}`, which keeps it, and then this again; "
+        fix += f"for {logs.value} later, run `blueprint fleet plan`, then `{adopt}` for each of these, then the apply"
         section, field = logs.setting
         value = getattr(getattr(context.fleet, section), field, None)
         mistake = context.document.build_mistake(logs.setting, value, reason, fix)
