@@ -42,10 +42,10 @@ def test_gpu_support_is_for_gpus(variant: str, support: str | None) -> None:
     assert build_settings(variant=variant).get("ECS_ENABLE_GPU_SUPPORT") == support
 
 
-@pytest.mark.parametrize(
-    ("images", "pull"), [("cached", "prefer-cached"), ("snapshot", "prefer-cached"), ("plain", None)]
-)
-def test_cached_images_are_not_pulled_again_unless_the_pool_is_plain(images: str, pull: str | None) -> None:
+@pytest.mark.parametrize(("images", "pull"), [("cached", "once"), ("snapshot", "prefer-cached"), ("plain", None)])
+def test_cached_images_are_not_pulled_again_and_only_a_snapshot_keeps_those_that_no_task_uses(
+    images: str, pull: str | None
+) -> None:
     assert build_settings(images=images).get("ECS_IMAGE_PULL_BEHAVIOR") == pull
 
 

@@ -1,7 +1,7 @@
 """User data of an ECS container instance: the agent's settings, and where its images are stored.
 
-What ECS on EC2 offers to start images fast, and no more: images that are there already (`prefer-cached`), a volume made
-from a snapshot that holds them, a fast volume or the instance's own NVMe disks. Only Fargate has SOCI.
+What ECS on EC2 offers to start images fast, and no more: images that are there already (`once`), a volume made from a
+snapshot that holds them (`prefer-cached`), a fast volume or the instance's own NVMe disks. Only Fargate has SOCI.
 
 Sources, read 2026-11: ECS developer guide, "Amazon ECS container agent configuration", "Bootstrapping Amazon ECS Linux
 container instances", "Configuring pre-initialized instances for your Amazon ECS Auto Scaling group".
@@ -41,9 +41,13 @@ def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]
         yield "ECS_INSTANCE_ATTRIBUTES", json.dumps(dict(group.labels), separators=(",", ":"))
     if group.variant == "nvidia":
         yield "ECS_ENABLE_GPU_SUPPORT", "true"
-    if group.images != "plain":
-        # An image that is there is never asked for again, and never cleaned up: tags must not move.
+    # An image that is there is not asked for again: tags must not move. `prefer-cached` also takes those that the agent
+    # did not pull, and with it the agent deletes no image, so that a snapshot keeps its own and other images fill the
+    # disk. Source: aws/amazon-ecs-agent, agent/engine/docker_image_manager.go, StartImageCleanupProcess, 2026-11.
+    if group.images == "snapshot":
         yield "ECS_IMAGE_PULL_BEHAVIOR", "prefer-cached"
+    elif group.images == "cached":
+        yield "ECS_IMAGE_PULL_BEHAVIOR", "once"
     if group.purchase_option == "spot":
         # Tasks get EC2's two minutes of warning, to end in order.
         yield "ECS_ENABLE_SPOT_INSTANCE_DRAINING", "true"

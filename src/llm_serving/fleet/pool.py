@@ -52,7 +52,8 @@ class Snapshot(Settings):
     """An EBS snapshot that the images were pulled into beforehand."""
 
     snapshot: Annotated[str, FORMATS["snapshot-id"]]
-    """The snapshot's id; every instance's image volume is made from it."""
+    """The snapshot's id; every instance's image volume is made from it. On ECS its instances delete no image, so that
+    each new version takes more of the disk."""
 
 
 Images = Annotated[
