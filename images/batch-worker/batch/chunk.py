@@ -327,7 +327,7 @@ def _count_saves(part: Mapping[str, Any]) -> int:
 
 def _check_hopeless(before: Head, chunk: Chunk) -> None:
     """Refuse a chunk that ends its workers while they read it, or one of whose rows too many did."""
-    has_lost = layout.count_rows(before)["failures"][layout.LOST_CODE] >= MAX_LOST
+    has_lost = layout.add_counts(before["parts"])["failures"][layout.LOST_CODE] >= MAX_LOST
     if before["fruitless"] + has_lost >= MAX_FRUITLESS:
         text = f"chunk {chunk['index']} ended {before['fruitless'] + 1} workers in a row"
         raise Permanent(layout.GIVEN_UP_CODE, text)

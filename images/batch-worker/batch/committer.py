@@ -97,6 +97,6 @@ class Committer:
             chunk.state.finish()
             if self._cache:
                 self._cache.publish(chunk.job, chunk.state.index)
-        counts = layout.count_rows(chunk.state.head)
+        counts = layout.add_counts(chunk.state.head["parts"])
         self._mailbox.succeed(chunk.message, counts)
         log.info("done %s chunk %d: %s", chunk.job["id"], chunk.state.index, counts)

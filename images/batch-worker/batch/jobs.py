@@ -252,7 +252,7 @@ class Jobs:
         heads = self._store.list_objects(self._keys.build(layout.HEADS, job["id"]))
         etags = {entry["key"]: entry["etag"] for entry in heads}
         last_counts = self._counts.get(job["id"], {})
-        by_chunk = self._store.read_changed(etags, last_counts, layout.count_rows)
+        by_chunk = self._store.read_changed(etags, last_counts, lambda head: layout.add_counts(head["parts"]))
         self._counts[job["id"]] = by_chunk
         counted = layout.add_counts(counts for _, counts in by_chunk.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}

@@ -317,11 +317,6 @@ def reopen(job: Job) -> Job | None:
     return Job(**{**job, **times, "state": state, "errors": [], "resumed_after": len(job["executions"])})  # type: ignore[typeddict-item]
 
 
-def count_rows(head: Head) -> dict[str, Any]:
-    """Sum COUNTS and failures of a chunk's parts that count."""
-    return add_counts(head["parts"])
-
-
 def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Sum COUNTS and failures; parts of an earlier version lack some."""
     total: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "failures": Counter()}

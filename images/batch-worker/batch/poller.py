@@ -109,18 +109,10 @@ class Poller:
 
         Of two whose rows run alone, one goes back: the other may end this worker again.
         """
-        job_id, index = str(message.body["job"]), int(message.body["chunk"])
-        keys = Layout(self._settings.prefix)
+        job_id, index, settings = str(message.body["job"]), int(message.body["chunk"]), self._settings
+        place = self._store, Layout(settings.prefix), job_id, index
         try:
-            state, job = await asyncio.to_thread(
-                take_chunk,
-                self._store,
-                keys,
-                job_id,
-                index,
-                self._settings.worker,
-                self._settings.max_concurrency,
-            )
+            state, job = await asyncio.to_thread(take_chunk, *place, settings.worker, settings.max_concurrency)
             if state.runs_alone and self._runs_one_alone():
                 await asyncio.to_thread(state.hand_back)
                 raise Conflict(index)

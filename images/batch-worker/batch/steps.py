@@ -292,7 +292,7 @@ class Steps:
             self._store.open_writer(self._keys.build(layout.ERRORS, job_id), len(chunks)) as errors,
         ):
             for head in self._read_heads(job, chunks):
-                counted = layout.add_counts((counted, layout.count_rows(head)))
+                counted = layout.add_counts((counted, *head["parts"]))
                 keys += append_parts(outputs, head["parts"], "output")
                 keys += append_parts(errors, head["parts"], "errors")
         total = counted["completed"] + counted["failed"]
