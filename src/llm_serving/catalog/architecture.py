@@ -241,18 +241,15 @@ class Architecture(PlainData):
 
     def list_tensors(self) -> tuple[TensorGroup, ...]:
         """Return all tensors of the checkpoint, in groups that are split and stored alike."""
+        vision_tensors = self.vision.tensors if self.vision else ()
         return (
             *(_build_group(self, shape, self.count_layers(shape.layer_kind)) for shape in self.tensors),
             *(
                 _build_group(self, shape, self.prediction_layers)._replace(loaded=False)
                 for shape in self.prediction_tensors
             ),
-            *(_build_group(self, shape, 1)._replace(active_share=0.0) for shape in self._vision_tensors),
+            *(_build_group(self, shape, 1)._replace(active_share=0.0) for shape in vision_tensors),
         )
-
-    @property
-    def _vision_tensors(self) -> tuple[TensorShape, ...]:
-        return self.vision.tensors if self.vision else ()
 
     @property
     def predicts(self) -> bool:

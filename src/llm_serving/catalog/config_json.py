@@ -109,6 +109,8 @@ class _Reader:
             if name not in self._counted:
                 self.numbers[name] = families.compute(formula, self.numbers)
         numbers, config = self.numbers, self.config
+        index_width = numbers.get("index_head_dim", 0)
+        index_bytes = index_width + -(-index_width // _INDEX_BLOCK) * _INDEX_SCALE_BYTES
         arch = Architecture(
             kind=self.kind,
             encoder=self.family.encoder,
@@ -124,7 +126,7 @@ class _Reader:
             window=numbers["window"] or None,
             chunked=bool(numbers.get("chunked")),
             rotary_numbers=self._count_rotary_numbers(),
-            index_bytes=numbers.get("index_bytes", _compute_index_bytes(numbers.get("index_head_dim", 0))),
+            index_bytes=numbers.get("index_bytes", index_bytes),
             cache_block=numbers.get("cache_block", 0),
             compressed=bool(numbers.get("compressed")),
             latent=self._read_latent(),
@@ -142,7 +144,7 @@ class _Reader:
         return next((key for key in self.family.absent if self.whole.get(key) or self.config.get(key)), "")
 
     def _read_common(self) -> None:
-        config, numbers = self.config, self.numbers
+        config, numbers, names = self.config, self.numbers, read_names(self.whole)
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         layers = check_layers(len(self._blocks) or int(config["num_hidden_layers"]))
         experts = int(_find_value(config, *_EXPERTS) or 0)
@@ -161,8 +163,8 @@ class _Reader:
             "vocabulary": int(config["vocab_size"]),
             "positions": int(config["max_position_embeddings"]),
             "max_context": int(config["max_position_embeddings"]),
-            "labels": count_labels(self.whole) if _is_classifier(self.whole) else 0,
-            "pooler": any(name.endswith("Model") for name in read_names(self.whole)),
+            "labels": count_labels(self.whole) if any("SequenceClassification" in name for name in names) else 0,
+            "pooler": any(name.endswith("Model") for name in names),
             "experts": experts,
             "active_experts": active_experts if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
@@ -191,14 +193,12 @@ class _Reader:
         has_window = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
         self.numbers["window"] = int(self.config["sliding_window"]) if has_window else 0
         kinds = (self.config.get("layer_types") or self._blocks or self._reaches)[: self.numbers["layers"]]
-        self.numbers["sliding_layers"] = (
-            sum(kinds.count(name) for name in ("sliding_attention", "chunked_attention"))
-            if kinds
-            else self.numbers["layers"]
-        )
         self.numbers["indexed_layers"] = len(self._indexed_layers)
-        self.numbers["linear_layers"] = sum(kinds.count(name) for name in ("linear_attention", "mamba")) if kinds else 0
-        self._counted = {"sliding_layers", "linear_layers"} if kinds else set()
+        self.numbers["sliding_layers"] = kinds.count("sliding_attention") + kinds.count("chunked_attention")
+        self.numbers["linear_layers"] = kinds.count("linear_attention") + kinds.count("mamba")
+        self._counted = {"sliding_layers", "linear_layers"}
+        if not kinds:
+            self.numbers["sliding_layers"], self._counted = self.numbers["layers"], set()
         if not has_window and "window" not in self.family.sizes:
             self.numbers["sliding_layers"] = 0
             self._counted.add("sliding_layers")
@@ -362,11 +362,3 @@ def count_labels(config: Mapping[str, Any]) -> int:
     """Return outputs of a classification head, one where the config says nothing."""
     labels, number = config.get("id2label"), config.get("num_labels")
     return (len(labels) if isinstance(labels, dict) else 0) or (number if isinstance(number, int) else 0) or 1
-
-
-def _is_classifier(config: Mapping[str, Any]) -> bool:
-    return any("SequenceClassification" in name for name in read_names(config))
-
-
-def _compute_index_bytes(width: int) -> int:
-    return width + -(-width // _INDEX_BLOCK) * _INDEX_SCALE_BYTES if width else 0

@@ -475,10 +475,6 @@ class Engine(NamedChoice):
         """Return whether beginnings of a model's prompts are cached, unless told otherwise."""
         return self.caches_states or model.state is None
 
-    def streams_on(self, platform: Platform) -> bool:
-        """Return whether the engine streams weights from S3 on a platform."""
-        return self.streaming is not None and platform.streams
-
 
 @functools.cache
 def load_engines() -> Mapping[str, Engine]:

@@ -133,9 +133,8 @@ def check_whole(header: Header, size: int, source: str) -> None:
     """
     if header.parts > 1:
         reason = f"{source}: it is one of {header.parts} parts, and llama.cpp is given one file"
-        raise ModelError(
-            reason, "name the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts"
-        )
+        fix = "name the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts"
+        raise ModelError(reason, fix)
     if size < header.file_bytes:
         reason = f"{source}: it is cut short: {size} bytes, {header.file_bytes} by its header"
         raise ModelError(reason, "copy or download it again")

@@ -337,19 +337,16 @@ def check_folder(name: str) -> None:
         return
     names = {path.name for path in folder.iterdir()}
     if len(files) > 1 and INDEX_FILE not in names and files[0].name.startswith("model-00001-of-"):
-        raise ModelError(
-            f"{folder}: it holds {len(files)} files of weights and no {INDEX_FILE}", "put the index beside them"
-        )
+        reason = f"{folder}: it holds {len(files)} files of weights and no {INDEX_FILE}"
+        raise ModelError(reason, "put the index beside them")
     missing_files = safetensors.list_missing(_read_json(folder / INDEX_FILE), names)
     if missing_files:
         reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing_files[0]} first"
         raise ModelError(reason, "copy all files of the checkpoint")
     _check_whole(files)
     if not safetensors.has_tokenizer(names):
-        tokenizers = ", ".join(safetensors.TOKENIZER_FILES)
-        raise ModelError(
-            f"{folder}: it holds no tokenizer, none of {tokenizers}", "put the tokenizer's files beside the weights"
-        )
+        reason = f"{folder}: it holds no tokenizer, none of {', '.join(safetensors.TOKENIZER_FILES)}"
+        raise ModelError(reason, "put the tokenizer's files beside the weights")
 
 
 def _check_pipeline(folder: Path) -> None:

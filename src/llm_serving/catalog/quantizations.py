@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from llm_serving.settings.errors import quote_value
@@ -122,11 +123,6 @@ def _read_fp8(settings: Mapping[str, Any]) -> Scheme:
     return FP8_TENSOR.model_copy(update={"matrix_bytes": 4 if is_static else 0})
 
 
-def _read_fbgemm(_: Mapping[str, Any]) -> Scheme:
-    # transformers 5.19.0, integrations/fbgemm_fp8.py: `weight_scale` of (rows, 1) in float32.
-    return Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4, is_deprecated=True)
-
-
 _MODELOPT: Mapping[Any, Scheme] = {
     "FP8": FP8_TENSOR.model_copy(update={"matrix_bytes": 4}),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4),
@@ -214,7 +210,8 @@ def _read_blocks(scheme: Mapping[str, Any]) -> dict[str, int]:
 
 _READERS: Mapping[Any, Callable[[Mapping[str, Any]], Scheme]] = {
     "fp8": _read_fp8,
-    "fbgemm_fp8": _read_fbgemm,
+    # transformers 5.19.0, integrations/fbgemm_fp8.py: `weight_scale` of (rows, 1) in float32.
+    "fbgemm_fp8": lambda _: Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4, is_deprecated=True),
     "mxfp4": lambda _: MXFP4,
     "modelopt": _read_modelopt,
     "awq": _read_awq,
@@ -299,13 +296,8 @@ def _is_fast(pattern: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _list_parts(name: str) -> Sequence[str]:
     """Return all runs of a dotted name's words: a rule names a module by its end, beginning or middle."""
-    return tuple(_generate_parts(name.split(".")))
-
-
-def _generate_parts(words: list[str]) -> Iterator[str]:
-    for start in range(len(words)):
-        for end in range(start + 1, len(words) + 1):
-            yield ".".join(words[start:end])
+    words = name.split(".")
+    return tuple(".".join(words[start:end]) for start, end in itertools.combinations(range(len(words) + 1), 2))
 
 
 def _count_blocks(length: int, block: int) -> int:

@@ -76,17 +76,14 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     reserve = compute_buffer_bytes(model, context) + PROGRAM_BYTES
     free = budget - model.weight_bytes - reserve
     reason = _describe_shortage(model, instance, batch.sequences, context, budget, free)
-    tokens = 0 if reason else _count_tokens(model, free, batch.sequences)
+    cache_bytes = free - batch.sequences * _compute_state_bytes(model)
+    tokens = 0 if reason else cache_bytes // memory.compute_kv_bytes_per_token(model)
     division = Division(budget, model.weight_bytes, reserve, free, tokens)
     fit = memory.build_fit(instance, setup, context, division, reason, calibrated=True)
     if instance.memory_gb_s is None:
         return fit
     speed = memory.estimate_tokens_per_s(model, instance.memory_gb_s, context)
     return fit.model_copy(update={"tokens_per_s": speed})
-
-
-def _count_tokens(model: Architecture, free_bytes: int, slots: int) -> int:
-    return (free_bytes - slots * _compute_state_bytes(model)) // memory.compute_kv_bytes_per_token(model)
 
 
 def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, tokens: int) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
+from llm_serving.settings.plain import PlainData
 from llm_serving.settings.units import format_bytes
 
 GIB = 2**30
@@ -38,10 +37,8 @@ CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1}
 """Bytes of a number in the KV cache, by its type; `auto` is the model's own: 16 bits."""
 
 
-class Batch(BaseModel):
+class Batch(PlainData):
     """The largest step that the engine runs."""
-
-    model_config = ConfigDict(frozen=True)
 
     tokens: int
     """Most tokens of a step."""
@@ -141,10 +138,8 @@ class CpuLoad(NamedTuple):
     """Of a draft model beside it."""
 
 
-class Fit(BaseModel):
+class Fit(PlainData):
     """One replica of a model on one instance type. All bytes are those of one accelerator, the fullest one."""
-
-    model_config = ConfigDict(frozen=True)
 
     instance: str
     tensor_parallel: int

@@ -185,14 +185,9 @@ def _compute_prompt_graph_bytes(model: Architecture, setup: ReplicaSetup, batch:
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of its context.
-
-    Raises:
-        ValueError: `instance` has no accelerators.
-    """
+    """Compute whether a replica of `model` on `instance`, which has accelerators, serves requests of its context."""
     device = instance.accelerators
-    if device is None:
-        raise ValueError(f"{instance.name} has no accelerators")
+    assert device, "an engine without the platform `cpu` is placed on accelerators only"
     setup = dataclasses.replace(setup, data=1)  # each copy has experts of its own
     context, batch = setup.context or model.max_context, setup.batch or select_batch(device)
     weights = compute_weight_bytes(model, setup, device)
@@ -201,7 +196,8 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     if model.vision and setup.phase != "decode":
         reserve = budget - int((budget - reserve) * _compute_seeing_share(model.vision))
     if model.vision:
-        reserve += _select_picture_bytes(model, device)
+        is_large = model.kind in ("qwen3_vl", "qwen3_vl_moe") and device.name.startswith(("H100", "H200"))
+        reserve += _HOPPER_PICTURE_BYTES if is_large else _PICTURE_BYTES
     cache = budget - weights - reserve
     stored = dataclasses.replace(setup, dtype=_select_cache_type(model, device, setup.dtype))
     stage = model if model.kind in _WHOLE_CACHE_KINDS else select_stage(model, setup.pipeline)
@@ -218,11 +214,6 @@ def _select_cache_type(model: Architecture, device: Accelerators, dtype: str) ->
     _dsa_kv_cache_dtype_default).
     """
     return "fp8_e4m3" if vllm.has_sparse_vectors(model) and device.name.startswith(_EIGHT_BITS) else dtype
-
-
-def _select_picture_bytes(model: Architecture, device: Accelerators) -> int:
-    is_large = model.kind in ("qwen3_vl", "qwen3_vl_moe") and device.name.startswith(("H100", "H200"))
-    return _HOPPER_PICTURE_BYTES if is_large else _PICTURE_BYTES
 
 
 def _compute_seeing_share(vision: Vision) -> float:
@@ -244,8 +235,7 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
         token_bytes -= int((1 - _WINDOW_CACHE_SHARE) * window_bytes)
     if model.state is None:
         return free_bytes // token_bytes if token_bytes else 0
-    states = _count_states(model, free_bytes, setup)
-    requests = _count_stateful_requests(states, setup)
+    states, requests = _count_states(model, free_bytes, setup)
     # Each request of a step has a state for each of its drafted tokens.
     drafted = setup.draft_tokens * (min(requests, setup.batch.sequences if setup.batch else SEQUENCES) + 1)
     tokens = max(0, free_bytes - (states + drafted) * _compute_state_bytes(model, setup)) // token_bytes
@@ -256,8 +246,7 @@ def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, to
     """Return requests whose states have room at once, whatever their tokens; None for models that keep none."""
     if model.state is None:
         return None
-    states = _count_states(select_stage(model, setup.pipeline), cache_bytes, setup)
-    return max(1, _count_stateful_requests(states, setup))
+    return max(1, _count_states(select_stage(model, setup.pipeline), cache_bytes, setup)[1])
 
 
 def _compute_state_bytes(model: Architecture, setup: ReplicaSetup) -> int:
@@ -267,26 +256,18 @@ def _compute_state_bytes(model: Architecture, setup: ReplicaSetup) -> int:
     return model.linear_layers * divide_up(numbers_bytes, setup.tensor)
 
 
-def _count_states(model: Architecture, cache_bytes: int, setup: ReplicaSetup) -> int:
-    """Return states that have room in their share of the cache, a spare one among them.
+def _count_states(model: Architecture, cache_bytes: int, setup: ReplicaSetup) -> tuple[int, int]:
+    """Return states that have room in their share of the cache, a spare one among them, and their requests at once.
 
     Without cached beginnings of prompts, and with a number of requests, there are as many as these.
-    Source: mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache.
+    Source: mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and resolve_max_num_reqs.
     """
     if not setup.prefix_cache and setup.batch and setup.batch.sequences != SEQUENCES:
-        return setup.batch.sequences + 1
+        return setup.batch.sequences + 1, setup.batch.sequences
     share = max(0, cache_bytes) * _STATE_RATIO / (1 + _STATE_RATIO) / _compute_state_bytes(model, setup)
-    drafts = setup.draft_tokens
-    return int((share - 1 - drafts) // (1 + drafts / _get_request_states(setup))) + 1
-
-
-def _count_stateful_requests(states: int, setup: ReplicaSetup) -> int:
-    """Return requests at once. Source: the same file, resolve_max_num_reqs."""
-    return max(0, states - 1) // _get_request_states(setup)
-
-
-def _get_request_states(setup: ReplicaSetup) -> int:
-    return _REQUEST_STATES if setup.prefix_cache else 1
+    drafts, request_states = setup.draft_tokens, _REQUEST_STATES if setup.prefix_cache else 1
+    states = int((share - 1 - drafts) // (1 + drafts / request_states)) + 1
+    return states, max(0, states - 1) // request_states
 
 
 def _count_compressed_tokens(model: Architecture, token_bytes: int, free_bytes: int, batch: Batch | None) -> int:

@@ -51,14 +51,9 @@ describe_indivisible = functools.partial(vllm.describe_indivisible, whole_blocks
 
 
 def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
-    """Compute whether a replica of `model` on `instance` serves requests of its context.
-
-    Raises:
-        ValueError: `instance` has no accelerators.
-    """
+    """Compute whether a replica of `model` on `instance`, which has accelerators, serves requests of its context."""
     device, context, batch = instance.accelerators, setup.context or model.max_context, setup.batch or BATCH
-    if device is None:
-        raise ValueError(f"{instance.name} has no accelerators")
+    assert device, "an engine without the platform `cpu` is placed on accelerators only"
     if model.window and model.kind not in _WINDOW_KINDS:
         model = model.model_copy(update={"window": model.max_context, "chunked": False})
     setup = replace(setup, utilization=setup.utilization or UTILIZATION)

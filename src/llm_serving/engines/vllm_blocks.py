@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from llm_serving.catalog.architecture import Architecture
@@ -91,7 +90,10 @@ def count_cache_blocks(
         (model.linear_layers, state_blocks + draft_tokens),
         (draft_layers - merged_layers, divide_up(context, draft_block)),
     )
-    group = _compute_group_size([layers for layers, _ in kinds if layers])
+    # Layers that share a block table: those of the smallest kind, or the largest if nearly as many (vLLM 0.32.0,
+    # v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size).
+    counts = [layers for layers, _ in kinds if layers]
+    group = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     request_blocks = sum(divide_up(layers, group) * blocks for layers, blocks in kinds)
     return CacheBlocks(max(0, cache_bytes) // (block * group * page_bytes), request_blocks, context)
 
@@ -136,14 +138,6 @@ def _have_same_cache(model: Architecture, draft: Architecture, tensor_parallel: 
         for row in (model, draft)
     ]
     return kinds[0] == kinds[1]
-
-
-def _compute_group_size(kinds: Sequence[int]) -> int:
-    """Return layers that share a block table: those of the smallest kind, or the largest if nearly as many.
-
-    Source: vLLM 0.32.0, v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
-    """
-    return max(kinds) if max(kinds) < 1.5 * min(kinds) else min(kinds)
 
 
 def _count_window_blocks(model: Architecture, context: int, block: int, batch_tokens: int) -> int:

@@ -142,7 +142,8 @@ class Context:
 
     def streams(self, placed: PlacedRole) -> bool:
         """Return whether the engine streams its weights from S3."""
-        return self.blueprint.tuning.stream_weights and self.engine.streams_on(self.select_platform(placed))
+        can_stream = self.engine.streaming is not None and self.select_platform(placed).streams
+        return self.blueprint.tuning.stream_weights and can_stream
 
     @property
     def release(self) -> str:
