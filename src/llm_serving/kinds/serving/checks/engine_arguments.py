@@ -65,12 +65,9 @@ def _find_refusal(
             return reason, f"set {other_key}, and remove {option} here"
         nearest = engine_options.find_nearest(option.lstrip("-").replace("-", "_"), recorded_options.options)
         nearest = engine.argument_keys.get(nearest, nearest)
-        fix = (
-            f"write {nearest}, or remove {option}"
-            if nearest
-            else f"remove {option}; the help of {settings.engine} names all"
-        )
-        return reason, fix
+        if nearest:
+            return reason, f"write {nearest}, or remove {option}"
+        return reason, f"remove {option}; the help of {settings.engine} names all"
     key = engine.argument_keys.get(option)
     if key:
         return f"the deployment writes it from {key}", f"set {key}, and remove {option} here"
@@ -111,12 +108,8 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
         elif recorded_options and _has_prefix(recorded_options, name) and name not in recorded_options.variables:
             nearest = engine_options.find_nearest(name, recorded_options.variables)
             reason = f"{recorded_options.source.partition(',')[0]} reads no such variable"
-            yield Conflict(
-                (*key_path, name),
-                reason,
-                f"write {nearest or 'a variable that it reads'}, or remove {name}",
-                variables[name],
-            )
+            fix = f"write {nearest or 'a variable that it reads'}, or remove {name}"
+            yield Conflict((*key_path, name), reason, fix, variables[name])
 
 
 def _has_prefix(recorded_options: EngineOptions, name: str) -> bool:
@@ -136,12 +129,9 @@ def check_written(context: Context) -> Iterator[Conflict]:
             option = path[-1]
             if not _is_rewritten(context, option, value, words):
                 continue
-            setting = context.engine.reckoned_arguments.get(option)
-            fix = (
-                f"set tuning.{setting}, and remove {option} here"
-                if setting in Tuning.model_fields
-                else f"remove {option}"
-            )
+            setting, fix = context.engine.reckoned_arguments.get(option), f"remove {option}"
+            if setting in Tuning.model_fields:
+                fix = f"set tuning.{setting}, and {fix} here"
             yield Conflict(path, reason, fix, _format_value(value))
         written_options = command_parts.list_option_names(words)
         refusals = [row for row in context.engine.refused_beside if not {*row.options}.isdisjoint(written_options)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from llm_serving.catalog import drivers, engine_options, instances
 from llm_serving.catalog.drivers import Maker
-from llm_serving.catalog.engines import EngineLimits, Platform
+from llm_serving.catalog.engines import EngineLimits
 from llm_serving.engines import base, memory
 from llm_serving.engines.memory import Split
 from llm_serving.fleet import machine_images
@@ -53,7 +53,9 @@ def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: Engin
         if device and device.kind not in platforms:
             under = f" under {settings.framework}" if settings.framework_row.engines else ""
             reason = f"{instance.name} has {device.name}, on which the engine {settings.engine} does not run{under}"
-            fix = f"use a pool of {_describe_processors(platforms)}, or another engine"
+            kinds = " or ".join(kind for kind in platforms if kind != "cpu")
+            types = f"types with {kinds}" if kinds else "types without accelerators, such as m8g or c8i"
+            fix = f"use a pool of {types}, or another engine"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
         limits = platforms[device.kind].limits if device else None
@@ -62,11 +64,6 @@ def check_pool(settings: Blueprint, fleet: Fleet, key_path: KeyPath, role: Engin
             fix = f"use a pool of {' or '.join(limits.families)}, or one of GPUs"
             yield Conflict((*key_path, "pool"), reason, fix, role.pool)
             return
-
-
-def _describe_processors(platforms: Mapping[str, Platform]) -> str:
-    kinds = [kind for kind in platforms if kind != "cpu"]
-    return f"types with {' or '.join(kinds)}" if kinds else "types without accelerators, such as m8g or c8i"
 
 
 def check_drivers(context: Context) -> Iterator[Conflict]:
@@ -136,9 +133,8 @@ def _check_step(node: Node) -> Iterator[Conflict]:
             f"each request of a step keeps a state in the cache of {node.placed.model.name}, which has room for about "
             f"{states}: the engine ends"
         )
-        yield Conflict(
-            sequences_path, reason, f"remove {sequences_path[-1]}, or use more accelerators", batch.sequences
-        )
+        fix = f"remove {sequences_path[-1]}, or use more accelerators"
+        yield Conflict(sequences_path, reason, fix, batch.sequences)
 
 
 def _check_adapted_drafts(node: Node) -> Iterator[Conflict]:

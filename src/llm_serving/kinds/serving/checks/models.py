@@ -71,10 +71,8 @@ def _check_model(
         fix = f"set context: {model.max_context} or less, or use a copy whose config.json says more (docs/models.md)"
         yield Conflict((*key_path[:-1], "context"), reason, fix, context)
     elif settings.tuning.predicts_itself and model.is_known and not model.predicts:
-        reason = f"{name} has no layers that predict tokens"
-        yield Conflict(
-            ("tuning", "speculative", "method"), reason, "set method: ngram, or draft_model and a model", "mtp"
-        )
+        reason, fix = f"{name} has no layers that predict tokens", "set method: ngram, or draft_model and a model"
+        yield Conflict(("tuning", "speculative", "method"), reason, fix, "mtp")
     else:
         yield from _check_vocabulary(settings, model)
 
@@ -106,15 +104,11 @@ def _check_adapters(
 ) -> Iterator[Conflict]:
     """Yield LoRA adapters of a model that the engine runs without any."""
     recorded_options = engine_options.load(settings.engine)
-    if (
-        role.adapters
-        and recorded_options
-        and {*model.architectures} & {*recorded_options.architectures_without_adapters}
-    ):
+    without_adapters = recorded_options.architectures_without_adapters if recorded_options else ()
+    if role.adapters and recorded_options and not {*model.architectures}.isdisjoint(without_adapters):
         reason = f"{recorded_options.source.partition(',')[0]} runs {model.name} without adapters"
-        yield Conflict(
-            (*role_path, "adapters"), reason, "remove adapters, or use another model", ", ".join(role.adapters)
-        )
+        fix = "remove adapters, or use another model"
+        yield Conflict((*role_path, "adapters"), reason, fix, ", ".join(role.adapters))
     modules = settings.engine_row.list_adapter_modules(settings.merge_arguments(role))
     adapts_experts = model.experts > 0 and (not modules or "experts" in modules)
     if role.adapters and adapts_experts and role.expert and role.data > 1 and role.tensor > 1:

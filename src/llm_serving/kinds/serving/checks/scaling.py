@@ -19,23 +19,20 @@ from llm_serving.settings.units import format_count
 def check(context: Context) -> Iterator[Conflict]:
     """Yield roles of which the target cannot change the number of replicas, or cannot have as many."""
     conventions = context.conventions
-    if conventions.runs_tasks:
-        yield from _check_group_scaling(context)
-    yield from _check_slo_scaling(context)
-    yield from _check_planner(context)
-    if conventions.max_replicas:
-        yield from _check_max_replicas(context)
-    if conventions.max_waiting:
-        yield from _check_waiting_replicas(context)
-
-
-def _check_group_scaling(context: Context) -> Iterator[Conflict]:
     for placed in context.replicated:
         replicas = placed.role.replicas
-        if placed.nodes > 1 and replicas.min != replicas.max:
-            parts = f"{placed.nodes} services on {context.conventions.title}"
+        if conventions.runs_tasks and placed.nodes > 1 and replicas.min != replicas.max:
+            parts = f"{placed.nodes} services on {conventions.title}"
             reason = f"a replica is {parts}, which autoscaling does not start together"
             yield placed.refuse("replicas", reason, f"set replicas: {replicas.max}")
+        if conventions.max_replicas and replicas.max > conventions.max_replicas:
+            reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
+            fix = f"set {conventions.max_replicas} or fewer, and create a second deployment for the rest"
+            yield placed.refuse("replicas", reason, fix)
+    yield from _check_slo_scaling(context)
+    yield from _check_planner(context)
+    if conventions.max_waiting:
+        yield from _check_waiting_replicas(context)
 
 
 def _check_slo_scaling(context: Context) -> Iterator[Conflict]:
@@ -80,15 +77,6 @@ def _check_planner(context: Context) -> Iterator[Conflict]:
             fix = f"set slo: {{{limits}}}, or scale: {{queue: 4}}"
         if reason:
             yield Conflict((*placed.key_path, "scale", "planner"), reason, fix, True)
-
-
-def _check_max_replicas(context: Context) -> Iterator[Conflict]:
-    conventions = context.conventions
-    for placed in context.replicated:
-        if placed.role.replicas.max > conventions.max_replicas:
-            reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
-            fix = f"set {conventions.max_replicas} or fewer, and create a second deployment for the rest"
-            yield placed.refuse("replicas", reason, fix)
 
 
 def _check_waiting_replicas(context: Context) -> Iterator[Conflict]:

@@ -9,10 +9,8 @@ from typing import NamedTuple, Protocol, cast
 from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options
-from llm_serving.catalog.frameworks import FrameworkEngine
 from llm_serving.kinds.serving import answer_parsers
 from llm_serving.kinds.serving.context import Context
-from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
@@ -87,7 +85,13 @@ def check_engine(context: Context, *, asked_parsers_only: bool = False) -> Itera
             if path[-1] not in arguments:
                 shown_value = value if isinstance(value, bool) else str(value)
                 yield Conflict(path, reason, f"remove {path[-1]}, or use another framework", shown_value)
-        yield from _check_parsers(placed, pair, asked_only=asked_parsers_only)
+        selected = answer_parsers.select(placed)
+        for key in pair.parsers:
+            parser, is_asked = getattr(selected, key), getattr(placed.model_settings, key) != answer_parsers.AUTO
+            if parser and not pair.find_parser(key, parser) and (is_asked or not asked_parsers_only):
+                lack_reason = f"{name} reads answers itself, and has no parser {parser}"
+                fix = f"set {key}: off, or use another framework"
+                yield Conflict(placed.find_model_key_path(key), lack_reason, fix, parser)
 
 
 def check_warm_prompts(context: Context, reason: str) -> Iterator[Conflict]:
@@ -104,16 +108,3 @@ def check_never_empty(context: Context, reason: str) -> Iterator[Conflict]:
         if placed.role.replicas.min == 0:
             fix = f"set replicas: 1..{placed.role.replicas.max}, or use framework: plain"
             yield placed.refuse("replicas", reason, fix)
-
-
-def _check_parsers(placed: PlacedRole, pair: FrameworkEngine, *, asked_only: bool) -> Iterator[Conflict]:
-    """Yield parsers that a framework which reads answers by itself does not have."""
-    selected = answer_parsers.select(placed)
-    for key in pair.parsers:
-        parser = getattr(selected, key)
-        if asked_only and getattr(placed.model_settings, key) == answer_parsers.AUTO:
-            continue
-        if parser and not pair.find_parser(key, parser):
-            path = placed.find_model_key_path(key)
-            reason = f"{placed.settings.framework} reads answers itself, and has no parser {parser}"
-            yield Conflict(path, reason, f"set {key}: off, or use another framework", parser)

@@ -23,7 +23,7 @@ from llm_serving.kinds.serving.frameworks.base import (
 from llm_serving.kinds.serving.objectives import find_lowest_limit
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, resolve_scale
-from llm_serving.services.service import Prefetch, Probe, Service
+from llm_serving.services.service import Probe, Service
 from llm_serving.settings.document import Conflict
 
 EVENTS_PROGRAM = Path(__file__).with_name("dynamo_events.py")
@@ -156,18 +156,13 @@ def _adapt_frontend(context: Context, frontend: Service, worker: Service) -> Ser
     update: dict[str, object] = {
         "env": {**context.environment.env, **frontend.env, **_build_environment(context)},
         "ports": {},
-        "prefetch": _skip_weights(worker.prefetch),
+        # What the frontend reads of a model, in the folder where the workers have it.
+        "prefetch": worker.prefetch
+        and worker.prefetch.model_copy(update={"skip": WEIGHT_FILES, "disk_bytes": FRONTEND_DISK_BYTES}),
     }
     if frontend.probe:
         update["probe"] = frontend.probe.model_copy(update={"path": HEALTH, "health": HEALTH, "alive": ALIVE})
     return frontend.model_copy(update=update)
-
-
-def _skip_weights(prefetch: Prefetch | None) -> Prefetch | None:
-    """Return what the frontend's pods copy of a model, to the folder where the workers have it."""
-    if prefetch is None:
-        return None
-    return prefetch.model_copy(update={"skip": WEIGHT_FILES, "disk_bytes": FRONTEND_DISK_BYTES})
 
 
 def _adapt_worker(context: Context, worker: Service) -> Service:
