@@ -158,9 +158,8 @@ def _get_api(deployment: ServingDeployment) -> AdapterApi:
 def _require_role(deployment: ServingDeployment, name: str) -> Role:
     roles = {name: role for role in deployment.engine_roles for name in (role.name, *role.sleepers)}
     if name not in roles:
-        raise InputError(
-            f"ROLE: {quote_value(name)}: {deployment.name} has no such role. Fix: use {' or '.join(roles)}."
-        )
+        reason = f"{deployment.name} has no such role"
+        raise InputError(f"ROLE: {quote_value(name)}: {reason}. Fix: use {' or '.join(roles)}.")
     role = roles[name]
     if role.sleepers:
         reason = "its models take turns on the same accelerators, and load adapters only when they start"

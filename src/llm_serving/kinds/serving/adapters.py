@@ -43,23 +43,15 @@ def check(settings: Blueprint, folder: Path, target: str, conventions: Conventio
         folder: of the blueprint, beside which adapters may lie.
     """
     for key_path, location, model, modules in _list_adapters(settings):
-        problem = _find_load_error(folder, model, modules, location, target, conventions)
+        if location.startswith("s3://"):  # on AWS it is read when it is deployed: `check_remote`
+            reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
+            problem = (reason, "use a folder beside the blueprint") if conventions.is_local else None
+        elif conventions.is_local:
+            problem = find_folder_error(folder / location, model, modules)
+        else:
+            problem = describe_unreachable(target)
         if problem:
             yield Conflict(key_path, *problem, location)
-
-
-def _find_load_error(
-    folder: Path, model: str, modules: Sequence[str], location: str, target: str, conventions: Conventions
-) -> tuple[str, str] | None:
-    is_remote = location.startswith("s3://")
-    if is_remote and conventions.is_local:
-        reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
-        return reason, "use a folder beside the blueprint"
-    if is_remote:
-        return None  # read when it is deployed: `check_remote`
-    if not conventions.is_local:
-        return describe_unreachable(target)
-    return find_folder_error(folder / location, model, modules)
 
 
 def describe_unreachable(target: str) -> tuple[str, str]:

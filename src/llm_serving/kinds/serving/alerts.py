@@ -74,7 +74,8 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     labels = f'{namespace},app_kubernetes_io_instance="{deployment.name}",app_kubernetes_io_component="{role.name}"'
     name = f"{deployment.name}-{role.name}"
     words = {"role": name, "labels": labels, "namespace": namespace}
-    words["start-limit"] = str(PULL_LIMIT_S + _find_start_limit_s(deployment, role))
+    probes = [service.probe for service in deployment.list_services(role) if service.probe]
+    words["start-limit"] = str(PULL_LIMIT_S + max(probe.period_s * probe.attempts for probe in probes))
     if role.replicas.min and not role.gives_way:
         words["standing"] = labels
     if role.scale and not role.scale.planner:
@@ -88,14 +89,6 @@ def build_words(deployment: ServingDeployment, role: Role) -> dict[str, str]:
     if deployment.allowed_errors:
         words["allowed-errors"] = deployment.allowed_errors
     return {**words, **series}
-
-
-def _find_start_limit_s(deployment: ServingDeployment, role: Role) -> int:
-    return max(
-        service.probe.period_s * service.probe.attempts
-        for service in deployment.services
-        if service.role == role.name and service.probe
-    )
 
 
 def build_objective_words(objective: Mapping[str, str], labels: str) -> dict[str, str]:

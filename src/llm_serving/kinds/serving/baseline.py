@@ -36,9 +36,8 @@ def render(blueprint: Document[Blueprint]) -> str:
     assert prefill and decode, "a pattern with a baseline has both"
     if prefill.pool != decode.pool:
         reason = f"prefill runs in the pool {prefill.pool}: a baseline's replicas are all alike, and so are their nodes"
-        raise InputError(
-            [blueprint.build_mistake(["roles", "decode", "pool"], decode.pool, reason, f"set pool: {prefill.pool}")]
-        )
+        key_path, fix = ["roles", "decode", "pool"], f"set pool: {prefill.pool}"
+        raise InputError([blueprint.build_mistake(key_path, decode.pool, reason, fix)])
     replica_role = _select_role(blueprint, prefill, decode)
     document: dict[str, Any] = yaml_source.read(blueprint.path).data
     role = "decode" if replica_role is decode else "prefill"
@@ -47,7 +46,9 @@ def render(blueprint: Document[Blueprint]) -> str:
     worker = {**document["roles"][role], "replicas": format_bounds(replicas)}
     worker.pop("scale", None)  # a measure of one half's load says little about both
     roles = {"worker": worker, **{key: value for key, value in document["roles"].items() if key == "router"}}
-    changes = {"pattern": pattern, "roles": roles, **_build_tuning(document)}
+    changes = {"pattern": pattern, "roles": roles}
+    if "tuning" in document:
+        changes["tuning"] = {key: value for key, value in document["tuning"].items() if key != "kv_transfer"}
     name_change = {"name": f"{document['name']}-baseline"} if "name" in document else {}
     rendered = yaml.safe_dump(
         {**document, **changes, **name_change}, sort_keys=False, default_flow_style=None, width=100
@@ -93,10 +94,3 @@ def _count_accelerators(prefill: EngineRole, decode: EngineRole) -> Bounds:
         for first, second in zip(prefill.replicas, decode.replicas, strict=True)
     )
     return Bounds(min_count, max_count)
-
-
-def _build_tuning(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the engine's settings without the KV transfer, which a baseline has none of."""
-    if "tuning" not in document:
-        return {}
-    return {"tuning": {key: value for key, value in document["tuning"].items() if key != "kv_transfer"}}

@@ -88,9 +88,8 @@ class LoadBalancer(load_balancer.LoadBalancer):
     def _check_public(self) -> Iterator[Conflict]:
         if self.public and not self.gateway:
             reason = "the internet would reach the routers, and no gateway before them authenticates requests"
-            yield Conflict(
-                ("public",), reason, "set public: off, or gateway: NAME:PORT of a Service that authenticates"
-            )
+            fix = "set public: off, or gateway: NAME:PORT of a Service that authenticates"
+            yield Conflict(("public",), reason, fix)
         elif self.public and not self.web_acl:
             reason = "the internet reaches the load balancer, and nothing filters or limits its requests"
             yield Conflict(("public",), reason, "set web_acl: ARN of an AWS WAF web ACL, or public: off")
@@ -265,6 +264,9 @@ class Blueprint(BaseBlueprint, ModelSettings):
 
     def _check_token_settings(self) -> Iterator[Conflict]:
         """Yield settings that have no meaning by what an answer is, and whose user expects one."""
+        if self.traffic.draw is not None and self.task != tasks.DRAW:
+            reason = f"a request of the task {self.task} asks for no pictures"
+            yield Conflict(("traffic", "draw"), reason, "set task: draw, or remove draw")
         if not self.is_pooled:
             yield from self._find_text_settings()
             return
@@ -287,8 +289,6 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(key_path, reason, fixes.get(key_path[-1], f"remove {key_path[-1]}"))
         if self.task == tasks.DRAW:
             yield from self._find_drawing()
-        else:
-            yield from self._find_no_drawing()
         if self.traffic.images is not None:
             yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts only", "remove images")
         if self.traffic.data is not None and self.task == "rerank":
@@ -315,13 +315,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
             reason = "its requests have lengths in tokens, and pictures have none"
             yield Conflict(("traffic", "trace"), reason, "set arrivals: 1/s in its place")
 
-    def _find_no_drawing(self) -> Iterator[Conflict]:
-        if self.traffic.draw is not None:
-            reason = f"a request of the task {self.task} asks for no pictures"
-            yield Conflict(("traffic", "draw"), reason, "set task: draw, or remove draw")
-
     def _find_text_settings(self) -> Iterator[Conflict]:
-        yield from self._find_no_drawing()
         for key_path, is_written, others in (
             (("traffic", "inputs"), self.traffic.inputs.max > 1, tasks.NUMBERS),
             (("slo", "inputs_per_s"), self.slo.inputs_per_s is not None, tasks.POOLED),

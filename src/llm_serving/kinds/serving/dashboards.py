@@ -84,15 +84,11 @@ def _build_shared_words(deployment: ServingDeployment, roles: Mapping[str, Mappi
     # Prefill computes one token of each answer, which decode counts again.
     answering = [roles[name] for name in prices if name != PREFILL and "output-tokens" in roles[name]]
     if len(answering) == len([name for name in prices if name != PREFILL]):
-        words["output-tokens"] = _join_series(deployment, [row["output-tokens"] for row in answering])
+        words["output-tokens"] = answering[0]["output-tokens"]
+        if len(answering) > 1:
+            names = "|".join(role.name for role in deployment.answering_roles)
+            words["output-tokens"] = re.sub(r'component="[^"]+"', f'component=~"{names}"', words["output-tokens"])
     return words
-
-
-def _join_series(deployment: ServingDeployment, series: Sequence[str]) -> str:
-    if len(series) == 1:
-        return series[0]
-    names = "|".join(role.name for role in deployment.answering_roles)
-    return re.sub(r'component="[^"]+"', f'component=~"{names}"', series[0])
 
 
 def _build_targets(

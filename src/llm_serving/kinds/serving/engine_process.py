@@ -152,14 +152,20 @@ def build_engine_service(
 def _fill_words(
     context: Context, role: EngineRole, parts: Sequence[CommandPart], values: Values, *, has_file: bool
 ) -> tuple[str, ...]:
-    """Return the engine's command line.
+    """Return the engine's command line, with its own options of the role; `checks` has refused what is no option.
 
     Args:
         has_file: whether it has a file of settings, which an argument names.
     """
     templates = [*context.engine.command, *(text for part in parts for text in part.arguments)]
     templates += context.engine.settings_arguments if has_file else ()
-    return (*command_parts.fill_arguments(templates, values), *format_engine_arguments(context, role))
+    words = list(command_parts.fill_arguments(templates, values))
+    recorded_options = engine_options.get_options(context.blueprint.engine)
+    # A framework's own program spells every option with dashes.
+    update = {"word": ""} if context.pair and context.pair.command else {}
+    for name, value in context.blueprint.merge_arguments(role).items():
+        words += recorded_options[name].model_copy(update=update).format_words(name, value)
+    return tuple(words)
 
 
 def _build_cache_values(context: Context, tier_key: str) -> Values:
@@ -254,16 +260,6 @@ def write_settings(file: object, settings: Mapping[str, object]) -> tuple[str, .
     return ("python3", "-c", program, str(file), json.dumps(settings)) if settings else ()
 
 
-def format_engine_arguments(context: Context, role: EngineRole) -> tuple[str, ...]:
-    """Return the words of the engine's own options of a role; `checks` has refused what is no option."""
-    recorded_options = engine_options.get_options(context.blueprint.engine)
-    arguments = context.blueprint.merge_arguments(role)
-    # A framework's own program spells every option with dashes.
-    update = {"word": ""} if context.pair and context.pair.command else {}
-    options = {name: recorded_options[name].model_copy(update=update) for name in arguments}
-    return tuple(word for name, value in arguments.items() for word in options[name].format_words(name, value))
-
-
 def _compute_start_limit_s(platform: engines.Platform, served_model: ServedModel) -> float:
     return platform.start_s + served_model.weights.bytes / MIN_LOAD_BYTES_S
 
@@ -298,7 +294,7 @@ def _build_process_name(context: Context, role: str, nodes: int, replica: int, r
 def _build_shared_values(context: Context, node: Node, served_model: ServedModel) -> Values:
     role, placed, draft = node.role, node.placed, served_model.draft
     rank_count = sum(
-        compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
+        compute_fixed_replicas(engine_role).min * engine_role.tensor * engine_role.data
         for engine_role in context.blueprint.roles.replica_roles.values()
     )
     return {
@@ -366,10 +362,6 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
 def locate_modules(context: Context) -> str:
     """Return the folder of the modules in images/ that the engine loads."""
     return context.environment.module_folder or context.engine.module_folder
-
-
-def _count_ranks(role: EngineRole) -> int:
-    return role.tensor * role.data
 
 
 def _locate_weights(context: Context, placed: PlacedRole, weights: Weights, folder: str) -> str:
@@ -446,7 +438,7 @@ def _compute_memory_bytes(context: Context, placed: PlacedRole, served_model: Se
     tier_bytes = server_bytes + tuning.ram_bytes if server_bytes else 0
     stored_bytes = served_model.weights.bytes + (served_model.draft.weights.bytes if served_model.draft else 0)
     weight_bytes = placed.role.data * platform.weight_copies * stored_bytes
-    return int(_count_ranks(placed.role) * rank_bytes + weight_bytes + tier_bytes)
+    return int(placed.role.tensor * placed.role.data * rank_bytes + weight_bytes + tier_bytes)
 
 
 def count_concurrent_requests(traffic: Traffic) -> int:

@@ -74,11 +74,8 @@ def _read_measured(report: Path, digest: str) -> MeasuredPrefix | None:
     try:
         payload = untrusted_json.read(report, infinite=True)
         shared, started_at = payload["shared"], payload["started_at"]
-        return (
-            MeasuredPrefix(shared_prefix=shared["prompts"], measured_at=started_at)
-            if shared["of"] and shared["traffic"] == digest
-            else None
-        )
+        is_alike = shared["of"] and shared["traffic"] == digest
+        return MeasuredPrefix(shared_prefix=shared["prompts"], measured_at=started_at) if is_alike else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

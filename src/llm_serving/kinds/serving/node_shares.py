@@ -81,11 +81,9 @@ def _check_offload(tuning: Tuning, memory_bytes: int, room_bytes: int) -> None:
         f"{OFFLOAD_ROOM:g} times its size"
     )
     key_path = ("tuning", "kv_offload") if tuning.kv_offload else ("tuning", "kv_tiers", "ram")
-    fix = (
-        f"set {key_path[-1]}: {max_gib}Gi or less"
-        if max_gib
-        else f"remove {key_path[1]}, or use a pool of larger types"
-    )
+    fix = f"set {key_path[-1]}: {max_gib}Gi or less"
+    if not max_gib:
+        fix = f"remove {key_path[1]}, or use a pool of larger types"
     raise PlacementError(Conflict(key_path, reason, fix, f"{offload / 2**30:g}Gi"))
 
 

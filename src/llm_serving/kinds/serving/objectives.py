@@ -53,8 +53,11 @@ def list_latencies(
         metrics: the engine's names.
         roles: whose requests have the latency, by histogram.
     """
-    for metric, limits in _list_limits(slo):
-        for percentile, limit_ms in limits:
+    for metric, field in LATENCIES.items():
+        for name, limit_ms in getattr(slo, field):
+            if limit_ms is None or name == "mean":  # which has no share that may miss it
+                continue
+            percentile = int(name[1:])
             edges = [edge for edge in buckets.get(metric, ()) if edge * 1000 <= limit_ms]
             for role in roles[metric] if edges and metric in metrics else ():
                 yield LatencyObjective(
@@ -80,13 +83,6 @@ def list_unmeasured(slo: Slo, objectives: Sequence[LatencyObjective]) -> Iterato
         for name, limit_ms in getattr(slo, field):
             if limit_ms is not None and f"{metric} {name}" not in measured_names:
                 yield f"slo.{field}.{name}"
-
-
-def _list_limits(slo: Slo) -> Iterator[tuple[EngineMetric, list[tuple[int, float]]]]:
-    """Yield the percentile limits of each latency, in milliseconds; a mean has no share that may miss it."""
-    for metric, field in LATENCIES.items():
-        limits: Percentiles = getattr(slo, field)
-        yield metric, [(int(name[1:]), ms) for name, ms in limits if ms is not None and name != "mean"]
 
 
 def _describe_edge(edge_ms: float, limit_ms: float) -> str:

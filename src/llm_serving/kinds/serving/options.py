@@ -237,12 +237,6 @@ def _has_folders(node: Node, *names: str) -> bool:
     return node.tuning.keeper is None and tuple(node.tuning.folder_bytes) == names
 
 
-def _has_deprecated_weights(node: Node) -> bool:
-    """Return whether the checkpoint has a form that the engine loads only where it is told to."""
-    scheme = node.placed.model.scheme
-    return scheme is not None and scheme.is_deprecated
-
-
 def _limits_sequences(node: Node) -> bool:
     """Return whether the engine is told how many requests a step has: by itself it may take more than it has room for.
 
@@ -281,7 +275,7 @@ OPTIONS = (
     ),
     Option("data-nodes", when=lambda node: node.placed.nodes > 1 and node.role.data > 1),
     Option("fp8-weights", "tuning.quantization"),
-    Option("deprecated-weights", when=_has_deprecated_weights),
+    Option("deprecated-weights", when=lambda node: node.placed.model.scheme and node.placed.model.scheme.is_deprecated),
     Option("fp8-cache", "tuning.kv_cache", "set kv_cache: auto", values=("fp8",)),
     Option("no-prefix-cache", "tuning.prefix_cache", "set prefix_cache: on", values=(False,)),
     Option("no-chunked-prefill", "tuning.chunked_prefill", "set chunked_prefill: on", values=(False,)),

@@ -98,7 +98,7 @@ class PlacementSearch:
         self._check_divisible(accelerated_types[0])
         fitting_types = self._select_by_memory(accelerated_types)
         available_types = self._select_by_pool_size(fitting_types)
-        nodes = self._count_nodes(available_types[0])
+        nodes = count_nodes(available_types[0], role.accelerators, 1)
         device = available_types[0].accelerators
         batch, fit = self._select_batch(device), self._compute_common_fit(available_types)
         if (sequences := self._limit_sequences(batch, fit)) != batch.sequences:
@@ -223,9 +223,6 @@ class PlacementSearch:
         visible_bytes = memory.compute_rank_bytes(device) * memory.VISIBLE_SHARE
         share = len(self._others) * sleeping.get_kept_bytes(accelerators) / visible_bytes
         return math.ceil(1000 * share) / 1000  # as it is written
-
-    def _count_nodes(self, instance: Instance) -> int:
-        return max(1, -(-self.role.accelerators // (count_units(instance))))
 
     def _select_by_accelerators(self, known_types: Sequence[Instance]) -> list[Instance]:
         accelerators = self.role.accelerators
@@ -452,7 +449,7 @@ class PlacementSearch:
         nodes = self._pool.size.max
         if count_units(instance) >= self.role.accelerators:
             return count_units(instance) // self.role.accelerators * nodes
-        return nodes // self._count_nodes(instance)
+        return nodes // count_nodes(instance, self.role.accelerators, 1)
 
     def _select_zones(self, types: Sequence[Instance]) -> tuple[str, ...]:
         """Return the pool's zones that offer one of the types, where the catalog has the region's answer."""

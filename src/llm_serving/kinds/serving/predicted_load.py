@@ -104,14 +104,15 @@ def _predict_replica(
 
 
 def _draw_own_lengths(deployment: ServingDeployment) -> list[Length]:
-    traffic = deployment.traffic
+    traffic, model = deployment.traffic, _find_first_model(deployment)
     if deployment.is_pooled:  # one prefill of all texts of a request
         lengths = [length._replace(output_tokens=0) for length in draw_lengths(traffic, LENGTHS)]
         texts = (traffic.inputs.min + traffic.inputs.max) / 2
         lengths = [length._replace(input_tokens=round(length.input_tokens * texts)) for length in lengths]
     else:
-        lengths = draw_lengths(traffic, LENGTHS, round(_count_picture_tokens(deployment)))
-    model = _find_first_model(deployment)
+        images = traffic.images
+        picture_tokens = fmean(images.count) * pictures.count_tokens(model, images) if images and model else 0.0
+        lengths = draw_lengths(traffic, LENGTHS, round(picture_tokens))
     if not deployment.tuning.prefix_cache or (model and not deployment.engine_row.caches_prompts(model)):
         lengths = [length._replace(shared_tokens=0) for length in lengths]
     return lengths
@@ -194,13 +195,6 @@ def _predict_role(
     if role.name != DECODE and limits:
         most = search.find_highest_rate(role_step.step, role_step.limits, workload, limits, most)
     return role_step.lanes * most
-
-
-def _count_picture_tokens(deployment: ServingDeployment) -> float:
-    images, model = deployment.traffic.images, _find_first_model(deployment)
-    if images is None or model is None:
-        return 0.0
-    return fmean(images.count) * pictures.count_tokens(model, images)
 
 
 def _find_first_model(deployment: ServingDeployment) -> Model | None:

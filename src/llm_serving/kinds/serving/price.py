@@ -40,7 +40,7 @@ def price_instances(deployment: ServingDeployment) -> float | None:
         price, row = dearest
         assert row.accelerators
         replicas_each = row.accelerators.count // max(1, role.resources.accelerators)
-        counts[role.pool, row.name] += role.nodes * _count_replicas(role) / replicas_each
+        counts[role.pool, row.name] += role.nodes * max(1, role.replicas.min) / replicas_each
         prices[role.pool, row.name] = price.usd_h
     return sum(math.ceil(count) * prices[key] for key, count in counts.items()) or None
 
@@ -52,7 +52,7 @@ def _price_role(role: Role, region: str) -> tuple[float, str] | None:
     price, row = dearest
     assert row.accelerators
     share = role.resources.accelerators / row.accelerators.count
-    replicas = _count_replicas(role)
+    replicas = max(1, role.replicas.min)  # from 0, one answered
     usd_h = price.usd_h * share * role.nodes * replicas
     text = (
         f"{role.name}: {replicas} x {role.nodes * share:g} of {row.name} "
@@ -66,7 +66,3 @@ def _find_dearest(role: Role, region: str) -> tuple[Price, Instance] | None:
     rows = [instances.find(name) for name in role.instance_types]
     prices = [(row.prices[region], row) for row in rows if region in row.prices and row.accelerators]
     return max(prices, key=lambda entry: entry[0].usd_h) if rows and len(prices) == len(rows) else None
-
-
-def _count_replicas(role: Role) -> int:
-    return max(1, role.replicas.min)  # from 0, one answered

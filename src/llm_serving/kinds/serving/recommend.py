@@ -265,9 +265,8 @@ def _require_priced(region: str) -> dict[str, Instance]:
     priced = {row.name: row for row in accelerated if region in row.prices}
     if not priced:
         regions = sorted({name for row in accelerated for name in row.prices})
-        raise InputError(
-            f"--region: {quote_value(region)}: the catalog has no prices of it. Fix: use {' or '.join(regions)}."
-        )
+        reason = "the catalog has no prices of it"
+        raise InputError(f"--region: {quote_value(region)}: {reason}. Fix: use {' or '.join(regions)}.")
     return priced
 
 

@@ -29,7 +29,7 @@ from llm_serving.kinds.serving import (
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.checks import engine_arguments, engine_limits, pictures, scaling, targets, turns
 from llm_serving.kinds.serving.checks import models as checked_models
-from llm_serving.kinds.serving.context import Context
+from llm_serving.kinds.serving.context import ROUTER_PORT, Context
 from llm_serving.kinds.serving.deployment import (
     Parallelism,
     PoolMaster,
@@ -105,9 +105,13 @@ def _build_deployment(context: Context, roles: tuple[Role, ...], adapted: Adapte
         tuning=settings.tuning,
         roles=roles,
         services=tuple(adapted.services),
-        url=_build_url(context),
+        url=context.conventions.url.format(
+            deployment=context.name,
+            namespace=environment.namespace,
+            port=context.select_port("router", ROUTER_PORT),
+        ),
         door=context.door,
-        request_timeout_s=router_process.compute_request_timeout_s(settings),
+        request_timeout_s=math.ceil(settings.roles.router.request_timeout),
         pool_master=_build_pool_master(context, roles),
         is_monitored=context.conventions.is_kubernetes and context.fleet.add_ons.observability,
         load_balancer=_build_load_balancer(context),
@@ -121,11 +125,6 @@ def _build_deployment(context: Context, roles: tuple[Role, ...], adapted: Adapte
         emulated=(*notes.list_emulated(context), *environment.emulated),
         cached_prompts=_describe_cached_prompts(context),
     )
-
-
-def _build_url(context: Context) -> str:
-    port = router_process.select_entry_port(context)
-    return context.conventions.url.format(deployment=context.name, namespace=context.environment.namespace, port=port)
 
 
 def _describe_cached_prompts(context: Context) -> tuple[str, ...]:
@@ -276,11 +275,9 @@ def _build_served_model(context: Context, placed: PlacedRole) -> ServedModel:
     uri = _build_bucket_uri(context, model_name) if location == "s3" else location
     folder = context.document.path.resolve().parent
     # With many models each has its role's name or its own: the same model may be served twice, with other settings.
-    served_name = (
-        resolve_served_name(model_name)
-        if isinstance(model_settings, Blueprint)
-        else model_settings.served_name or placed.name
-    )
+    served_name = resolve_served_name(model_name)
+    if not isinstance(model_settings, Blueprint):
+        served_name = model_settings.served_name or placed.name
     if settings.framework_row.names_models_by_folder:
         served_name = served_name.rpartition("/")[2]
     return ServedModel(

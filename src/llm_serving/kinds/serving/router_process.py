@@ -98,10 +98,6 @@ def _compute_router_start_s(engine_services: Sequence[Service]) -> float:
     return max(engine.probe.deadline_s for engine in engine_services if engine.probe)
 
 
-def select_entry_port(context: Context) -> int:
-    return context.select_port("router", ROUTER_PORT)
-
-
 def _select_discovery_mode(context: Context) -> routers.DiscoveryMode:
     if not context.router.discovery:
         return routers.DiscoveryMode()
@@ -126,7 +122,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
     usage_port = context.environment.ports.get(auth.USAGE_PORT, deployments.USAGE_PORT)
     return {
         "host": context.conventions.bind_host,
-        "port": select_entry_port(context),
+        "port": context.select_port("router", ROUTER_PORT),
         "hidden_host": context.environment.hidden_host,
         "router_port": context.select_port("router-admin", ROUTER_ADMIN_PORT),
         "metrics_host": context.environment.member_host,
@@ -141,7 +137,7 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         "team_keys": (door.keys,) if door else (),
         "team_usage": (f"{context.environment.member_host}:{usage_port}",) if door else (),
         "team_limits": tuple(f"{team}={limit}" for team, limit in keys.requests_per_minute.items()) if keys else (),
-        "request_timeout_s": compute_request_timeout_s(context.blueprint),
+        "request_timeout_s": math.ceil(settings.request_timeout),
         "settings_file": context.settings_file,
         "namespace": context.namespace,
         "engine_port": ENGINE_PORT,
@@ -151,11 +147,6 @@ def _build_router_values(context: Context, engine_services: Sequence[Service]) -
         **split_roles,
         **{f"{role}_count": len(addresses) for role, addresses in split_roles.items()},
     }
-
-
-def compute_request_timeout_s(blueprint: Blueprint) -> int:
-    """Return longest request, up to its last token, in the router's whole seconds."""
-    return math.ceil(blueprint.roles.router.request_timeout)
 
 
 def _balance(context: Context, policy: RouterPolicy, engine_services: Sequence[Service]) -> RouterPolicy:
@@ -179,21 +170,14 @@ def count_routed_ranks(context: Context) -> int:
 
 def select_discovery(context: Context) -> Discovery:
     """Return how the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
-    discovery = _select_conventional_discovery(context)
-    return discovery if discovery in context.router.discovery else "names"
-
-
-def _select_conventional_discovery(context: Context) -> Discovery:
-    # A router takes no option for the model of an engine, and none for its weight: only its API does.
-    has_unlike_engines = bool(context.blueprint.roles.models or context.blueprint.roles.workers)
-    # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
-    # and misses those that answer later. Besides, its own image is older than this policy.
-    uses_kv_events = context.policy == "kv-aware"
-    if has_unlike_engines or uses_kv_events:
+    roles, conventions = context.blueprint.roles, context.conventions
+    # A router takes no option for the model of an engine, and none for its weight: only its API does. With addresses at
+    # its start, it asks the engines once where their caches' events are, when the first answers, and misses those that
+    # answer later. Besides, its own image is older than this policy.
+    if roles.models or roles.workers or context.policy == "kv-aware":
         return "names"
-    if context.conventions.is_local:
-        return "addresses"
-    return "labels" if context.conventions.is_kubernetes else "names"
+    discovery: Discovery = "addresses" if conventions.is_local else "labels" if conventions.is_kubernetes else "names"
+    return discovery if discovery in context.router.discovery else "names"
 
 
 def _build_image_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:

@@ -84,28 +84,21 @@ class Scale(Settings):
             start, end = peak.minutes
             times = {minute % _DAY_MINUTES for minute in range(start, end + _DAY_MINUTES * (end < start) + 1)}
             if others := [peak_at[minute] for minute in times if minute in peak_at]:
-                reason = f"it meets {others[0]}"
-                yield Conflict(
-                    ("peaks", number, "at"), reason, "leave a minute between both, or make one of them", peak.at
-                )
+                fix = "leave a minute between both, or make one of them"
+                yield Conflict(("peaks", number, "at"), f"it meets {others[0]}", fix, peak.at)
             peak_at |= dict.fromkeys(times, peak.at)
 
     def _check_time_zone(self) -> Iterator[Conflict]:
         if "time_zone" in self.model_fields_set and not self.peaks:
-            yield Conflict(
-                ("time_zone",), "it is that of peaks, and there are none", "remove time_zone", self.time_zone
-            )
+            reason = "it is that of peaks, and there are none"
+            yield Conflict(("time_zone",), reason, "remove time_zone", self.time_zone)
 
     def _check_one_metric(self) -> Iterator[Conflict]:
         written_metrics = [key for key in ("queue", "kv_usage", "planner") if getattr(self, key)]
         if len(written_metrics) == 2 and "planner" in written_metrics:
+            key = written_metrics[0]
             reason = "KEDA scales by it, and the planner in KEDA's place: only one may own the replicas"
-            yield Conflict(
-                (written_metrics[0],),
-                reason,
-                f"remove {written_metrics[0]}, or planner",
-                getattr(self, written_metrics[0]),
-            )
+            yield Conflict((key,), reason, f"remove {key}, or planner", getattr(self, key))
         elif len(written_metrics) != 1:
             key_path = () if not written_metrics else ("kv_usage",)
             yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "set queue: 4, or kv_usage: 80%")

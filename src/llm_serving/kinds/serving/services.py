@@ -6,7 +6,7 @@ import hashlib
 import http.client
 import math
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from llm_serving.catalog import images
 from llm_serving.catalog.instances import DEVICES
@@ -82,36 +82,31 @@ def build_router_service(
     single_models = [role.served_model for role in engine_roles if role.served_model and not role.sleepers]
     served_model = next(iter((*single_models, *(model for role in engine_roles for model in role.served_models))))
     built = router_process.build_router_service(context, engine_services, served_model)
-    update: dict[str, object] = {"env": {**built.env, **_build_front_env(context)}}
-    if not context.conventions.is_local:
+    env, update = dict(built.env), dict[str, object]()
+    if context.conventions.is_local:
+        if not single_models and built.probe:
+            # It is asked again later, and a request would wake a model. The page fails until a replica is found.
+            update["probe"] = Probe(path="/v1/models", body={}, deadline_s=built.probe.deadline_s)
+    else:
         metrics_port = ROUTER_ADMIN_PORT if context.router.beside else METRICS_PORT
         usage = {deployments.USAGE: deployments.USAGE_PORT} if context.door else {}
         update["ports"] = {"metrics": metrics_port, **usage}
-    if context.blueprint.auth and not context.conventions.is_local:
-        update["secrets"] = list_read(context.blueprint.auth.keys.stored)
-    if context.conventions.is_local and not single_models and built.probe:
-        # It is asked again later, and a request would wake a model. The page fails until a replica is found.
-        update["probe"] = Probe(path="/v1/models", body={}, deadline_s=built.probe.deadline_s)
+        if context.blueprint.auth:
+            update["secrets"] = list_read(context.blueprint.auth.keys.stored)
+        if context.router.discovery or context.router.beside:
+            env[START_WAIT_VARIABLE] = str(START_WAIT_S)
+    if context.conventions.runs_tasks:
+        env[STOP_DELAY_VARIABLE] = str(ECS_STOP_DELAY_S)
     if context.conventions.is_kubernetes:
         # With no engine there is no answer, and the request that wakes one must find the router.
         path = ALIVE_PATH if any(role.replicas.min == 0 for role in engine_roles) else READY_PATH
         update["probe"] = Probe(path=path, body={}, health=ALIVE_PATH, deadline_s=ROUTER_START_S)
-    return _complete(context, built, router, context.router.metrics_path, **update)
-
-
-def _build_front_env(context: Context) -> dict[str, str]:
-    router, conventions = context.router, context.conventions
-    finds_engines = not conventions.is_local and (router.discovery or router.beside)
-    return {
-        **({START_WAIT_VARIABLE: str(START_WAIT_S)} if finds_engines else {}),
-        **({STOP_DELAY_VARIABLE: str(ECS_STOP_DELAY_S)} if conventions.runs_tasks else {}),
-    }
+    return _complete(context, built, router, context.router.metrics_path, env=env, **update)
 
 
 def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, replica: int, rank: int) -> Service:
     served_model = resolved.served_model
-    if served_model is None:
-        raise ValueError(f"the role {resolved.name} runs no engine")
+    assert served_model, "a role of an engine has a model"
     built = engine_process.build_engine_service(context, placed, served_model, resolved.image, replica, rank)
     update: dict[str, object] = {"calls": _build_calls(context.blueprint.traces)}
     if not context.conventions.is_local:
@@ -124,7 +119,11 @@ def _build_engine_service(context: Context, placed: PlacedRole, resolved: Role, 
             "prefetch": _build_prefetch(context, placed, served_model),
             "mounts": mounts,
             "placement": _build_placement(context, placed, resolved),
-            "is_root": _needs_root(resolved, mounts),
+            "is_root": bool(
+                resolved.resources.efa
+                or resolved.resources.device == DEVICES["neuron"]
+                or any(mount.node_path for mount in mounts.values())
+            ),
             "node_check": _build_node_check(placed, resolved),
         }
     if context.is_node_service(resolved.nodes):
@@ -185,12 +184,6 @@ def _build_placement(context: Context, placed: PlacedRole, resolved: Role) -> Pl
         gives_way=role.gives_way,
         queue=role.pool if role.gang and context.conventions.is_kubernetes else "",
     )
-
-
-def _needs_root(role: Role, mounts: Mapping[str, Mount]) -> bool:
-    is_neuron = role.resources.device == DEVICES["neuron"]
-    writes_to_node = any(mount.node_path for mount in mounts.values())
-    return role.resources.efa > 0 or is_neuron or writes_to_node
 
 
 def _build_node_check(placed: PlacedRole, role: Role) -> tuple[str, ...]:

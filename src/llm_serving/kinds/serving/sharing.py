@@ -90,13 +90,11 @@ def _build_command(engine: Service, env: Mapping[str, str]) -> tuple[str, ...]:
     return ("env", *own, *engine.command)
 
 
-def _build_probe(context: Context, engines: Sequence[Service]) -> Probe | None:
+def _build_probe(context: Context, engines: Sequence[Service]) -> Probe:
     """Build a request that a model answers once all are loaded.
 
     Here, where it is sent again later, it names none: it wakes no model that sleeps.
     """
-    probes = [engine.probe for engine in engines if engine.probe]
-    if not probes:
-        return None
+    probes = [engine.probe for engine in engines if engine.probe]  # each has one: their replicas have one node
     body = {key: value for key, value in probes[0].body.items() if key != "model" or not context.conventions.is_local}
     return probes[0].model_copy(update={"deadline_s": sum(probe.deadline_s for probe in probes), "body": body})

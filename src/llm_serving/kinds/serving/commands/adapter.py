@@ -9,7 +9,7 @@ import typer
 
 from llm_serving import console
 from llm_serving.kinds.serving import adapter_loading
-from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
+from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.options.arguments import FLEET, TARGET, Fleet, Folder, Target
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
@@ -51,7 +51,8 @@ def load(
             soft_wrap=True,
         )
         return
-    adapter_loading.load(_require_local(folder), role, name, adapter_loading.parse_folder(adapter))
+    deployment = narrow(LocalTarget().require_deployment(folder))
+    adapter_loading.load(deployment, role, name, adapter_loading.parse_folder(adapter))
     console.out.print(f"{name}: loaded on {role}; the router finds it within seconds", markup=False)
 
 
@@ -62,12 +63,8 @@ def unload(folder: Folder, role: RoleName, name: Name, fleet: Fleet = FLEET, tar
     if registry.load_target(target).needs_aws:
         _change_on_aws(folder, fleet, target, role, name)
         return
-    adapter_loading.unload(_require_local(folder), role, name)
+    adapter_loading.unload(narrow(LocalTarget().require_deployment(folder)), role, name)
     console.out.print(f"{name}: unloaded from {role}", markup=False)
-
-
-def _require_local(folder: Path) -> ServingDeployment:
-    return narrow(LocalTarget().require_deployment(folder))
 
 
 def _change_on_aws(folder: Path, fleet: Path, target: str, role: str, name: str, location: str = "") -> None:

@@ -6,7 +6,7 @@ import yaml
 
 from llm_serving import console
 from llm_serving.kinds.serving import alerts, objectives
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.options.arguments import FLEET, Fleet, Folder
 from llm_serving.services import inputs
 from llm_serving.services.kinds import Capability
@@ -20,8 +20,7 @@ def print_alerts(folder: Folder, fleet: Fleet = FLEET) -> None:
     They are those of the chart. Example: `blueprint alerts mine > rules.yaml && promtool check rules rules.yaml`.
     """
     inputs.require_capability(folder, Capability.ALERTS)
-    deployment = planning.plan_offline(folder, fleet, EksTarget.name).deployment
-    assert isinstance(deployment, ServingDeployment)
+    deployment = narrow(planning.plan_offline(folder, fleet, EksTarget.name).deployment)
     for limit in objectives.list_unmeasured(deployment.slo, deployment.latency_objectives):
         console.err.print(f"{limit}: no alert: no bucket of {deployment.engine} measures it", markup=False)
     print(yaml.safe_dump(alerts.build_rules(deployment), sort_keys=False, width=10_000), end="")

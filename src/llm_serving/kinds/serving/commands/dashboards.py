@@ -10,7 +10,7 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.kinds.serving import dashboards, dashboards_server
-from llm_serving.kinds.serving.deployment import ServingDeployment
+from llm_serving.kinds.serving.deployment import ServingDeployment, narrow
 from llm_serving.options.arguments import FLEET, Fleet, Folder
 from llm_serving.services import inputs
 from llm_serving.services.kinds import Capability
@@ -55,8 +55,7 @@ def _show_page(folder: Path) -> None:
 
 
 def _write_files(folder: Path, fleet: Path, to: Path) -> None:
-    deployment = planning.plan_offline(folder, fleet, EksTarget.name).deployment
-    assert isinstance(deployment, ServingDeployment)
+    deployment = narrow(planning.plan_offline(folder, fleet, EksTarget.name).deployment)
     built = dashboards.build(deployment)
     to.mkdir(parents=True, exist_ok=True)
     for panel in built.left_out:
