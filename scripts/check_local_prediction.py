@@ -62,7 +62,8 @@ PROCESSOR = Accelerators(
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, calibrate and sweep; return the exit code."""
-    allowed, others = float(arguments[0]) if arguments else MAX_OTHERS, measure_others()
+    allowed = float(arguments[0]) if arguments else MAX_OTHERS
+    others = sum(psutil.cpu_percent(10, percpu=True))  # of all processes, while this one sleeps for ten seconds
     if others > allowed:
         print(f"skipped: other processes use {others:.0f}% of a core, more than {allowed:g}%")
         return 0
@@ -77,11 +78,6 @@ def main(arguments: Sequence[str]) -> int:
             return compare()
         finally:
             command_line.run(["destroy", "mine", "--yes"])
-
-
-def measure_others() -> float:
-    """Return what all processes use within ten seconds, in percent of a core, while this one sleeps."""
-    return sum(psutil.cpu_percent(10, percpu=True))
 
 
 def write_blueprint() -> None:

@@ -89,7 +89,8 @@ def upgrade(version: str, root: Path = ROOT) -> int:
     if not re.fullmatch(VERSION, version):
         raise InputError(f"{version} is not a release of vLLM. Fix: write a version, such as 0.32.0.")
     recorded_options = _load_record(root)
-    earlier = {*read_pins(root), _get_recorded_version(recorded_options)} - {version}
+    recorded_version = re.search(VERSION, recorded_options.source)
+    earlier = {*read_pins(root), recorded_version[0] if recorded_version else ""} - {version}
     if not earlier:
         console.out.print(f"vLLM is at {version} already: nothing to do.")
         return 0
@@ -111,11 +112,6 @@ def upgrade(version: str, root: Path = ROOT) -> int:
 
 def _load_record(root: Path) -> EngineOptions:
     return EngineOptions.model_validate_json((root / RECORD).read_text(encoding="utf-8"))
-
-
-def _get_recorded_version(recorded_options: EngineOptions) -> str:
-    match = re.search(VERSION, recorded_options.source)
-    return match[0] if match else ""
 
 
 def read_pins(root: Path = ROOT) -> list[str]:
@@ -309,24 +305,10 @@ def require_uses(changes: list[Change]) -> None:
 
 def print_mentions(earlier: set[str], root: Path) -> None:
     """Print the lines that still name the earlier version: statements about it that a person reads again."""
-    result = subprocess.run(
-        [
-            "git",
-            "grep",
-            "--line-number",
-            "--fixed-strings",
-            *(f"-e{version}" for version in sorted(earlier)),
-            "--",
-            ":!*.txt",
-            ":!*.sum",
-            ":!CHANGELOG.md",
-        ],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = result.stdout.splitlines()
+    versions = [f"-e{version}" for version in sorted(earlier)]
+    command = ["git", "grep", "--line-number", "--fixed-strings", *versions]
+    command += ["--", ":!*.txt", ":!*.sum", ":!CHANGELOG.md"]
+    lines = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.splitlines()
     console.out.print(
         f"{len(lines)} lines name vLLM {', '.join(sorted(earlier))}: read them again, and its images' row."
     )

@@ -23,7 +23,7 @@ import yaml
 
 from llm_serving.catalog import config_json, instances, models, step_times
 from llm_serving.catalog.architecture import Architecture
-from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.instances import Accelerators
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4
 from llm_serving.catalog.step_times import EFFICIENCIES, SECONDS, Coefficients, FittedDevice, Interval, StepTimes
@@ -228,15 +228,12 @@ def read_maximum(row: Mapping[str, str], model_facts: Known) -> Point:
     shape = Shape(row["model"], row["gpu"], int(row["tensor"].lstrip("DEPT")), row["precision"].lower(), row["engine"])
     lengths = int(row["input_tokens"]), int(row["output_tokens"])
     model, instance = build_model(shape, model_facts), instances.find(LARGE_TYPES.get(shape.gpu, DEVICES[shape.gpu]))
-    cache_tokens = _count_cache_tokens(model, instance, shape.tensor, sum(lengths))
+    assert isinstance(model, Model), "maxima are of models that the catalog has"
+    setup = ReplicaSetup(shape.tensor, context=sum(lengths), dtype="fp8")
+    cache_tokens = vllm.compute_fit(model, instance, setup).cache_tokens
     step = StepTime(model, find_device(shape.gpu), Split(shape.tensor), "fp8")
     users = min(MAX_SEQUENCES, int(cache_tokens / (lengths[0] + lengths[1] / 2)))
     return Point(int(row["id"]), shape, *lengths, users, users / float(row["output_tok_s"]), step)
-
-
-def _count_cache_tokens(model: Architecture, instance: Instance, tensor: int, context: int) -> int:
-    assert isinstance(model, Model), "maxima are of models that the catalog has"
-    return vllm.compute_fit(model, instance, ReplicaSetup(tensor, context=context, dtype="fp8")).cache_tokens
 
 
 @dataclass(frozen=True)
@@ -274,9 +271,8 @@ class OpenLoop:
 
 def read_open_loops() -> list[OpenLoop]:
     """Return the open loops with their percentiles, vLLM 0.15.1 on H100."""
-    return [
-        read_open_loop(row, model_facts) for row, model_facts in _read_rows() if row["load"].startswith("open constant")
-    ]
+    rows = [(row, model_facts) for row, model_facts in _read_rows() if row["load"].startswith("open constant")]
+    return [read_open_loop(row, model_facts) for row, model_facts in rows]
 
 
 def read_open_loop(row: Mapping[str, str], model_facts: Known) -> OpenLoop:
@@ -295,19 +291,16 @@ def read_open_loop(row: Mapping[str, str], model_facts: Known) -> OpenLoop:
 
 
 LOW_RATE = 6.0
-"""Requests a second up to which an open loop tells `first_token_s`; the higher ones tell the error."""
-
-
-def measure_first_token_s(times: StepTimes) -> float:
-    """Return what low loads took to the first token beyond the simulated steps, the median."""
-    loops = [loop for loop in read_open_loops() if loop.rate <= LOW_RATE]
-    return float(np.median([loop.ttft_p50_s - compute_percentile(loop.simulate(times).ttft_s, 50) for loop in loops]))
+"""Requests a second up to which an open loop tells `first_token_s`, what a first token took beyond the simulated steps;
+the higher ones tell the error."""
 
 
 def fit_all(points: Sequence[Point]) -> StepTimes:
     """Return the coefficients that fit best, and the intervals by what was left out."""
     times = fit(points)
-    coefficients = times.coefficients.model_copy(update={"first_token_s": measure_first_token_s(times)})
+    loops = [loop for loop in read_open_loops() if loop.rate <= LOW_RATE]
+    beyond_s = [loop.ttft_p50_s - compute_percentile(loop.simulate(times).ttft_s, 50) for loop in loops]
+    coefficients = times.coefficients.model_copy(update={"first_token_s": float(np.median(beyond_s))})
     times = times.model_copy(update={"coefficients": coefficients})
     keys = [build_key(point) for point in points]
     left_out = []

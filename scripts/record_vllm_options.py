@@ -108,12 +108,9 @@ def find_type(convert: Any) -> str:
         return "text"
     if accepts(convert, "7") and not accepts(convert, "word") and not accepts(convert, "{}"):
         return "number" if accepts(convert, "0.5") else "int"
-    return "json" if accepts(convert, "{}") and (not accepts(convert, "word") or takes_mapping(convert)) else "text"
-
-
-def takes_mapping(convert: Callable[[str], Any]) -> bool:
-    """Return whether a converter that takes any text reads a mapping from JSON."""
-    return isinstance(convert('{"key": 1}'), dict)
+    if not accepts(convert, "{}"):
+        return "text"
+    return "text" if accepts(convert, "word") and not isinstance(convert('{"key": 1}'), dict) else "json"
 
 
 def accepts(convert: Callable[[str], Any], text: str) -> bool:

@@ -13,33 +13,11 @@ from scripts import gpu_stand_in
 from scripts.gpu_stand_in import COUNT, FAKE_RANKS, MEMORY, Answer, OnMeta
 
 LIBRARIES = (
-    "blobfile",
-    "cuda",
-    "cutlass",
-    "deep_ep",
-    "deep_gemm",
-    "deepseek_recipe",
-    "easydict",
-    "flash_attn",
-    "flash_mla",
-    "flashinfer",
-    "humming",
-    "IPython",
-    "modelscope",
-    "mooncake",
-    "nvshmem",
-    "outlines",
-    "py_spy",
-    "pynvml",
-    "quack",
-    "sgl_deep_gemm",
-    "sgl_flash_mla",
-    "sgl_kernel",
-    "smg_grpc_servicer",
-    "tilelang",
-    "tml_renderers",
+    "blobfile", "cuda", "cutlass", "deep_ep", "deep_gemm", "deepseek_recipe", "easydict", "flash_attn", "flash_mla",
+    "flashinfer", "humming", "IPython", "modelscope", "mooncake", "nvshmem", "outlines", "py_spy", "pynvml", "quack",
+    "sgl_deep_gemm", "sgl_flash_mla", "sgl_kernel", "smg_grpc_servicer", "tilelang", "tml_renderers",
     "torch_memory_saver",
-)
+)  # fmt: skip
 
 warnings.simplefilter("ignore")
 os.environ["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] = "1"
