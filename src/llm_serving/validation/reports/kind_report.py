@@ -15,11 +15,7 @@ from llm_serving.validation.reports.report import Report
 from llm_serving.validation.statistics.gate import MissedObjective
 
 
-class ReportPart(PublishedData):
-    """Base of a report and of its parts."""
-
-
-class KindReport(ReportPart):
+class KindReport(PublishedData):
     """One validation."""
 
     kind: str

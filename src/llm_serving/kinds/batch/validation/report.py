@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_serving.validation.reports.kind_report import KindReport, ReportPart
+from llm_serving.settings.plain import PublishedData
+from llm_serving.validation.reports.kind_report import KindReport
 
 
-class RowCounts(ReportPart):
+class RowCounts(PublishedData):
     """The rows of the sample job."""
 
     total: int
@@ -27,7 +28,7 @@ class RowCounts(ReportPart):
     """Rows that could not run and have an answer, and rows that could run and failed."""
 
 
-class Moment(ReportPart):
+class Moment(PublishedData):
     """The job at one time."""
 
     seconds: float
@@ -43,14 +44,14 @@ class Moment(ReportPart):
     """Of all workers, as each last said."""
 
 
-class Reference(ReportPart):
+class Reference(PublishedData):
     """Rate of the endpoint at a fixed concurrency."""
 
     concurrency: int
     output_tokens_per_s: float
 
 
-class TeamUse(ReportPart):
+class TeamUse(PublishedData):
     """Usage of a team's jobs since the deployment began, including the sample job."""
 
     team: str
@@ -64,7 +65,7 @@ class TeamUse(ReportPart):
     """Of that time; null on a target without prices."""
 
 
-class ShareMoment(ReportPart):
+class ShareMoment(PublishedData):
     """The jobs at one time."""
 
     seconds: float
@@ -77,7 +78,7 @@ class ShareMoment(ReportPart):
     """Output tokens of the urgent job."""
 
 
-class TeamShare(ReportPart):
+class TeamShare(PublishedData):
     """A team's share of the output tokens while all teams had rows."""
 
     team: str
@@ -88,7 +89,7 @@ class TeamShare(ReportPart):
     rows: int
 
 
-class UrgentJob(ReportPart):
+class UrgentJob(PublishedData):
     """A job of `priority: high` that was submitted while the others ran."""
 
     team: str
@@ -100,7 +101,7 @@ class UrgentJob(ReportPart):
     """From its submission to the first row with a result."""
 
 
-class FairShare(ReportPart):
+class FairShare(PublishedData):
     """Jobs of all teams at once, each with as many rows as its weight."""
 
     teams: tuple[TeamShare, ...]

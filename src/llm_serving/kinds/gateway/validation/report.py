@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_serving.validation.reports.kind_report import KindReport, ReportPart
+from llm_serving.settings.plain import PublishedData
+from llm_serving.validation.reports.kind_report import KindReport
 from llm_serving.validation.statistics.sample_statistics import Latency
 
 
-class TeamCalls(ReportPart):
+class TeamCalls(PublishedData):
     """What a team's calls to one model got."""
 
     team: str
@@ -19,7 +20,7 @@ class TeamCalls(ReportPart):
     """Of the others, by status or kind of failure."""
 
 
-class Refusal(ReportPart):
+class Refusal(PublishedData):
     """A call that must be refused."""
 
     call: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_serving.validation.reports.kind_report import KindReport, ReportPart
+from llm_serving.settings.plain import PublishedData
+from llm_serving.validation.reports.kind_report import KindReport
 from llm_serving.validation.statistics.sample_statistics import Latency
 
 
-class EventCounts(ReportPart):
+class EventCounts(PublishedData):
     """The events that were sent."""
 
     sent: int
@@ -26,7 +27,7 @@ class EventCounts(ReportPart):
     """Valid events with a dead letter, and others with an answer."""
 
 
-class StreamMetrics(ReportPart):
+class StreamMetrics(PublishedData):
     """Times of valid events, in milliseconds."""
 
     answer_ms: Latency
