@@ -21,7 +21,7 @@ from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import Driver
 from llm_serving.validation.load import api_key, data_rows, driver_result, load_plan, prompts, trace
 from llm_serving.validation.load.answer import Sample
-from llm_serving.validation.load.driver_result import DriverResult, Progress
+from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.trace import TraceRow
@@ -171,14 +171,13 @@ def _check_data(traffic: Traffic, folder: Path) -> tuple[str, ...]:
 
 
 def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:
-    work = Path(driver_plan.folder)
-    shown_plan = driver_plan.model_copy(update={"folder": console.shorten_path(work)})
+    shown_plan = driver_plan.model_copy(update={"folder": console.shorten_path(Path(driver_plan.folder))})
     # A few of Locust's variables change even its library.
     stray = {name: "" for name in os.environ if name.startswith("LOCUST_")}
     return [
         Command(
             load_plan.build_command(shown_plan, console.shorten_path(user_file), index),
-            log=work / driver_result.name_part(driver_result.LOG_FILE, index),
+            log=driver_plan.locate(driver_result.LOG_FILE, index),
             hidden_environment=stray,
         )
         for index in range(driver_plan.processes)
@@ -194,7 +193,10 @@ def run_locust(driver_plan: LoadPlan, user_file: Path) -> None:
     with console.step("Run the load test") as step:
 
         def watch() -> None:
-            if progress := _read_progress(driver_plan):
+            indexes = range(driver_plan.processes)
+            readings = (driver_result.read_progress(Path(driver_plan.folder), index) for index in indexes)
+            if parts := [part for part in readings if part]:
+                progress = driver_result.merge_progress(parts, driver_plan.traffic.requests)
                 step.note = driver_result.format_progress(progress)
 
         console.run_together(build_commands(driver_plan, user_file), timeout_s=driver_plan.timeout_s, on_poll=watch)
@@ -218,7 +220,7 @@ def merge_results(driver_plan: LoadPlan, results: Sequence[DriverResult]) -> Dri
     """Return one result of all processes; the first prepared the load and read the engine's metrics."""
     overlap = PrefixOverlap()
     for index in range(driver_plan.processes):
-        overlap.merge(PrefixOverlap.load(_locate_part(driver_plan, driver_result.OVERLAP_FILE, index)))
+        overlap.merge(PrefixOverlap.load(driver_plan.locate(driver_result.OVERLAP_FILE, index)))
     return results[0].model_copy(
         update={
             "duration_s": max(result.duration_s for result in results),
@@ -231,9 +233,7 @@ def merge_results(driver_plan: LoadPlan, results: Sequence[DriverResult]) -> Dri
 
 def _merge_samples(driver_plan: LoadPlan) -> list[Sample]:
     """Return the samples of all processes, and leave one file of them."""
-    file, *parts = (
-        _locate_part(driver_plan, driver_result.SAMPLES_FILE, index) for index in range(driver_plan.processes)
-    )
+    file, *parts = (driver_plan.locate(driver_result.SAMPLES_FILE, index) for index in range(driver_plan.processes))
     with file.open("ab") as merged:
         for part in parts:
             merged.write(part.read_bytes())
@@ -242,19 +242,9 @@ def _merge_samples(driver_plan: LoadPlan) -> list[Sample]:
         return [Sample.from_json(line) for line in lines]
 
 
-def _locate_part(driver_plan: LoadPlan, name: str, index: int) -> Path:
-    return Path(driver_plan.folder) / driver_result.name_part(name, index)
-
-
 def _compute_timeout(target: LoadTarget, rows: Sequence[TraceRow]) -> float:
     traffic, most = target.traffic, target.admitted or sys.maxsize
     in_turn = traffic.warm_up // min(most, load_plan.count_users(traffic, rows))
     chain = FIRST_PROBES + math.ceil(len(prompts.VOCABULARY) / min(most, prompts.CONCURRENCY))
     probes = chain * len(target.models) + in_turn + 1
     return _START_TIMEOUT_S + probes * traffic.deadline + traffic.time_limit + traffic.deadline
-
-
-def _read_progress(driver_plan: LoadPlan) -> Progress | None:
-    readings = (driver_result.read_progress(Path(driver_plan.folder), index) for index in range(driver_plan.processes))
-    parts = [part for part in readings if part]
-    return driver_result.merge_progress(parts, driver_plan.traffic.requests) if parts else None

@@ -214,7 +214,8 @@ def _read_events(chunks: Iterable[tuple[float, bytes]], answer: Answer) -> None:
         if not isinstance(event, dict):
             continue
         if event.get("error") or event.get("object") == "error":
-            answer.failure = answer.failure or _extract_message(event)
+            error = event.get("error", event)
+            answer.failure = answer.failure or str(error.get("message", error) if isinstance(error, dict) else error)
             continue
         reasoning, output = _extract_content(event, answer)
         content = reasoning + output
@@ -276,11 +277,6 @@ def _extract_content(event: dict[str, Any], answer: Answer) -> tuple[str, str]:
             function = call.get("function") or {}
             output += [function.get("name"), function.get("arguments")]
     return "".join(filter(None, reasoning)), "".join(filter(None, output))
-
-
-def _extract_message(event: dict[str, Any]) -> str:
-    error = event.get("error", event)
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 def set_error(sample: Sample, answer: Answer, *, has_tokens: bool = True) -> None:

@@ -8,7 +8,7 @@ is as long as the recorded one; conversations of fewer than two messages are lef
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,17 +185,15 @@ def _read_sharegpt(path: Path, text: str) -> list[DataRow]:
         raise InputError(
             [Mistake(path, error.lineno, error.colno, "", "", reason, "use the JSON of ShareGPT as published")]
         ) from None
-    return list(_parse_conversations(conversations))
-
-
-def _parse_conversations(conversations: list[Any]) -> Iterator[DataRow]:
+    rows = []
     for conversation in conversations:
         messages = conversation.get("conversations") if isinstance(conversation, dict) else None
         if not isinstance(messages, list) or len(messages) < 2:
             continue
         question, answer = _get_text(messages[0], _HUMAN), _get_text(messages[1], _ASSISTANT)
         if question and answer:
-            yield DataRow(({"role": "user", "content": question},), recorded_answer=answer)
+            rows.append(DataRow(({"role": "user", "content": question},), recorded_answer=answer))
+    return rows
 
 
 def _get_text(message: Any, senders: tuple[str, ...]) -> str:

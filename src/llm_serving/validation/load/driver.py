@@ -13,7 +13,7 @@ import json
 import platform
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from gevent.pool import Pool
 
 from llm_serving.services import tasks
 from llm_serving.validation.load import data_rows, driver_result, metrics_pages, prompts
-from llm_serving.validation.load.data_rows import DataRow
 from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
 from llm_serving.validation.load.load import Load, cycle_prompts, generate_prompts
 from llm_serving.validation.load.load_plan import WHOLE, LoadPlan, Shard
@@ -123,7 +122,7 @@ def _play(load: Load, start_time: float, result: DriverResult) -> None:
     result.processes = [watch.finish()]
     result.duration_s = load.end_time - load.start_time
     result.ramp_s = load.ramp_s
-    load.overlap.save(Path(load.plan.folder) / driver_result.name_part(driver_result.OVERLAP_FILE, load.shard.index))
+    load.overlap.save(load.plan.locate(driver_result.OVERLAP_FILE, load.shard.index))
 
 
 def _measure_server(user: Any, load: Load) -> Setup:
@@ -131,7 +130,12 @@ def _measure_server(user: Any, load: Load) -> Setup:
     plan = load.plan
     if plan.data:
         rows = data_rows.read_rows(Path(plan.data), plan.traffic)
-        rates = _measure_recorded_answers(user, plan, rows)
+        texts = [row.recorded_answer for row in rows if row.recorded_answer]
+        rates = {
+            model: prompts.measure_tokens_per_character(functools.partial(_count_tokens, user, model), texts)
+            for model in plan.models
+            if texts
+        }
         return Setup(engine_dialect=load.engine_dialect, tokens_per_character=rates)
     if plan.task == tasks.DRAW:  # its prompts are no texts of so many tokens
         return Setup(engine_dialect=load.engine_dialect)
@@ -151,15 +155,6 @@ def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> t
         unique_count = shard.count_own(len(rows) * len(plan.models))
         return cycle_prompts(plan, phase, rows, setup.tokens_per_character, shard), unique_count
     return generate_prompts(plan, phase, setup.costs, shard), None
-
-
-def _measure_recorded_answers(user: Any, plan: LoadPlan, rows: Sequence[DataRow]) -> dict[str, float]:
-    texts = [row.recorded_answer for row in rows if row.recorded_answer]
-    return {
-        model: prompts.measure_tokens_per_character(functools.partial(_count_tokens, user, model), texts)
-        for model in plan.models
-        if texts
-    }
 
 
 def _detect_dialect(user: Any, load: Load) -> bool:

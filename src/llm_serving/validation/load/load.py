@@ -90,11 +90,7 @@ class Load:
         self._upcoming = queue.Queue(maxsize=_compute_queue_size(plan.traffic))
         self._producer: gevent.Greenlet | None = None
         self._pauses = random.Random(f"{plan.traffic.seed}/pauses/{shard.index}")
-        self._folder = Path(plan.folder)
-        self._samples = self._locate(driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
-
-    def _locate(self, name: str) -> Path:
-        return self._folder / driver_result.name_part(name, self.shard.index)
+        self._samples = plan.locate(driver_result.SAMPLES_FILE, shard.index).open("w", encoding="utf-8")
 
     def _count_requests(self, starts: Sequence[int]) -> int:
         requests = self.plan.traffic.requests
@@ -233,7 +229,8 @@ class Load:
         progress = self._progress
         progress.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
         progress.remaining_s = self._estimate_remaining()
-        processes.write_whole(self._locate(driver_result.PROGRESS_FILE), progress.model_dump_json())
+        file = self.plan.locate(driver_result.PROGRESS_FILE, self.shard.index)
+        processes.write_whole(file, progress.model_dump_json())
 
     def _estimate_remaining(self) -> float | None:
         progress, traffic = self._progress, self.plan.traffic

@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
 from llm_serving.settings.plain import PlainData
 from llm_serving.settings.units import Bounds
-from llm_serving.validation.load.driver_result import PLAN_FILE
+from llm_serving.validation.load.driver_result import PLAN_FILE, name_part
 from llm_serving.validation.load.trace import TraceRow
 
 _T = TypeVar("_T")
@@ -91,6 +92,10 @@ class LoadPlan(PlannedLoad):
 
     folder: str
     """Absolute path of the driver's output directory."""
+
+    def locate(self, name: str, index: int) -> Path:
+        """Return a process's own file in the output directory."""
+        return Path(self.folder) / name_part(name, index)
 
     def bound(self, at_once: int) -> int:
         """Return how many requests are sent at once to prepare the load, of as many or fewer."""
@@ -230,7 +235,8 @@ def count_users(traffic: Traffic, rows: Sequence[TraceRow] = (), shard: Shard = 
     if traffic.users is not None:
         return shard.count_own(traffic.users)
     times = list(shard.select(draw_arrivals(traffic, rows) or []))
-    window = _compute_longest_session(traffic)
+    pauses = (traffic.turns.max - 1) * MAX_PAUSES * (traffic.think_time or 0.0)
+    window = traffic.turns.max * traffic.deadline + pauses  # the longest session
     most = max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=1)
     return most if traffic.max_concurrency is None else min(most, shard.count_own(traffic.max_concurrency))
 
@@ -243,11 +249,6 @@ def build_command(plan: LoadPlan, user_file: str, shard: int) -> list[str]:
 
 MAX_PAUSES = 10
 """Pause in mean pauses that is hardly exceeded: one in 22,000 exponential ones is longer."""
-
-
-def _compute_longest_session(traffic: Traffic) -> float:
-    pauses = (traffic.turns.max - 1) * MAX_PAUSES * (traffic.think_time or 0.0)
-    return traffic.turns.max * traffic.deadline + pauses
 
 
 STREAMS_PER_PROCESS = 500

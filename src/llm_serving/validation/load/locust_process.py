@@ -46,7 +46,7 @@ def run(plan: LoadPlan, shard: Shard, user_file: Path) -> None:
     environment.load = Load(plan, shard)
     runner = environment.create_local_runner()
     locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
-    csv_prefix = Path(plan.folder) / driver_result.name_part(driver_result.CSV_PREFIX, shard.index)
+    csv_prefix = plan.locate(driver_result.CSV_PREFIX, shard.index)
     writer = stats.StatsCSVFileWriter(environment, stats.PERCENTILES_TO_REPORT, str(csv_prefix))
     gevent.spawn(stats.stats_history, runner)
     gevent.spawn(writer.stats_writer)

@@ -56,8 +56,10 @@ def read(path: Path, limit: int, *, is_sorted: bool = False) -> list[TraceRow]:
     try:
         with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as lines:
             rows = _read_rows(path, lines, limit)
-        if is_sorted:
-            _require_order(path, rows)
+        for number, (row, following) in enumerate(itertools.pairwise(rows if is_sorted else ()), 2):
+            if following.at_s < row.at_s:
+                reason = f"request {number} came before the one above it"
+                raise InputError([Mistake(path, number + 1, 1, "", "", reason, "sort the trace by its times")])
         rows.sort(key=lambda row: row.at_s)
         return [row._replace(at_s=row.at_s - rows[0].at_s) for row in rows]
     except UnicodeDecodeError:
@@ -82,13 +84,6 @@ def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
     if not rows:
         raise _build_error(path, 0, "", "it has no requests")
     return rows
-
-
-def _require_order(path: Path, rows: list[TraceRow]) -> None:
-    for number, (row, following) in enumerate(itertools.pairwise(rows), 2):
-        if following.at_s < row.at_s:
-            reason = f"request {number} came before the one above it"
-            raise InputError([Mistake(path, number + 1, 1, "", "", reason, "sort the trace by its times")])
 
 
 def _build_error(path: Path, number: int, line: str, reason: str) -> InputError:
