@@ -165,16 +165,14 @@ class Simulation:
             if not self._advance(arrivals[0].at_s if arrivals else math.inf) or self.now_s > limit_s:
                 break
             for _ in range(min(self.ended - ended, len(following))):
-                self._add(following.popleft(), self.now_s)
+                job = following.popleft()
+                job.at_s = self.now_s
+                self._waiting.append(job)
         is_complete = self.ended == len(requests)
         busy = 1 - self.least_free / self._total_blocks if self._total_blocks else 1.0
         return Outcome(
             self.ttft_s, self.e2e_s, self.gaps, self.output_tokens, self.now_s, self.preemptions, busy, is_complete
         )
-
-    def _add(self, job: _Job, at_s: float) -> None:
-        job.at_s = at_s
-        self._waiting.append(job)
 
     def _advance(self, next_s: float) -> bool:
         """Run one step, or several that are alike; returns whether there was anything to run."""

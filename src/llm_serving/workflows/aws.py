@@ -255,21 +255,19 @@ class Workflow:
         if checkpoint and not any(stack_plan.plan.affected for stack_plan in stack_plans):
             console.err.print(f"[green]✓[/green] Confirmed on {checkpoint.recorded_at}; no other changes")
             return
-        for line in self._list_warnings(fleet_context.fleet):
-            console.err.print(line, markup=False)
+        fleet, file = fleet_context.fleet, self.request.fleet.path
+        warnings = self.request.target.list_warnings(fleet)
+        if fleet.state == "local":
+            hint = f"To share it with a team, write state: s3://BUCKET/PREFIX in {file}"
+            warnings = [f"Terraform's state is a local file. {hint}", *warnings]
+        for warning in warnings:
+            console.err.print(warning, markup=False)
         count = sum(
             stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty
         )
         cost = fleet_plan_table.describe_cost(fleet_context)
         confirm.ask(f"Create these {count:,} resources in {fleet_context.cloud_name}, {cost}?", yes)
         self.checkpoints.record("agreed", key)
-
-    def _list_warnings(self, fleet: Fleet) -> list[str]:
-        local_state = (
-            "Terraform's state is a local file. To share it with a team, write state: s3://BUCKET/PREFIX in "
-            f"{self.request.fleet.path}"
-        )
-        return [*([local_state] if fleet.state == "local" else []), *self.request.target.list_warnings(fleet)]
 
     def _finish_rehearsal(self, fleet_context: FleetContext) -> None:
         """End a rehearsal: list the remaining commands, and destroy what it created in an embedded AWS of its own."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from markupsafe import Markup
 
 from llm_serving.validation.pages import charts, html_report
-from llm_serving.validation.search.knee import UNITS, Point, Sweep
+from llm_serving.validation.search.knee import UNITS, Sweep
 
 
 def render(result: Sweep) -> str:
@@ -22,10 +21,12 @@ def render_pictures(result: Sweep) -> dict[str, Markup]:
     slo, unit, points = result.settings["slo"], UNITS[result.axis], result.points
     marks = {f"kept up to {charts.format_number(result.kept.load)}": result.kept.load} if result.kept else {}
 
-    def render_curves(title: str, unit_y: str, getters: Mapping[str, str], limits: dict[str, float]) -> Markup:
-        curves = {name: collect_curve(points, operator.attrgetter(field)) for name, field in getters.items()}
-        shown = {name: curve for name, curve in curves.items() if curve}
-        return Markup(charts.render_curves(title, unit, unit_y, shown, limits, marks))
+    def render_curves(title: str, unit_y: str, fields: Mapping[str, str], limits: dict[str, float]) -> Markup:
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for name, field in fields.items():
+            if curve := [(point.load, value) for point in points if (value := getattr(point, field)) is not None]:
+                curves[name] = curve
+        return Markup(charts.render_curves(title, unit, unit_y, curves, limits, marks))
 
     def render_latency(title: str, metric: str) -> Markup:
         limits = {name: limit for name, limit in slo.get(f"{metric}_ms", {}).items() if limit is not None}
@@ -47,9 +48,3 @@ def render_pictures(result: Sweep) -> dict[str, Markup]:
         "Answered requests/s, and goodput": render_curves("Answered requests/s", "requests/s", answered, {}),
         **({"Output tokens/s": tokens} if has_tokens else {}),
     }
-
-
-def collect_curve(points: Sequence[Point], get: Callable[[Point], float | None]) -> list[tuple[float, float]]:
-    """Return load and value of the points that have one; of a load that was sent twice the last."""
-    values = {point.load: value for point in points if (value := get(point)) is not None}
-    return sorted(values.items())

@@ -15,7 +15,6 @@ from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.load.answer import Sample
-from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.reports import report_remarks
 from llm_serving.validation.reports.measured import Measured
@@ -157,7 +156,7 @@ def _compute_numbers(measured: Measured, readings: _EngineReadings) -> _Numbers:
         throughput=_compute_throughput(answered, result.duration_s, pooled=bool(target.pooled)),
         steady=time_series.compute_steady_rates(samples, target.traffic.users or 0, result.ramp_s),
         tokens=_count_tokens(answered),
-        overlap=_measure_overlap(result, readings.cached_share, measured.prompts_digest),
+        overlap=_measure_overlap(measured, readings),
         stall_s=soundness.find_longest_stall(samples, target.traffic.deadline),
         unlike=_summarize_unlike(target, readings),
     )
@@ -165,13 +164,14 @@ def _compute_numbers(measured: Measured, readings: _EngineReadings) -> _Numbers:
 
 def _list_remarks(measured: Measured, numbers: _Numbers, readings: _EngineReadings) -> list[str]:
     target, driver, source = measured.target, measured.driver, measured.source
+    answering_replicas = [replica for replica in readings.replicas if replica.name in readings.answering]
     return [
         *([source.described] if source and source.is_limit else []),
         *measured.notes,
         *([f"The answers were not scored: {measured.unscored}."] if measured.unscored else []),
         *(driver.list_notes(target.traffic) if driver else ()),
         *unlike_workers.list_unclear(numbers.unlike),
-        *report_remarks.build(measured, numbers.tokens, numbers.overlap, readings.answering_replicas),
+        *report_remarks.build(measured, numbers.tokens, numbers.overlap, answering_replicas),
     ]
 
 
@@ -198,15 +198,6 @@ class _EngineReadings(NamedTuple):
 
     answering: AbstractSet[str]
     """Names of the replicas whose answers clients get: with prefill and decode apart, decode's."""
-
-    @property
-    def answering_replicas(self) -> list[Replica]:
-        return [replica for replica in self.replicas if replica.name in self.answering]
-
-    @property
-    def cached_share(self) -> float | None:
-        """Share of the prompts' tokens that were found in caches."""
-        return engine_metrics.compute_cached_share(self.before, self.after)
 
 
 def _read_engines(measured: Measured) -> _EngineReadings:
@@ -344,9 +335,10 @@ def _summarize_unlike(target: LoadTarget, readings: _EngineReadings) -> list[Unl
     )
 
 
-def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:
+def _measure_overlap(measured: Measured, readings: _EngineReadings) -> PromptOverlap:
+    result, cached_share = measured.result, engine_metrics.compute_cached_share(readings.before, readings.after)
     prompts, cached = (None if share is None else round(share, 4) for share in (result.shared_prompts, cached_share))
-    return PromptOverlap(prompts=prompts, of=result.shared_prompt_count, cached=cached, traffic=prompts_digest)
+    return PromptOverlap(prompts=prompts, of=result.shared_prompt_count, cached=cached, traffic=measured.prompts_digest)
 
 
 def _summarize_transfers(

@@ -138,6 +138,11 @@ def _build_result(
     axis, bracket = choose_axis(target.traffic, options), outcome.bracket
     capacity = _build_capacity(target, bracket, axis, started)
     shares = capacity.replicas.items() if capacity else ()
+    notes = [_describe_end(outcome.end[0], axis, outcome.end[1])] if outcome.end else []
+    notes += _list_notes(target, bracket, axis)
+    if options.limit_s is not None and outcome.is_late:
+        limit = f"{options.limit_s / 60:g} min"
+        notes.append(f"The time limit of {limit} was reached: the loads may lie further apart than asked.")
     return Sweep(
         name=target.name,
         target=target.target,
@@ -152,11 +157,7 @@ def _build_result(
         points=sorted(outcome.points, key=lambda point: point.load),
         settings=settings,
         interrupted=outcome.end is not None and isinstance(outcome.end[1], KeyboardInterrupt),
-        notes=[
-            *([_describe_end(outcome.end[0], axis, outcome.end[1])] if outcome.end else []),
-            *_list_notes(target, bracket, axis),
-            *([_describe_limit(options.limit_s)] if options.limit_s is not None and outcome.is_late else []),
-        ],
+        notes=notes,
     )
 
 
@@ -371,10 +372,6 @@ def _describe_end(load: float, axis: Axis, error: BlueprintError | KeyboardInter
         return f"The load of {format_load(load, axis)} was interrupted, and the search ended there."
     reason = str(error).partition("\n")[0]
     return f"The load of {format_load(load, axis)} could not be sent, and the search ended there: {reason}"
-
-
-def _describe_limit(limit_s: float) -> str:
-    return f"The time limit of {limit_s / 60:g} min was reached: the loads may lie further apart than asked."
 
 
 @contextlib.contextmanager

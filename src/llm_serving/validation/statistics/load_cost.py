@@ -11,10 +11,6 @@ from collections.abc import Sequence
 from llm_serving.settings.plain import PublishedData
 from llm_serving.validation.load.answer import Sample
 
-_MILLION = 1e6
-_THOUSAND = 1e3
-_HOUR_S = 3600
-
 
 class Cost(PublishedData):
     """Cost in US dollars, on demand."""
@@ -44,15 +40,15 @@ def estimate(price: tuple[float, str] | None, answered: Sequence[Sample], reques
     if price is None or requests_per_s <= 0:
         return None
     usd_h, basis = price
-    spent = usd_h * len(answered) / requests_per_s / _HOUR_S
+    spent = usd_h * len(answered) / requests_per_s / 3600
     input_tokens = sum(sample.input_tokens or 0 for sample in answered)
     output_tokens = sum(sample.output_tokens or 0 for sample in answered)
     return Cost(
         usd_h=round(usd_h, 4),
-        per_million_input_tokens=_divide(spent * _MILLION, input_tokens),
-        per_million_output_tokens=_divide(spent * _MILLION, output_tokens),
-        per_million_tokens=_divide(spent * _MILLION, input_tokens + output_tokens),
-        per_thousand_requests=_divide(spent * _THOUSAND, len(answered)),
+        per_million_input_tokens=_divide(spent * 1e6, input_tokens),
+        per_million_output_tokens=_divide(spent * 1e6, output_tokens),
+        per_million_tokens=_divide(spent * 1e6, input_tokens + output_tokens),
+        per_thousand_requests=_divide(spent * 1e3, len(answered)),
         basis=basis,
     )
 

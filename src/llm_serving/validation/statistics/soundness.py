@@ -184,7 +184,8 @@ def _check_queue(samples: Sequence[Sample]) -> Iterator[str]:
     last_start = max(start_times, default=0.0)
     if last_start <= 0:
         return
-    in_flight = _measure_in_flight(samples, last_start)
+    in_thirtieths = [*time_series.compute_in_flight(samples, last_start / 30), *[0.0] * 30]
+    in_flight = _Trend(fmean(in_thirtieths[10:20]), fmean(in_thirtieths[20:30]))
     answered = sum(
         sample.error is None and sample.start_s + (sample.e2e_ms or 0) / 1000 <= last_start for sample in samples
     )
@@ -288,11 +289,6 @@ def _check_answer_lengths(samples: Sequence[Sample]) -> Iterator[str]:
             f"at least {1 - MAX_SHORT_ANSWERS:.0%} make it the load of this traffic; needs output_tokens as the model "
             "answers, or a server that takes min_tokens and ignore_eos"
         )
-
-
-def _measure_in_flight(samples: Sequence[Sample], last_start: float) -> _Trend:
-    rates = [*time_series.compute_in_flight(samples, last_start / 30), *[0.0] * 30]
-    return _Trend(fmean(rates[10:20]), fmean(rates[20:30]))
 
 
 class DriverDoubt(NamedTuple):
