@@ -105,13 +105,13 @@ def _build_query(
         )
     return metric_alarm.CloudwatchMetricAlarmMetricQuery(
         id=query.id,
-        metric=metric_alarm.CloudwatchMetricAlarmMetricQueryMetric(
-            namespace=query.namespace,
-            metric_name=query.name,
-            dimensions=dict(query.dimensions),
-            period=period_s,
-            stat=query.stat,
-        ),
+        metric={
+            "namespace": query.namespace,
+            "metric_name": query.name,
+            "dimensions": dict(query.dimensions),
+            "period": period_s,
+            "stat": query.stat,
+        },
         return_data=return_data,
     )
 

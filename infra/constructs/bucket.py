@@ -41,7 +41,7 @@ def add_bucket(
         stack,
         f"{name}-versioning",
         bucket=s3_bucket.bucket,
-        versioning_configuration=aws.s3_bucket_versioning.S3BucketVersioningVersioningConfiguration(status="Enabled"),
+        versioning_configuration={"status": "Enabled"},
     )
     _add_encryption(stack, name, s3_bucket, key_arn)
     _add_access_controls(stack, name, s3_bucket, grants)
@@ -65,11 +65,7 @@ def _add_encryption(stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Buc
             encryption.S3BucketServerSideEncryptionConfigurationRuleA(
                 # One data key for many objects: without it each GET of a shard is a call to KMS.
                 bucket_key_enabled=True,
-                apply_server_side_encryption_by_default=(
-                    encryption.S3BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultA(
-                        sse_algorithm="aws:kms", kms_master_key_id=key_arn
-                    )
-                ),
+                apply_server_side_encryption_by_default={"sse_algorithm": "aws:kms", "kms_master_key_id": key_arn},
             )
         ],
     )
@@ -87,12 +83,11 @@ def _add_access_controls(
         ignore_public_acls=True,
         restrict_public_buckets=True,
     )
-    ownership = aws.s3_bucket_ownership_controls
-    ownership.S3BucketOwnershipControls(
+    aws.s3_bucket_ownership_controls.S3BucketOwnershipControls(
         stack,
         f"{name}-ownership",
         bucket=s3_bucket.bucket,
-        rule=ownership.S3BucketOwnershipControlsRule(object_ownership="BucketOwnerEnforced"),
+        rule={"object_ownership": "BucketOwnerEnforced"},
     )
     aws.s3_bucket_policy.S3BucketPolicy(
         stack,

@@ -53,22 +53,21 @@ def add_capacity_provider(
         instance_profile_arn=context.instance_profile.arn,
     )
     scaling_group = _add_scaling_group(context, group, template)
-    capacity_provider = aws.ecs_capacity_provider
-    provider = capacity_provider.EcsCapacityProvider(
+    provider = aws.ecs_capacity_provider.EcsCapacityProvider(
         context.stack,
         group.name,
         name=groups.format_provider_name(context.stack.fleet, group),
-        auto_scaling_group_provider=capacity_provider.EcsCapacityProviderAutoScalingGroupProvider(
-            auto_scaling_group_arn=scaling_group.arn,
-            managed_termination_protection="ENABLED",
-            managed_draining="ENABLED",
-            managed_scaling=capacity_provider.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
-                status="ENABLED",
-                target_capacity=compute_target_percent(group),
-                minimum_scaling_step_size=1,
-                maximum_scaling_step_size=group.max_size,
-            ),
-        ),
+        auto_scaling_group_provider={
+            "auto_scaling_group_arn": scaling_group.arn,
+            "managed_termination_protection": "ENABLED",
+            "managed_draining": "ENABLED",
+            "managed_scaling": {
+                "status": "ENABLED",
+                "target_capacity": compute_target_percent(group),
+                "minimum_scaling_step_size": 1,
+                "maximum_scaling_step_size": group.max_size,
+            },
+        },
     )
     # ECS deletes no provider that a cluster has: DELETE_FAILED, for which the AWS provider waits 20 minutes. With this,
     # the association goes first. Sources: hashicorp/terraform-provider-aws#14393 and #48156.
@@ -114,9 +113,7 @@ def _add_scaling_group(
         min_size=group.min_size,
         max_size=group.max_size,
         vpc_zone_identifier=context.select_subnets(group),
-        launch_template=autoscaling_group.AutoscalingGroupLaunchTemplate(id=template.id, version=version)
-        if is_single_type
-        else None,
+        launch_template={"id": template.id, "version": version} if is_single_type else None,
         mixed_instances_policy=None if is_single_type else _build_mixed_policy(group, template, version),
         protect_from_scale_in=True,
         # Accelerators may take hours to come; an apply does not wait for them.
@@ -131,9 +128,7 @@ def _add_scaling_group(
         instance_refresh=_build_refresh(),
         # A fixed number of stopped instances: with a minimum alone it would fill to the maximum. Source: EC2 Auto
         # Scaling user guide, "Warm pools", 2026-11.
-        warm_pool=autoscaling_group.AutoscalingGroupWarmPool(
-            pool_state="Stopped", min_size=group.warm, max_group_prepared_capacity=group.warm
-        )
+        warm_pool={"pool_state": "Stopped", "min_size": group.warm, "max_group_prepared_capacity": group.warm}
         if group.warm
         else None,
         tag=[
@@ -149,7 +144,7 @@ def _add_scaling_group(
     return scaling_group
 
 
-def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
+def _build_refresh() -> dict[str, Any]:
     """Build how a changed launch template, as by another AMI, reaches instances that run: a tenth of them at a time.
 
     At least one at a time: it is terminated first, for there is no spare GPU, and drained before, which
@@ -158,17 +153,16 @@ def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
     Sources: ECS developer guide, "Safely stop Amazon ECS workloads running on EC2 instances"; EC2 Auto Scaling API
     reference, RefreshPreferences; 2026-11. The AWS provider starts it at every change of the template.
     """
-    autoscaling_group = aws.autoscaling_group
-    return autoscaling_group.AutoscalingGroupInstanceRefresh(
-        strategy="Rolling",
-        preferences=autoscaling_group.AutoscalingGroupInstanceRefreshPreferences(
-            min_healthy_percentage=90,
-            max_healthy_percentage=100,
-            instance_warmup="300",  # from an instance's start until it takes tasks
-            skip_matching=True,
-            scale_in_protected_instances="Refresh",
-        ),
-    )
+    return {
+        "strategy": "Rolling",
+        "preferences": {
+            "min_healthy_percentage": 90,
+            "max_healthy_percentage": 100,
+            "instance_warmup": "300",  # from an instance's start until it takes tasks
+            "skip_matching": True,
+            "scale_in_protected_instances": "Refresh",
+        },
+    }
 
 
 def _build_tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
@@ -179,26 +173,22 @@ def _build_tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
     return {**fleet.tags, **group_tags, "AmazonECSManaged": "true"}
 
 
-def _build_mixed_policy(
-    group: Group, template: aws.launch_template.LaunchTemplate, version: str
-) -> aws.autoscaling_group.AutoscalingGroupMixedInstancesPolicy:
+def _build_mixed_policy(group: Group, template: aws.launch_template.LaunchTemplate, version: str) -> dict[str, Any]:
     """Several types, or spot: in one group either all is spot or nothing is."""
-    autoscaling_group = aws.autoscaling_group
     spot = group.purchase_option == "spot"
-    source = autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecification
-    override = autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplateOverride
-    return autoscaling_group.AutoscalingGroupMixedInstancesPolicy(
-        instances_distribution=autoscaling_group.AutoscalingGroupMixedInstancesPolicyInstancesDistribution(
-            on_demand_base_capacity=0,
-            on_demand_percentage_above_base_capacity=0 if spot else 100,
-            on_demand_allocation_strategy=None if spot else group.allocation_strategy,
-            spot_allocation_strategy=group.allocation_strategy if spot else None,
-        ),
-        launch_template=autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplate(
-            launch_template_specification=source(launch_template_id=template.id, version=version),
-            override=[override(instance_type=instance_type) for instance_type in group.types],
-        ),
-    )
+    override = aws.autoscaling_group.AutoscalingGroupMixedInstancesPolicyLaunchTemplateOverride
+    return {
+        "instances_distribution": {
+            "on_demand_base_capacity": 0,
+            "on_demand_percentage_above_base_capacity": 0 if spot else 100,
+            "on_demand_allocation_strategy": None if spot else group.allocation_strategy,
+            "spot_allocation_strategy": group.allocation_strategy if spot else None,
+        },
+        "launch_template": {
+            "launch_template_specification": {"launch_template_id": template.id, "version": version},
+            "override": [override(instance_type=instance_type) for instance_type in group.types],
+        },
+    }
 
 
 def add_instance_profile(stack: FleetStack) -> aws.iam_instance_profile.IamInstanceProfile:

@@ -52,26 +52,20 @@ def add_cluster(
         "cluster",
         name=name,
         setting=[ecs_cluster.EcsClusterSetting(name="containerInsights", value=insights_level)],
-        configuration=ecs_cluster.EcsClusterConfiguration(
-            execute_command_configuration=_build_command_configuration(kms_key, commands_log)
-        ),
-        service_connect_defaults=ecs_cluster.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
+        configuration={
+            "execute_command_configuration": {
+                "kms_key_id": kms_key.arn,
+                "logging": "OVERRIDE",
+                "log_configuration": {
+                    "cloud_watch_encryption_enabled": True,
+                    "cloud_watch_log_group_name": commands_log.name,
+                },
+            }
+        },
+        service_connect_defaults={"namespace": namespace.arn},
         depends_on=[insights_log],
     )
     return cluster, kms_key
-
-
-def _build_command_configuration(
-    key: aws.kms_key.KmsKey, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
-) -> aws.ecs_cluster.EcsClusterConfigurationExecuteCommandConfiguration:
-    ecs_cluster = aws.ecs_cluster
-    return ecs_cluster.EcsClusterConfigurationExecuteCommandConfiguration(
-        kms_key_id=key.arn,
-        logging="OVERRIDE",
-        log_configuration=ecs_cluster.EcsClusterConfigurationExecuteCommandConfigurationLogConfiguration(
-            cloud_watch_encryption_enabled=True, cloud_watch_log_group_name=log_group.name
-        ),
-    )
 
 
 def build_exec_log_group_name(fleet: Fleet) -> str:

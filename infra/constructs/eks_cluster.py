@@ -102,9 +102,7 @@ def _add_eks_cluster(
             # this replaces the cluster.
             bootstrap_cluster_creator_admin_permissions=False,
         ),
-        encryption_config=eks_cluster.EksClusterEncryptionConfig(
-            provider=eks_cluster.EksClusterEncryptionConfigProvider(key_arn=kms_key.arn), resources=["secrets"]
-        ),
+        encryption_config={"provider": {"key_arn": kms_key.arn}, "resources": ["secrets"]},
         vpc_config=eks_cluster.EksClusterVpcConfig(
             subnet_ids=list(subnet_ids),
             security_group_ids=list(security_group_ids) or None,
@@ -112,11 +110,12 @@ def _add_eks_cluster(
             endpoint_public_access=bool(stack.fleet.eks.public_from),
             public_access_cidrs=list(stack.fleet.eks.public_from) or None,
         ),
-        kubernetes_network_config=eks_cluster.EksClusterKubernetesNetworkConfig(
-            ip_family="ipv4", service_ipv4_cidr=_select_service_cidr(stack.fleet)
-        ),
+        kubernetes_network_config={
+            "ip_family": "ipv4",
+            "service_ipv4_cidr": _select_service_cidr(stack.fleet),
+        },
         # After standard support a version would keep running, at six times the price, until it is upgraded.
-        upgrade_policy=eks_cluster.EksClusterUpgradePolicy(support_type="EXTENDED"),
+        upgrade_policy={"support_type": "EXTENDED"},
         tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()},
         depends_on=depends_on,
     )

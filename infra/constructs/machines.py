@@ -59,8 +59,7 @@ def add_template(
     image_id = group.ami or _find_image(stack, group, image_parameter)
     efa_groups = [context.efa_group.id] if group.efa and context.efa_group else []
     reserved_and_placed = add_capacity(stack, group)
-    launch_template = aws.launch_template
-    return launch_template.LaunchTemplate(
+    return aws.launch_template.LaunchTemplate(
         stack,
         f"{group.name}-template",
         name=f"{fleet.name}-{stack.node.id}-{group.name}",
@@ -70,25 +69,21 @@ def add_template(
         instance_type=group.types[0] if len(group.types) == 1 else None,
         # Terraform encodes, for only it knows the values in the text; its strings take JSON's escapes.
         user_data=format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})"),
-        iam_instance_profile=launch_template.LaunchTemplateIamInstanceProfile(arn=instance_profile_arn)
-        if instance_profile_arn
-        else None,
+        iam_instance_profile={"arn": instance_profile_arn} if instance_profile_arn else None,
         block_device_mappings=list(_build_volumes(group)),
-        metadata_options=launch_template.LaunchTemplateMetadataOptions(
-            http_endpoint="enabled",
-            http_tokens="required",
+        metadata_options={
+            "http_endpoint": "enabled",
+            "http_tokens": "required",
             # The instance itself and no container on it: pods and tasks have roles of their own.
-            http_put_response_hop_limit=1,
-            instance_metadata_tags="disabled",
-        ),
-        monitoring=launch_template.LaunchTemplateMonitoring(enabled=True),
+            "http_put_response_hop_limit": 1,
+            "instance_metadata_tags": "disabled",
+        },
+        monitoring={"enabled": True},
         tag_specifications=_build_tags(fleet, group),
         **_build_network(group, [context.security_group_id, *efa_groups]),
         **_build_capacity(stack, group),
         # By name and not by reference: `add_capacity` made it.
-        placement=launch_template.LaunchTemplatePlacement(
-            group_name=names.format_placement_group_name(fleet.name, group.placement_group)
-        )
+        placement={"group_name": names.format_placement_group_name(fleet.name, group.placement_group)}
         if group.placement_group
         else None,
         depends_on=reserved_and_placed,
@@ -145,42 +140,38 @@ def _build_volumes(group: Group) -> Iterator[aws.launch_template.LaunchTemplateB
 def _build_volume(
     device: str, volume: Volume, snapshot: str | None = None
 ) -> aws.launch_template.LaunchTemplateBlockDeviceMappings:
-    launch_template = aws.launch_template
-    return launch_template.LaunchTemplateBlockDeviceMappings(
+    return aws.launch_template.LaunchTemplateBlockDeviceMappings(
         device_name=device,
-        ebs=launch_template.LaunchTemplateBlockDeviceMappingsEbs(
-            volume_type="gp3",
-            volume_size=volume.size_gib,
-            throughput=volume.throughput_mib_s,
-            iops=volume.iops,
-            snapshot_id=snapshot,
-            encrypted="true",
-            delete_on_termination="true",
-        ),
+        ebs={
+            "volume_type": "gp3",
+            "volume_size": volume.size_gib,
+            "throughput": volume.throughput_mib_s,
+            "iops": volume.iops,
+            "snapshot_id": snapshot,
+            "encrypted": "true",
+            "delete_on_termination": "true",
+        },
     )
 
 
 def _build_capacity(stack: FleetStack, group: Group) -> dict[str, Any]:
-    launch_template = aws.launch_template
-    options: dict[str, Any] = {}
-    reservation_target = launch_template.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget
-    specification = launch_template.LaunchTemplateCapacityReservationSpecification
     if group.purchase_option == "reservation":
-        options["capacity_reservation_specification"] = specification(
-            # Else EC2 would start instances on demand where the group is full, and falling back is the next choice's.
-            capacity_reservation_preference="capacity-reservations-only",
-            capacity_reservation_target=reservation_target(
-                capacity_reservation_resource_group_arn=build_resource_group_arn(stack.fleet, group, stack.account)
-            ),
-        )
-    elif group.purchase_option == "capacity-block":
-        options["capacity_reservation_specification"] = specification(
-            capacity_reservation_target=reservation_target(capacity_reservation_id=group.reservation)
-        )
-        options["instance_market_options"] = launch_template.LaunchTemplateInstanceMarketOptions(
-            market_type="capacity-block"
-        )
-    return options
+        resource_group = build_resource_group_arn(stack.fleet, group, stack.account)
+        return {
+            "capacity_reservation_specification": {
+                # Else EC2 would start instances on demand where the group is full; falling back is the next choice's.
+                "capacity_reservation_preference": "capacity-reservations-only",
+                "capacity_reservation_target": {"capacity_reservation_resource_group_arn": resource_group},
+            }
+        }
+    if group.purchase_option == "capacity-block":
+        return {
+            "capacity_reservation_specification": {
+                "capacity_reservation_target": {"capacity_reservation_id": group.reservation}
+            },
+            "instance_market_options": {"market_type": "capacity-block"},
+        }
+    return {}
 
 
 def add_capacity(stack: FleetStack, group: Group) -> list[ITerraformDependable]:

@@ -76,15 +76,13 @@ def add_node_group(
         node_role_arn=context.node_role.arn,
         subnet_ids=context.select_subnets(group),
         capacity_type=_CAPACITY_TYPES[group.purchase_option],
-        launch_template=eks_node_group.EksNodeGroupLaunchTemplate(
-            id=template.id, version=format_reference(template, "latest_version")
-        ),
+        launch_template={"id": template.id, "version": format_reference(template, "latest_version")},
         scaling_config=_build_scaling(group),
-        update_config=eks_node_group.EksNodeGroupUpdateConfig(max_unavailable=1),
-        timeouts=eks_node_group.EksNodeGroupTimeouts(update=f"{_compute_update_minutes(group)}m"),
+        update_config={"max_unavailable": 1},
+        timeouts={"update": f"{_compute_update_minutes(group)}m"},
         # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. Source: EKS user guide, "Automatically
         # repair nodes", 2026-11. Its caps come after it: `infra.constructs.node_group_settings`.
-        node_repair_config=eks_node_group.EksNodeGroupNodeRepairConfig(enabled=True),
+        node_repair_config={"enabled": True},
         labels=dict(group.labels),
         taint=[
             eks_node_group.EksNodeGroupTaint(key=taint.key, value=taint.value, effect=taint.eks_effect)

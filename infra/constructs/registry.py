@@ -24,7 +24,7 @@ def add_repository(
         name,
         name=repository_name,
         image_tag_mutability="IMMUTABLE",
-        image_scanning_configuration=ecr.EcrRepositoryImageScanningConfiguration(scan_on_push=True),
+        image_scanning_configuration={"scan_on_push": True},
         encryption_configuration=[ecr.EcrRepositoryEncryptionConfiguration(encryption_type="KMS", kms_key=key_arn)],
         force_delete=False,
     )

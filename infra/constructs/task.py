@@ -98,14 +98,8 @@ def add_definition(
         task_role_arn=roles.task.arn,
         container_definitions=json.dumps(containers),
         volume=_build_volumes(service) or None,
-        ephemeral_storage=task_definition.EcsTaskDefinitionEphemeralStorage(size_in_gib=math.ceil(disk_bytes / 2**30))
-        if disk_bytes
-        else None,
-        runtime_platform=task_definition.EcsTaskDefinitionRuntimePlatform(
-            operating_system_family="LINUX", cpu_architecture="X86_64"
-        )
-        if on_fargate
-        else None,
+        ephemeral_storage={"size_in_gib": math.ceil(disk_bytes / 2**30)} if disk_bytes else None,
+        runtime_platform={"operating_system_family": "LINUX", "cpu_architecture": "X86_64"} if on_fargate else None,
         # Else Terraform deregisters the one before as it starts, and ECS takes a rollout that fails back to that: no
         # service may be updated to an inactive definition from ten minutes on. Source: ECS API reference,
         # DeregisterTaskDefinition, 2026-11.

@@ -95,7 +95,7 @@ def _add_balancer(
         load_balancer_type="application",
         subnets=list(place.subnets.values()),
         security_groups=[group.id],
-        access_logs=aws.lb.LbAccessLogs(enabled=True, bucket=log_bucket, prefix=log_prefix) if log_bucket else None,
+        access_logs={"enabled": True, "bucket": log_bucket, "prefix": log_prefix} if log_bucket else None,
         idle_timeout=settings.idle_timeout_s,
         drop_invalid_header_fields=True,
         tags={"Name": f"{stack.fleet.name}-{deployment}"},
@@ -123,8 +123,7 @@ def _add_certificate_alarm(stack: FleetStack, deployment: str, certificate: str)
 def _add_target_group(
     stack: FleetStack, port: int, settings: StackLoadBalancer, prefix: str, vpc_id: str, health_path: str
 ) -> aws.lb_target_group.LbTargetGroup:
-    lb_target_group = aws.lb_target_group
-    target_group = lb_target_group.LbTargetGroup(
+    target_group = aws.lb_target_group.LbTargetGroup(
         stack,
         "balancer-routers",
         name_prefix=prefix,
@@ -134,9 +133,14 @@ def _add_target_group(
         protocol="HTTP",
         deregistration_delay=str(settings.drain_s),
         load_balancing_algorithm_type="least_outstanding_requests",
-        health_check=lb_target_group.LbTargetGroupHealthCheck(
-            path=health_path, matcher="200", interval=10, timeout=5, healthy_threshold=2, unhealthy_threshold=3
-        ),
+        health_check={
+            "path": health_path,
+            "matcher": "200",
+            "interval": 10,
+            "timeout": 5,
+            "healthy_threshold": 2,
+            "unhealthy_threshold": 3,
+        },
     )
     keep_until_unused(target_group)
     return target_group

@@ -105,9 +105,7 @@ def _add_peaks(scaling: _Scaling) -> None:
                 name=f"{scaling.name}-peak-{number}-{part}",
                 schedule=f"cron({minute % 60} {minute // 60} * * ? *)",
                 timezone=peak.time_zone,
-                scalable_target_action=scheduled_action.AppautoscalingScheduledActionScalableTargetAction(
-                    min_capacity=str(least), max_capacity=str(service.replicas.max)
-                ),
+                scalable_target_action={"min_capacity": str(least), "max_capacity": str(service.replicas.max)},
                 **scaling.target_settings,
             )
     if service.replicas.scale.peaks:

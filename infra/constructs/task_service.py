@@ -118,12 +118,10 @@ def _add_service(
         desired_count=0 if choice.number else max(1, service.replicas.min),
         launch_type=None if strategy else "FARGATE",
         capacity_provider_strategy=strategy or None,
-        deployment_circuit_breaker=ecs_service.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
+        deployment_circuit_breaker={"enable": True, "rollback": True},
         deployment_minimum_healthy_percent=min_percent,
         deployment_maximum_percent=max_percent,
-        alarms=ecs_service.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[context.alarm_name])
-        if context.alarm_name
-        else None,
+        alarms={"enable": True, "rollback": True, "alarm_names": [context.alarm_name]} if context.alarm_name else None,
         enable_execute_command=True,
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
@@ -133,7 +131,7 @@ def _add_service(
         ordered_placement_strategy=[ecs_service.EcsServiceOrderedPlacementStrategy(type="binpack", field="memory")]
         if choice.providers
         else None,
-        service_registries=ecs_service.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
+        service_registries={"registry_arn": registry.arn} if registry else None,
         load_balancer=targets or None,
         # Else ECS stops a task that starts after three failed checks, a gateway while it prepares its database. Source:
         # ECS API reference, CreateService, healthCheckGracePeriodSeconds, whose default is 0, 2026-11.
@@ -225,9 +223,7 @@ def _build_service_connect(
                     dns_name=f"{name}.{names.format_namespace(context.stack.fleet)}", port=service.port
                 ),
                 # Answers are streamed for as long as the entry lets them.
-                timeout=ecs_service.EcsServiceServiceConnectConfigurationServiceTimeout(
-                    idle_timeout_seconds=context.connect_timeout_s, per_request_timeout_seconds=0
-                ),
+                timeout={"idle_timeout_seconds": context.connect_timeout_s, "per_request_timeout_seconds": 0},
             )
         ],
     )
