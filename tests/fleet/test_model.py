@@ -237,7 +237,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
         ),
         (VALID + "storage: {tier_buckets: {bucket: bb}}\n", ['fleet.yaml:8:34: storage.tier_buckets.bucket: "bb": it is not the name of an S3 bucket without dots. Fix: use the name of an S3 bucket without dots such as my-kv.']),
         # the file as a whole
-        ("", ["fleet.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("", ["fleet.yaml: it is empty. Fix: write at least its required keys; `blueprint schema fleet` or `blueprint schema blueprint` lists them."]),
         ("[]", ['fleet.yaml:1:1: []: the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
     ],
 )  # fmt: skip

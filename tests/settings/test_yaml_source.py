@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from llm_serving.settings import yaml_source
 from llm_serving.settings.errors import InputError
 
+EMPTY = (
+    "it is empty. Fix: write at least its required keys; "
+    "`blueprint schema fleet` or `blueprint schema blueprint` lists them."
+)
 BINARY = "it is binary, not text in UTF-8. Fix: name a YAML file."
 
 
@@ -98,8 +102,8 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["a.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
-        ("# x\n", ["a.yaml: it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("", [f"a.yaml: {EMPTY}"]),
+        ("# x\n", [f"a.yaml: {EMPTY}"]),
         (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml: {BINARY}"]),
         (b"a: \0", ["a.yaml: it is binary, not text. Fix: name a YAML file."]),
         (

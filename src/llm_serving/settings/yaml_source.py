@@ -79,7 +79,8 @@ def parse(path: Path, text: str) -> YamlFile:
     except yaml.MarkedYAMLError as error:
         raise InputError([_build_syntax_mistake(path, error)]) from None
     if node is None:
-        raise build_file_error(path, "it is empty", "write at least its required keys; `blueprint schema` lists them")
+        fix = "write at least its required keys; `blueprint schema fleet` or `blueprint schema blueprint` lists them"
+        raise build_file_error(path, "it is empty", fix)
     yaml_file = YamlFile(path)
     _Builder(yaml_file, tagged).build(node)
     return yaml_file

@@ -224,7 +224,7 @@ TOKENS = "Fix: use a number of tokens such as"
         (VALID + "context: 300\n", ['7:10: context: 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: set context: 320 or more, or shorter input_tokens and output_tokens.']),
         (add_traffic("users: 8, input_tokens: 4k..5k"), ['5:35: traffic.input_tokens: "4k..5k": a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: set context: 5064 or more, or shorter input_tokens and output_tokens.']),
         # the file as a whole
-        ("", ["it is empty. Fix: write at least its required keys; `blueprint schema` lists them."]),
+        ("", ["it is empty. Fix: write at least its required keys; `blueprint schema fleet` or `blueprint schema blueprint` lists them."]),
         ("tiny", ['1:1: "tiny": the file is not a mapping of keys to values. Fix: write KEY: VALUE lines.']),
         ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: write a list such as [a, b]."]),
     ],
