@@ -108,7 +108,8 @@ class _Simulation:
 
     def step(self, index: int) -> None:
         """Decide on the instances of the next step, and let the batches work."""
-        now = self.allocations[-1] if self.allocations else Allocation(self._get_first(), 0)
+        first = shifting.add_zone_reserve(self.needed[0], self.limits.zones)
+        now = self.allocations[-1] if self.allocations else Allocation(first, 0)
         self.work += [work for batch in self.curve.batches if (work := _start_work(batch, index))]
         allocation = shifting.decide(now, self._read_signals(index), self.limits)
         if allocation.real_time > now.real_time:
@@ -119,9 +120,6 @@ class _Simulation:
     def count_ready(self, get: Callable[[Allocation], int], index: int) -> int:
         """Return the instances of a part that work: those that have been asked for since a start's time."""
         return min(get(allocation) for allocation in self.allocations[max(0, index - _START_STEPS) : index + 1])
-
-    def _get_first(self) -> int:
-        return shifting.add_zone_reserve(self.needed[0], self.limits.zones)
 
     def _read_signals(self, index: int) -> Signals:
         scheduled = self.curve.compute_scheduled(index * STEP_S)
