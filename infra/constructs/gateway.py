@@ -186,8 +186,7 @@ def _add_database(context: GatewayContext, groups: SecurityGroups) -> aws.db_ins
 
 def list_calls(context: GatewayContext, servers: Servers, service: Service) -> tuple[str, Iterator[Statement]]:
     """Return the word for a program's role, and what it calls."""
-    word = "gate" if service.is_entry else "meter"
-    return word, _build_statements(context, servers, prepares=service.is_entry)
+    return "gate" if service.is_entry else "meter", _build_statements(context, servers, prepares=service.is_entry)
 
 
 def _build_statements(context: GatewayContext, servers: Servers, *, prepares: bool) -> Iterator[Statement]:

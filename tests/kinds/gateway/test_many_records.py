@@ -79,7 +79,7 @@ def test_the_meter_s_rows_are_found_without_a_look_at_all_of_them_for_each(login
     ]  # fmt: skip
 
 
-def test_the_database_adds_up_what_engines_counted_as_the_usage_does(login: Login) -> None:
+def test_the_database_adds_up_what_engines_counted(login: Login) -> None:
     """Engines that start anew, come and go, in two deployments; the page of each has a row of the meter in a minute."""
     counts: dict[str, list[dict[str, float]]] = {
         "c": [
@@ -93,19 +93,15 @@ def test_the_database_adds_up_what_engines_counted_as_the_usage_does(login: Logi
         ],
         "d": [{}, {"x": 7}, {"x": 9}, {"x": 2}, {"x": 2}, {"x": 2}, {"x": 4}],
     }
-    rows = [
-        {"deployment": name, "at": float(HOUR + 60 * minute), "usd_h": 36.0 + minute, "tokens": tokens}
+    values = [
+        f"('{name}', to_timestamp({HOUR + 60 * minute}), {60 * 2**minute}, '{json.dumps(tokens)}')"
         for name, every in counts.items()
         for minute, tokens in enumerate(every)
     ]
-    values = [
-        f"('{row['deployment']}', to_timestamp({row['at']}), {row['usd_h']}, '{json.dumps(row['tokens'])}')"
-        for row in rows
-    ]
     database.execute(login, ["--command", f"INSERT INTO blueprint_meter VALUES {', '.join(values)}"])
-    [read, expected] = usage.measure(usage.read(login, Period(HOUR), "edge").meter), usage.measure(rows)
-    assert {name: read[name] for name in counts} == {name: pytest.approx(expected[name]) for name in counts}
-    assert (expected["c"].tokens, expected["d"].tokens) == (100 + 100 + 30 + 10 + 4, 2 + 2 + 2)
+    measured = usage.measure(usage.read(login, Period(HOUR), "edge").meter)
+    assert measured["c"] == (1 + 4 + 8 + 16, 2 + 32, 100 + 100 + 30 + 10 + 4)
+    assert measured["d"] == (2 + 4 + 32, 1 + 8 + 16, 2 + 2 + 2), "a minute costs twice what the one before did"
 
 
 @pytest.mark.parametrize("name", ["audit_requests", "usage_requests"])

@@ -17,15 +17,10 @@ def count(team: str, backend: str, input_tokens: int, output_tokens: int, list_u
     return {"team": team, "model": model, "backend": backend, "requests": 1, "list_usd": list_usd, **tokens}
 
 
-def read_meter(*tokens: float | None, step_s: float = 100.0) -> list[dict[str, Any]]:
+def read_meter(*tokens: float) -> list[dict[str, Any]]:
     """Return the meter's rows with so many tokens, at 36 USD an hour: 1 USD a step."""
-    return read_meters(*({} if count is None else {"engine": count} for count in tokens), step_s=step_s)
-
-
-def read_meters(*tokens: dict[str, float], step_s: float = 100.0) -> list[dict[str, Any]]:
-    """Return the meter's rows with so many tokens by engine."""
-    rows = {"deployment": "big", "usd_h": 36.0}
-    return [{**rows, "at": step_s * number, "tokens": counts} for number, counts in enumerate(tokens)]
+    row = {"deployment": "big", "usd_h": 36.0}
+    return [{**row, "at": 100.0 * number, "tokens": {"all": count}} for number, count in enumerate(tokens)]
 
 
 def test_busy_hours_are_shared_by_tokens_and_the_sum_is_the_fleet_s_price() -> None:
@@ -57,19 +52,6 @@ def test_rows_are_grouped_by_what_is_asked() -> None:
     assert [(row["deployment"], row["requests"], row["input_tokens"], row["usd"]) for row in rows] == [
         ("big", 2, 250, 1.0)
     ]
-
-
-def test_counters_that_begin_anew_with_a_restarted_engine_are_no_loss() -> None:
-    metered = usage.measure(read_meter(100, 500, None, 50, 80))["big"]
-    assert (metered.tokens, metered.busy_usd, metered.idle_usd) == (400 + 50 + 30, 3.0, 1.0)
-
-
-def test_an_engine_that_starts_anew_or_leaves_takes_nothing_from_the_counts_of_the_others() -> None:
-    rows = read_meters(
-        {"a": 1000, "b": 1000}, {"a": 1100}, {"a": 1200, "b": 30}, {"a": 1200, "b": 40, "c": 5}, {"c": 9}
-    )
-    metered = usage.measure(rows)["big"]
-    assert (metered.tokens, metered.busy_usd) == (100 + 100 + 30 + 10 + 4, 4.0)
 
 
 def test_records_that_exceed_the_counters_cost_no_more_than_the_fleet() -> None:

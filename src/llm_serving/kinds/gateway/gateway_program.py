@@ -21,11 +21,8 @@ from llm_serving.validation.load import api_key
 CONFIG_VARIABLE, TEAMS_VARIABLE = "GATEWAY_CONFIG", "GATEWAY_TEAMS"
 """LiteLLM's config.yaml, and the blueprint's teams, both in JSON."""
 
-PERSONAL_DATA_VARIABLE, CACHED_VARIABLE, SEMANTIC_VARIABLE = (
-    "GATEWAY_PERSONAL_DATA",
-    "GATEWAY_CACHED",
-    "GATEWAY_SEMANTIC",
-)
+PERSONAL_DATA_VARIABLE, CACHED_VARIABLE = "GATEWAY_PERSONAL_DATA", "GATEWAY_CACHED"
+SEMANTIC_VARIABLE = "GATEWAY_SEMANTIC"
 """What requests are searched for, for how many seconds routes keep answers, and which of them compare the meaning of
 questions, in JSON."""
 

@@ -236,14 +236,10 @@ async def end_response(self: ResponsesAPIStreamingIterator) -> None:
 ResponsesAPIStreamingIterator.aclose = end_response
 
 
-def find_package(error: BaseException) -> str:
-    """Return the package that an error's class is of."""
-    return type(error).__module__.partition(".")[0]
-
-
 def describe(error: object) -> object:
     """Return what a log may say of an error: its message may repeat what a client asked."""
-    if not isinstance(error, BaseException) or isinstance(error, OSError) or find_package(error) in _STORES:
+    package = type(error).__module__.partition(".")[0]
+    if not isinstance(error, BaseException) or isinstance(error, OSError) or package in _STORES:
         return error
     status = str(getattr(error, "status_code", None) or getattr(error, "code", None))
     return f"{type(error).__name__} {status}" if status.isdigit() else type(error).__name__

@@ -1,4 +1,4 @@
-"""What LiteLLM is told: its config.yaml, and its rows of teams. No input or output."""
+"""What LiteLLM is told: its config.yaml, and its rows of teams. No input or output but SQL that is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Budget, Embedding, Price, Source, Team
-from llm_serving.kinds.gateway.database import quote
+from llm_serving.kinds.gateway.database import quote, read_statement
 from llm_serving.validation.load import api_key
 
 MILLION = 1_000_000
@@ -296,59 +296,12 @@ def _build_cache(settings: Blueprint, redis: Mapping[str, Any]) -> dict[str, Any
 
 def build_team_sql(teams: dict[str, Team]) -> str:
     """Build the statements that make LiteLLM's teams those of the blueprint. The keys of others no longer work."""
-    names = ", ".join(map(quote, teams))
-    return "\n".join(
-        [
-            *(_build_upsert(name, team) for name, team in teams.items()),
-            f'UPDATE "LiteLLM_TeamTable" SET blocked = true WHERE team_id NOT IN ({names});',
-        ]
-    )
-
-
-_DAY = "budget_limits"
-_KEPT_DAY = (
-    f"jsonb_set(EXCLUDED.{_DAY}, '{{0,reset_at}}', "
-    f"coalesce(\"LiteLLM_TeamTable\".{_DAY} #> '{{0,reset_at}}', EXCLUDED.{_DAY} #> '{{0,reset_at}}'))"
-)
-"""The day of a team that is there ends when it would have. LiteLLM looks once a minute: a replica that starts before it
-saw a day's end would hide that, and what was spent would count in the new day."""
-
-
-def _build_upsert(name: str, team: Team) -> str:
-    """Build the statement for a team: what it spent this month stays."""
-    budget = team.budget or Budget()
-    values = {
-        "models": f"ARRAY[{', '.join(map(quote, team.models))}]",
-        "rpm_limit": _format_number(team.requests_per_minute),
-        "tpm_limit": _format_number(team.tokens_per_minute),
-        "max_budget": _format_number(budget.month),
-        "budget_duration": "NULL" if budget.month is None else "'1mo'",
-        _DAY: _build_day_window(budget.day),
-        "blocked": "false",
-    }
-    updates = {**{column: f"EXCLUDED.{column}" for column in values}, _DAY: _KEPT_DAY}
-    assignments = ", ".join(f"{column} = {value}" for column, value in updates.items())
-    next_month = "date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month'"
-    return (
-        f'INSERT INTO "LiteLLM_TeamTable" (team_id, team_alias, budget_reset_at, {", ".join(values)})\n'
-        f"VALUES ({quote(name)}, {quote(name)}, {next_month}, {', '.join(values.values())})\n"
-        f"ON CONFLICT (team_id) DO UPDATE SET {assignments};"
-    )
-
-
-def _build_day_window(usd: float | None) -> str:
-    """Build LiteLLM's budget window of a day, which ends at the next midnight."""
-    if usd is None:
-        return "NULL"
-    midnight = (
-        "to_char(date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')"
-    )
-    window = f"'budget_duration', '1d', 'max_budget', {usd!r}, 'reset_at', {midnight}"
-    return f"jsonb_build_array(jsonb_build_object({window}))"
-
-
-def _format_number(number: float | None) -> str:
-    return "NULL" if number is None else repr(number)
+    limits = {"models", "requests_per_minute", "tokens_per_minute"}
+    rows = [
+        {"name": name, **team.model_dump(include=limits), **(team.budget or Budget()).model_dump()}
+        for name, team in teams.items()
+    ]
+    return read_statement("teams", teams=quote(json.dumps(rows)))
 
 
 def dump(value: Any) -> str:

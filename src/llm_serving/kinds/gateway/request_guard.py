@@ -119,11 +119,7 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     def __init__(self, teams: Mapping[str, Any], cached: Mapping[str, float]) -> None:
         """Take the blueprint's teams, and the routes that keep answers, with the seconds."""
         super().__init__()
-        self._cached = cached
-        self._models = {name: team.get("models", ()) for name, team in teams.items()}
-        self._limits = {name: team.get("prompt_characters") for name, team in teams.items()}
-        self._budgeted = {name for name, team in teams.items() if team.get("budget")}
-        self._classes = {name: team.get("priority", "normal") for name, team in teams.items()}
+        self._teams, self._cached = teams, cached
 
     async def async_pre_call_hook(
         self,
@@ -142,20 +138,18 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
-            raise HTTPException(503, {"error": {"message": message, "type": "service_unavailable"}})
+            raise build_refusal(503, "service_unavailable", message)
         team, model = user_api_key_dict.team_id, data.get("model")
-        if team and model is not None and model not in self._models.get(team, ()):
-            message = f"The team {team} has no model {model}"
-            raise HTTPException(403, {"error": {"message": message, "type": "team_model_access_denied"}})
+        rules = self._teams.get(team, {})
+        if team and model is not None and model not in rules.get("models", ()):
+            raise build_refusal(403, "team_model_access_denied", f"The team {team} has no model {model}")
         if call_type == _RERANK:
-            message = "A gateway has no rerank. Call the deployment itself"
-            raise HTTPException(400, {"error": {"message": message, "type": "invalid_request_error"}})
+            raise build_refusal(400, "invalid_request_error", "A gateway has no rerank. Call the deployment itself")
         if field := find_malformed(data, call_type):
             message = f"{field} has another form in the API"
-            raise HTTPException(400, {"error": {"message": message, "type": "invalid_request_error", "param": field}})
-        if team in self._budgeted and call_type.endswith(_PICTURES):
-            message = "Pictures have no price, and the team has a budget"
-            raise HTTPException(403, {"error": {"message": message, "type": "no_price"}})
+            raise build_refusal(400, "invalid_request_error", message, param=field)
+        if rules.get("budget") and call_type.endswith(_PICTURES):
+            raise build_refusal(403, "no_price", "Pictures have no price, and the team has a budget")
         controls = data.get("cache")
         for field in (_OWN_FIELDS | _ENGINE_FIELDS) - _PROXY_FIELDS:
             data.pop(field, None)
@@ -167,20 +161,17 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
             data["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         if self._cached:
             data["cache"] = self._build_cache(team, model, controls)
-        limit = self._limits.get(team)
+        limit = rules.get("prompt_characters")
         if limit is not None and (characters := count_prompt(data)) > limit:
             message = f"The prompt has {characters:,} characters; the team's limit is {limit:,}"
-            raise HTTPException(413, {"error": {"message": message, "type": "prompt_too_long"}})
+            raise build_refusal(413, "prompt_too_long", message)
 
     def _build_cache(self, team: str | None, model: str | None, sent_controls: object) -> dict[str, Any]:
         """Build LiteLLM's controls of a request: whose answers it reads, and how long its own is kept."""
         if team is None or model is None or model not in self._cached:
             return dict(_NO_CACHE)
-        controls = (
-            {name: sent_controls[name] for name in _CACHE_CONTROLS if name in sent_controls}
-            if isinstance(sent_controls, dict)
-            else {}
-        )
+        sent = sent_controls if isinstance(sent_controls, dict) else {}
+        controls = {name: sent[name] for name in _CACHE_CONTROLS if name in sent}
         return {**controls, "namespace": f"team {team}", "ttl": self._cached[model]}
 
     async def async_filter_deployments(
@@ -209,11 +200,11 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         traits = kwargs.get("model_info") or {}
         metadata = kwargs.get("litellm_metadata") or kwargs.get("metadata") or {}
         team = str(metadata.get("user_api_key_team_id"))
-        class_ = self._classes.get(team, "normal")
+        class_ = self._teams.get(team, {}).get("priority", "normal")
         is_bedrock, call = str(kwargs.get("model")).startswith("bedrock/"), str(call_type)
         # Bedrock takes no header of ours, and those of a call for pictures LiteLLM would write into its body.
         if not is_bedrock and not call.endswith(_PICTURES):
-            caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._classes else {}
+            caller = {traits[CALLER]: team} if traits.get(CALLER) and team in self._teams else {}
             headers = {ID_HEADER: find_request_id(kwargs), **caller, **traits.get(CLASSES, {}).get(class_, {})}
             kwargs = {**kwargs, "extra_headers": headers}
         extra_fields = {"priority": PRIORITIES[class_]} if traits.get(HAS_PRIORITY) else {}
@@ -248,6 +239,11 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
     async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
         """List no model to a key that could not be looked up."""
         return [] if user_api_key_dict.user_id == UNVERIFIED_USER else model_names
+
+
+def build_refusal(status: int, kind: str, message: str, **more: str) -> HTTPException:
+    """Build the answer to a request that goes no further, in the form of OpenAI's errors."""
+    return HTTPException(status, {"error": {"message": message, "type": kind, **more}})
 
 
 def find_request_id(kwargs: Mapping[str, Any]) -> str:

@@ -234,15 +234,12 @@ def record(request: Mapping[str, Any], similarity: float | None) -> None:
     """Let LiteLLM record how near the answered question was; what a client wrote in its place goes."""
     metadata = _find_metadata(request)
     sent_metadata = metadata.get("spend_logs_metadata")
-    own_metadata = (
-        {name: value for name, value in sent_metadata.items() if name != SIMILARITY}
-        if isinstance(sent_metadata, dict)
-        else {}
-    )
-    if own_metadata or sent_metadata or similarity is not None:
-        metadata["spend_logs_metadata"] = (
-            own_metadata if similarity is None else {**own_metadata, SIMILARITY: similarity}
-        )
+    own_metadata = {**sent_metadata} if isinstance(sent_metadata, dict) else {}
+    own_metadata.pop(SIMILARITY, None)
+    if similarity is not None:
+        own_metadata[SIMILARITY] = similarity
+    if own_metadata or sent_metadata:
+        metadata["spend_logs_metadata"] = own_metadata
 
 
 def install(semantic: SemanticCache) -> None:

@@ -80,7 +80,7 @@ class Records(NamedTuple):
     """Of LiteLLM: a row by team, model and backend."""
 
     meter: Sequence[Mapping[str, Any]]
-    """Of the meter: a row by deployment and time."""
+    """Of the meter: a row by deployment and time, with all tokens that its engines made since the first."""
 
     door: Sequence[Mapping[str, Any]] = ()
     """Of deployments that ask for keys themselves: a row by deployment, team and model."""
@@ -132,9 +132,8 @@ def read(login: Login, period: Period, gateway: str) -> Records:
     Raises:
         Unavailable: the database does not answer.
     """
-    values = {**period.format_bounds(), "gateway": gateway, "cache": CACHE, "refused": REFUSED, "embedding": EMBEDDING}
-    values["refusal"] = REFUSAL
-    values |= {name: _format_growth(name) for name in _COUNTS}
+    values = {"gateway": gateway, "cache": CACHE, "refused": REFUSED, "embedding": EMBEDDING, "refusal": REFUSAL}
+    values |= {**period.format_bounds(), **{name: _format_growth(name) for name in _COUNTS}}
     names = ("usage_requests", "usage_meter", "usage_door")
     return Records(*(database.query(login, database.read_statement(name, **values)) for name in names))
 
@@ -177,7 +176,9 @@ def _build_row(group: dict[str, str], line: _Line) -> dict[str, Any]:
 
 def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
     """List what each team used of each backend, and of each metered deployment what is left."""
-    metered, recorded_tokens = measure(records.meter), _count_recorded(records)
+    metered, recorded_tokens = measure(records.meter), defaultdict[str, float](float)
+    for name, row, _ in _list_recorded(records):
+        recorded_tokens[name] += row["input_tokens"] + row["output_tokens"]
     totals = {name: max(times.tokens, recorded_tokens[name], 1.0) for name, times in metered.items()}
     for name, row, list_usd in _list_recorded(records):
         tokens = row["input_tokens"] + row["output_tokens"]
@@ -190,13 +191,6 @@ def _list_lines(records: Records) -> Iterator[tuple[dict[str, str], _Line]]:
         unrecorded = max(0.0, times.tokens - recorded_tokens[name])
         for nobody, usd in ((DIRECT, times.busy_usd * unrecorded / totals[name]), (IDLE, times.idle_usd)):
             yield {"team": nobody, "user": nobody, "model": nobody, "deployment": name}, _Line(usd=usd)
-
-
-def _count_recorded(records: Records) -> Mapping[str, float]:
-    tokens_by_backend: defaultdict[str, float] = defaultdict(float)
-    for name, row, _ in _list_recorded(records):
-        tokens_by_backend[name] += row["input_tokens"] + row["output_tokens"]
-    return tokens_by_backend
 
 
 def _list_recorded(records: Records) -> Iterator[tuple[str, Mapping[str, Any], float]]:
@@ -214,19 +208,11 @@ def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Metered]:
 
 
 def _measure(rows: Sequence[Mapping[str, Any]]) -> Metered:
-    busy_usd, idle_usd, tokens = 0.0, 0.0, 0.0
-    last_known = dict(rows[0]["tokens"])
+    busy_usd, idle_usd = 0.0, 0.0
     for before, after in itertools.pairwise(rows):
         usd = before["usd_h"] * (after["at"] - before["at"]) / 3600
-        new_tokens = sum(_compute_growth(count, last_known.get(engine)) for engine, count in after["tokens"].items())
-        last_known |= after["tokens"]
-        tokens += new_tokens
-        busy_usd, idle_usd = (busy_usd + usd, idle_usd) if new_tokens else (busy_usd, idle_usd + usd)
-    return Metered(busy_usd, idle_usd, tokens)
-
-
-def _compute_growth(count: float, last_known: float | None) -> float:
-    """Compute what an engine made since it was last known: it counts from 0 again where it started anew."""
-    if last_known is None:
-        return 0.0
-    return count - last_known if count >= last_known else count
+        if after["tokens"] == before["tokens"]:
+            idle_usd += usd
+        else:
+            busy_usd += usd
+    return Metered(busy_usd, idle_usd, rows[-1]["tokens"]["all"] - rows[0]["tokens"]["all"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 
@@ -68,17 +67,14 @@ def check_job(settings: Blueprint, title: str) -> Iterator[Conflict]:
         yield Conflict(("aws", "parallelism"), reason, fix, settings.aws.parallelism)
 
 
-def resolve(
-    settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: Mapping[str, object]
-) -> StreamStack:
+def resolve(settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: str) -> StreamStack:
     """Resolve the data of the stack.
 
     Args:
-        job: the job's settings, without the addresses that the stack knows.
+        job: the job's settings as JSON, without the addresses that the stack knows.
     """
     environment = deployment.environment
     archive = programs.locate_archive()
-    text = json.dumps(job, separators=(",", ":"))
     name = names.format_deployment_name(fleet, deployment.name)
     bucket, prefix = split_location(deployment.answer_files)
     return StreamStack(
@@ -98,7 +94,7 @@ def resolve(
         archive=str(archive),
         bucket=environment.bucket,
         archive_key=f"streaming/{deployment.name}/{archive.name}",
-        settings=tuple(text[start : start + MAX_PROPERTY] for start in range(0, len(text), MAX_PROPERTY)),
+        settings=tuple(job[start : start + MAX_PROPERTY] for start in range(0, len(job), MAX_PROPERTY)),
         secrets=team_keys.list_read(settings.endpoint.api_key),
         answer_files=AnswerFiles(bucket=bucket, prefix=prefix, database=name.replace("-", "_")) if bucket else None,
         # What is answered counts as lag until a checkpoint commits it.
@@ -124,11 +120,9 @@ def list_notes(settings: Blueprint) -> Iterator[str]:
         )
 
 
-def find_large_files(job: Mapping[str, object]) -> Iterator[Conflict]:
+def find_large_files(job: str) -> Iterator[Conflict]:
     """Yield a prompt or a schema that the job's properties cannot hold."""
-    size = len(json.dumps(job, separators=(",", ":")))
-    if size > MAX_PROPERTY * MAX_PROPERTIES:
-        reason = (
-            f"with the schema of events it takes {size} characters, and Managed Flink {MAX_PROPERTY * MAX_PROPERTIES}"
-        )
+    limit = MAX_PROPERTY * MAX_PROPERTIES
+    if len(job) > limit:
+        reason = f"with the schema of events it takes {len(job)} characters, and Managed Flink {limit}"
         yield Conflict(("prompt",), reason, "write a shorter prompt, or a shorter schema")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
@@ -66,10 +65,8 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
         yield Conflict(("name",), f"the Flink operator takes {MAX_NAME} characters", "choose a shorter name", name)
 
 
-def resolve(
-    settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: Mapping[str, object]
-) -> OperatorStream:
-    """Resolve the values of the chart."""
+def resolve(settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: str) -> OperatorStream:
+    """Resolve the values of the chart, which has the job's settings as JSON."""
     return OperatorStream(
         image=str(settings.eks.image),
         state_class=str(settings.eks.state_class),
@@ -84,5 +81,5 @@ def resolve(
         lag_alarm_s=math.ceil(settings.aws.lag_alarm),
         dead_alarm=cloud.get_dead_alarm(settings),
         stall_alarm_s=math.ceil(max(_LEAST_STALL_S, _STALLED_CHECKPOINTS * settings.checkpoint)),
-        settings=json.dumps(job, separators=(",", ":")),
+        settings=job,
     )

@@ -64,6 +64,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     files = prompt.read(blueprint)
     url, model = _find_endpoint(blueprint, fleet, environment)
     brokers, cache_url = _locate_servers(settings, environment, name)
+    results_bucket = environment.results_bucket or environment.bucket
     deployment = StreamingDeployment(
         name=name,
         pattern=settings.pattern,
@@ -77,7 +78,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         topics=Topics(events=f"{name}-events", results=f"{name}-results", dead_letters=f"{name}-dead-letters"),
         endpoint_url=url,
         model=model,
-        answer_files=_format_answer_files(settings, environment, name),
+        answer_files=f"s3://{results_bucket}/streaming/{name}/answers/" if settings.parquet else "",
         cache_url=cache_url,
         checkpoint_s=settings.checkpoint,
         deadline_s=settings.endpoint.deadline,
@@ -87,7 +88,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         notes=tuple(_list_notes(settings)) if is_local else (),
         emulated=environment.emulated,
     )
-    job = _build_job_settings(settings, deployment, files)
+    job = json.dumps(_build_job_settings(settings, deployment, files), separators=(",", ":"))
     if is_local:
         return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, job))})
     if on_kubernetes:
@@ -109,11 +110,6 @@ def _locate_servers(settings: Blueprint, environment: Environment, name: str) ->
     return "", ""
 
 
-def _format_answer_files(settings: Blueprint, environment: Environment, name: str) -> str:
-    bucket = environment.results_bucket or environment.bucket
-    return f"s3://{bucket}/streaming/{name}/answers/" if settings.parquet else ""
-
-
 def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> tuple[str, str]:
     endpoint = blueprint.value.endpoint
     if endpoint.mock:
@@ -132,9 +128,7 @@ def _list_notes(settings: Blueprint) -> Iterator[str]:
     yield "Redis takes the place of ElastiCache for Valkey, and one broker of Kafka that of MSK."
 
 
-def _build_services(
-    settings: Blueprint, deployment: StreamingDeployment, job: Mapping[str, object]
-) -> Iterator[Service]:
+def _build_services(settings: Blueprint, deployment: StreamingDeployment, job: str) -> Iterator[Service]:
     environment, topics = deployment.environment, deployment.topics
     if settings.endpoint.mock:
         host, port = environment.hidden_host, environment.ports[ENDPOINT]
@@ -155,7 +149,7 @@ def _build_services(
     yield _build_java(
         JOB_MANAGER,
         (*own, *_build_flink_arguments(deployment, JOB_MANAGER)),
-        {**env, SETTINGS_VARIABLE: json.dumps(job, separators=(",", ":"))},
+        {**env, SETTINGS_VARIABLE: job},
         is_entry=True,
         port=environment.ports[JOB_MANAGER],
         probe=Probe(path="/jobs/overview", body={}, deadline_s=_START_S),

@@ -1,5 +1,5 @@
 -- The meter's rows of a time: from the last row before it on, so that what months cost adds up to all. The counters of a
--- deployment's engines are added up here, as usage.py does: a month with those of all would not fit beside LiteLLM.
+-- deployment's engines are added up here: a month with those of all would not fit beside LiteLLM.
 WITH kept AS (
   SELECT deployment, at, usd_h, tokens
   FROM blueprint_meter LEFT JOIN (
