@@ -175,15 +175,15 @@ def add_topic_rule(
     if not stack.fleet.alarms_to:
         return
     rule = add_rule(stack, purpose, description, pattern)
-    event_target = aws.cloudwatch_event_target
-    event_target.CloudwatchEventTarget(
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
         stack,
         f"{purpose}-target",
         rule=rule.name,
         arn=stack.fleet.alarms_to,
         target_id="topic",
         # Text is in quotes. Source: EventBridge user guide, "Amazon EventBridge input transformation", 2026-11.
-        input_transformer=event_target.CloudwatchEventTargetInputTransformer(
-            input_paths=dict(fields), input_template=json.dumps(f"{stack.fleet.name}: {description}: {detail}")
-        ),
+        input_transformer={
+            "input_paths": dict(fields),
+            "input_template": json.dumps(f"{stack.fleet.name}: {description}: {detail}"),
+        },
     )

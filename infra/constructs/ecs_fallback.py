@@ -65,11 +65,11 @@ def _add_calls(
     }
     description = "At once: a group could not start an instance"
     failure_rule = alarm.add_rule(stack, f"{NAME}-failed", description, failed_starts)
-    transformer = aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer(
-        input_paths={"group": "$.detail.AutoScalingGroupName"},
+    transformer = {
+        "input_paths": {"group": "$.detail.AutoScalingGroupName"},
         # EventBridge adds the quotes of a string itself.
-        input_template=f'{{"cluster": {json.dumps(stack.cluster_name)}, "failed_group": <group>}}',
-    )
+        "input_template": f'{{"cluster": {json.dumps(stack.cluster_name)}, "failed_group": <group>}}',
+    }
     _add_trigger(stack, function, failure_rule, input_transformer=transformer)
 
 

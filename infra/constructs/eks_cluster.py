@@ -96,24 +96,21 @@ def _add_eks_cluster(
         enabled_cluster_log_types=["api", "audit", "authenticator", "controllerManager", "scheduler"],
         # The add-ons bring the same in pinned versions.
         bootstrap_self_managed_addons=False,
-        access_config=eks_cluster.EksClusterAccessConfig(
-            authentication_mode="API",
+        access_config={
+            "authentication_mode": "API",
             # EKS's own entry for the creator would collide with an entry of ours for the same role, and a change of
             # this replaces the cluster.
-            bootstrap_cluster_creator_admin_permissions=False,
-        ),
-        encryption_config={"provider": {"key_arn": kms_key.arn}, "resources": ["secrets"]},
-        vpc_config=eks_cluster.EksClusterVpcConfig(
-            subnet_ids=list(subnet_ids),
-            security_group_ids=list(security_group_ids) or None,
-            endpoint_private_access=True,
-            endpoint_public_access=bool(stack.fleet.eks.public_from),
-            public_access_cidrs=list(stack.fleet.eks.public_from) or None,
-        ),
-        kubernetes_network_config={
-            "ip_family": "ipv4",
-            "service_ipv4_cidr": _select_service_cidr(stack.fleet),
+            "bootstrap_cluster_creator_admin_permissions": False,
         },
+        encryption_config={"provider": {"key_arn": kms_key.arn}, "resources": ["secrets"]},
+        vpc_config={
+            "subnet_ids": list(subnet_ids),
+            "security_group_ids": list(security_group_ids) or None,
+            "endpoint_private_access": True,
+            "endpoint_public_access": bool(stack.fleet.eks.public_from),
+            "public_access_cidrs": list(stack.fleet.eks.public_from) or None,
+        },
+        kubernetes_network_config={"ip_family": "ipv4", "service_ipv4_cidr": _select_service_cidr(stack.fleet)},
         # After standard support a version would keep running, at six times the price, until it is upgraded.
         upgrade_policy={"support_type": "EXTENDED"},
         tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[stack.fleet.eks.version].isoformat()},
@@ -153,14 +150,13 @@ def _add_admins(stack: FleetStack, cluster: aws.eks_cluster.EksCluster) -> None:
     )
     applies = json.dumps(stack.fleet.eks.applied_by) if stack.fleet.eks.applied_by else _refer_to_caller(stack)
     principals = ", ".join([applies, *map(json.dumps, stack.fleet.eks.admins)])
-    scope = aws.eks_access_policy_association.EksAccessPolicyAssociationAccessScope(type="cluster")
     association = aws.eks_access_policy_association.EksAccessPolicyAssociation(
         stack,
         "admin-policy",
         cluster_name=cluster.name,
         principal_arn=principal,
         policy_arn=f"arn:{stack.account.partition}:eks::aws:cluster-access-policy/{_ADMIN_POLICY}",
-        access_scope=scope,
+        access_scope={"type": "cluster"},
         depends_on=[entry],
     )
     for resource in (entry, association):

@@ -101,17 +101,17 @@ def _add_queue(
         sqs_managed_sse_enabled=True,
         policy=iam.build_document(from_rules, iam.require_tls("sqs:*", arn)),
     )
-    event_target = aws.cloudwatch_event_target
     for purpose, rule in rules.items():
-        event_target.CloudwatchEventTarget(
+        aws.cloudwatch_event_target.CloudwatchEventTarget(
             stack,
             f"{NAME}-{purpose}-target",
             rule=rule.name,
             arn=queue.arn,
             target_id="queue",
-            sqs_target=event_target.CloudwatchEventTargetSqsTarget(message_group_id=stack.cluster_name),
-            input_transformer=event_target.CloudwatchEventTargetInputTransformer(
-                input_paths={"at": "$.time"}, input_template=f'{json.dumps(call)[:-1]}, "at": <at>}}'
-            ),
+            sqs_target={"message_group_id": stack.cluster_name},
+            input_transformer={
+                "input_paths": {"at": "$.time"},
+                "input_template": f'{json.dumps(call)[:-1]}, "at": <at>}}',
+            },
         )
     return queue

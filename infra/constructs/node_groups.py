@@ -107,15 +107,13 @@ def _build_connection(context: NodeGroupContext) -> node_config.ClusterConnectio
     )
 
 
-def _build_scaling(group: Group) -> aws.eks_node_group.EksNodeGroupScalingConfig:
+def _build_scaling(group: Group) -> dict[str, int]:
     """Build the group's sizes.
 
     A Capacity Block has machines from its start on; until then every start of one would fail, and so the apply.
     """
     least = 0 if group.purchase_option == "capacity-block" else group.min_size
-    return aws.eks_node_group.EksNodeGroupScalingConfig(
-        desired_size=least, min_size=least, max_size=max(1, group.max_size)
-    )
+    return {"desired_size": least, "min_size": least, "max_size": max(1, group.max_size)}
 
 
 def _compute_update_minutes(group: Group) -> int:

@@ -105,9 +105,7 @@ def _build_storage(location: str, columns: Path) -> aws.glue_catalog_table.GlueC
         location=location,
         input_format=f"{_FORMAT}.MapredParquetInputFormat",
         output_format=f"{_FORMAT}.MapredParquetOutputFormat",
-        ser_de_info=catalog_table.GlueCatalogTableStorageDescriptorSerDeInfo(
-            serialization_library=f"{_FORMAT}.serde.ParquetHiveSerDe"
-        ),
+        ser_de_info={"serialization_library": f"{_FORMAT}.serde.ParquetHiveSerDe"},
         columns=[
             catalog_table.GlueCatalogTableStorageDescriptorColumns(**column)
             for column in json.loads(columns.read_text(encoding="utf-8"))
