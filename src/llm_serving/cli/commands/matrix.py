@@ -65,7 +65,10 @@ class MatrixTable:
             if all(cell.reasons for cell in cells):
                 continue
             targets = list(dict.fromkeys(cell.target for cell in cells))
-            for label, target in itertools.zip_longest(_list_labels(cells[0]), targets, fillvalue=""):
+            first = cells[0]
+            choice = ", ".join(filter(None, (first.engine, first.framework)))
+            labels: list[str | Text] = [first.pattern, Text(first.kind, "dim"), Text(choice, "dim")]
+            for label, target in itertools.zip_longest(labels, targets, fillvalue=""):
                 row = [cell for cell in cells if cell.target == target]
                 table.add_row(label, target, *map(self._render_cell, row))
             table.add_section()
@@ -112,8 +115,3 @@ class MatrixTable:
             if framework.brings:
                 table.add_row("", Text(f"framework {name} brings {framework.brings}."))
         return table
-
-
-def _list_labels(cell: Cell) -> list[str | Text]:
-    """List the lines of a pattern's first column: its name, kind, engine and framework."""
-    return [cell.pattern, Text(cell.kind, "dim"), Text(", ".join(filter(None, (cell.engine, cell.framework))), "dim")]

@@ -91,14 +91,13 @@ def _has_column(status: DeploymentStatus, column: str) -> bool:
 
 def _format_cell(row: Mapping[str, Any], column: str) -> str:
     if column == "uptime":
-        return _format_uptime(row["uptime_s"]) if row["pid"] else ""
+        if not row["pid"]:
+            return ""
+        seconds = row["uptime_s"]
+        return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
     if column in ("port", "pid"):
         return str(row[column] or "")
     return str(row[column])
-
-
-def _format_uptime(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def _render_starts(starts: Sequence[Start]) -> Table:
