@@ -85,7 +85,7 @@ class BatchRun:
         """Open the jobs as the Batch API does, once the queues exist."""
         if str(IMAGE) not in sys.path:
             sys.path.insert(0, str(IMAGE))
-        from batch import queue, settings
+        from batch import resources, settings
         from batch.jobs import Jobs
         from batch.store import Store
 
@@ -94,7 +94,7 @@ class BatchRun:
         queues: list[Any] = []
 
         def has_queues() -> bool:
-            queues.append(queue.find_queues(sqs, batch_settings))
+            queues.append(resources.find_queues(sqs, batch_settings))
             return queues[-1] is not None
 
         processes.wait_until(has_queues, "the queues", START_LIMIT_S)

@@ -33,8 +33,8 @@ from batch.files import PURPOSE, Files, Upload
 from batch.inbox import Inbox
 from batch.jobs import MAX_TEMPLATE_BYTES, BadSubmission, Jobs
 from batch.layout import Job, Layout, Submission
-from batch.queue import find_queues
 from batch.repeat import repeat
+from batch.resources import find_queues
 from batch.secrets import ApiKey, Secret
 from batch.settings import Settings
 from batch.store import MAX_CONNECTIONS, Store, create_client

@@ -21,7 +21,7 @@ from batch.chunk import read_chunk_lines
 from batch.errors import classify
 from batch.files import Upload
 from batch.layout import Job, Layout, Submission
-from batch.queue import Queues
+from batch.resources import Queues
 from batch.settings import Settings
 from batch.store import READERS, Conflict, Store, get_code
 

@@ -1,4 +1,4 @@
-"""The queues of a deployment, which on AWS a stack creates, their messages, and answers to the state machine."""
+"""Messages of the queues, and answers to the state machine."""
 
 from __future__ import annotations
 
@@ -14,29 +14,6 @@ from batch.store import get_code
 
 _GONE = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
 """Errors of an execution that ended or passed the step to another: no answer is expected."""
-
-
-@dataclass(frozen=True)
-class Queues:
-    """URLs of the queues."""
-
-    control: str
-    runs: dict[tuple[str, str], str]
-    """URLs of the queues with chunks, by team and priority."""
-
-
-def find_queues(sqs: Any, settings: Settings) -> Queues | None:
-    """Find the queues; None while one is not there."""
-    try:
-        names = settings.run_queues.items()
-        return Queues(
-            sqs.get_queue_url(QueueName=settings.control_queue)["QueueUrl"],
-            {key: sqs.get_queue_url(QueueName=name)["QueueUrl"] for key, name in names},
-        )
-    except ClientError as error:
-        if "NonExistentQueue" in get_code(error):
-            return None
-        raise
 
 
 @dataclass(frozen=True, eq=False)  # deliveries are compared by identity, not by content

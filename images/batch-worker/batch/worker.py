@@ -29,8 +29,9 @@ from batch.dispatcher import Dispatcher
 from batch.endpoint import FIELDS, Endpoint
 from batch.open_chunks import OpenChunks
 from batch.poller import Poller
-from batch.queue import Mailbox, Queues, find_queues
+from batch.queue import Mailbox
 from batch.repeat import repeat
+from batch.resources import Queues, find_queues
 from batch.row_runner import RowRunner
 from batch.secrets import ApiKey
 from batch.settings import Settings

@@ -112,7 +112,7 @@ def state_machine() -> StateMachine:
 def jobs(store: Any, batch_settings: Any, state_machine: StateMachine) -> Any:
     """The jobs of a deployment whose executions run nowhere."""
     from batch.jobs import Jobs
-    from batch.queue import Queues
+    from batch.resources import Queues
 
     queues = Queues("control", {("default", "normal"): "run"})
     return Jobs(store, batch_settings, state_machine, "arn:aws:states:us-west-2:1:stateMachine:mine", queues)

@@ -18,7 +18,8 @@ from batch.committer import Committer
 from batch.jobs import BadSubmission, Jobs
 from batch.layout import Submission
 from batch.open_chunks import OpenChunk, OpenChunks
-from batch.queue import Message, Queues
+from batch.queue import Message
+from batch.resources import Queues
 from batch.steps import StepRunner, Steps
 from batch.store import Store, create_client
 from botocore.awsrequest import AWSResponse

@@ -10,7 +10,7 @@ import pytest
 from batch.inbox import Inbox
 from batch.jobs import Jobs
 from batch.layout import Submission
-from batch.queue import Queues
+from batch.resources import Queues
 from batch.store import Store
 
 from tests.images.batch_worker.conftest import BUCKET, StateMachine

@@ -10,7 +10,7 @@ import pytest
 from batch import emulated, layout
 from batch.jobs import build_execution_input
 from batch.layout import Layout
-from batch.queue import Queues, find_queues
+from batch.resources import Queues, find_queues
 from batch.store import Store
 
 from llm_serving import processes

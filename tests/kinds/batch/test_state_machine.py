@@ -211,7 +211,7 @@ def build_input(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import layout
     from batch.jobs import build_execution_input
-    from batch.queue import Queues
+    from batch.resources import Queues
 
     source = {"bucket": "rows", "key": "in.jsonl", "bytes": 1, "etag": "e"}
     submission = layout.Submission("in.jsonl", team="search", priority="high", deadline_s=60.0)
