@@ -190,8 +190,9 @@ class Jobs:
         """
         known, self._listed_at = self._known, self.now()
         ids = list(self._store.list_folders(self._keys.build(layout.JOBS)))
-        kept = {job_id: known[job_id] for job_id in ids
-                if job_id in known and not (is_state_needed and _is_open(known[job_id]))}  # fmt: skip
+        if is_state_needed:
+            known = {job_id: job for job_id, job in list(known.items()) if not _is_open(job)}
+        kept = {job_id: known[job_id] for job_id in ids if job_id in known}
         read = self.read_all((job_id for job_id in ids if job_id not in kept), _shorten)
         self._known = kept | {job["id"]: job for job in read}
         return sorted(self._known.values(), key=lambda job: -job["created_at"])
@@ -217,8 +218,9 @@ class Jobs:
 
     def find_reader(self, file_id: str) -> str:
         """Find an unfinished job whose input is an uploaded file; returns its id, empty if there is none."""
-        jobs = (job for job in self.list_jobs() if job["input"]["file"] == file_id)
-        return next((job["id"] for job in jobs if _is_open(job)), "")
+        ids = [job["id"] for job in self.list_jobs(is_state_needed=False) if job["input"]["file"] == file_id]
+        # Read anew: another Batch API, as during a rollout, may have resumed one of them.
+        return next((job["id"] for job in self.read_all(ids) if _is_open(job)), "")
 
     def list_teams(self) -> list[dict[str, Any]]:
         """List the usage of each team's jobs, and its tokens of today."""
