@@ -24,12 +24,15 @@ def render(fleet: str, plans: list[StackPlan]) -> str:
     return terminal.export_text()
 
 
-@pytest.mark.parametrize(("fleet", "has_karpenter"), [("eks-multi-az", True), ("ecs-multi-az", False)])
-def test_a_plan_on_eks_says_what_else_a_new_size_of_a_pool_takes(
-    fleet: str, has_karpenter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fleet", "is_on_eks"), [("eks-multi-az", True), ("ecs-multi-az", False)])
+def test_a_plan_on_eks_says_what_else_a_new_size_of_a_pool_takes_and_what_charts_cost(
+    fleet: str, is_on_eks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without rendered deployments
-    assert ("`blueprint platform install`" in render(fleet, [])) is has_karpenter
+    text = " ".join(render(fleet, []).split())
+    assert ("`blueprint platform install`" in text) is is_on_eks
+    charts = "load balancers of serving on EKS (from 0.0225 USD/h each), volumes of charts, " if is_on_eks else ""
+    assert f"Excludes {charts}S3, ECR, logs, metrics and traffic" in text
 
 
 def build_plan(stack: str, **actions: tuple[str, ...]) -> StackPlan:

@@ -111,9 +111,9 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
             yield Padding(Text(f"and {len(rows) - _MAX_SHOWN} more in {plan.name}", "dim"), (0, 0, 0, 2))
 
 
-def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Iterator[Text]:
+def _render_notes(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Iterator[RenderableType]:
     yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(context))
-    yield Text("      Excludes load balancers of charts, storage, logs, metrics and traffic", "dim")
+    yield Padding(Text(f"Excludes {fleet_table.describe_excluded(context.fleet)}", "dim"), (0, 0, 0, 6))
     if context.fleet.creates_eks:
         yield Text.assemble(("EKS   ", "bold"), describe_support(context.fleet))
         yield Text("      A pool's new size or types take `blueprint platform install` too", "dim")

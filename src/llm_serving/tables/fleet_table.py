@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.catalog import eks, instances
+from llm_serving.catalog import eks, instances, services
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
@@ -267,7 +267,7 @@ def _render_prices(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
         yield _render_note(
             "reservations: ", f"{_format_usd(reserved)} USD/h from the apply on, used or not; in both totals"
         )
-    yield _render_note("in no total: ", "traffic, logs and metrics")
+    yield _render_note("in no total: ", describe_excluded(fleet))
     if any("spot" in pool.buy for pool in fleet.pools.values()):
         yield _render_note("spot: ", "costs less than shown; prices change hourly")
     if costs.unknown and fleet.spend_limit is not None:
@@ -275,6 +275,16 @@ def _render_prices(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     reasons = {row.name: row.unpriced.get(fleet.region, "") for row in instances.select_known(costs.unknown)}
     for kinds, reason in _group_by_text(reasons):
         yield _render_note(f"no price for {kinds}: ", reason)
+
+
+def describe_excluded(fleet: Fleet) -> str:
+    """Describe what costs too and is in no total."""
+    rest = "S3, ECR, logs, metrics and traffic"
+    if "eks" not in fleet.orchestrators:
+        return rest
+    # The rendered values of charts/inference do not say whose they are.
+    usd_h = services.load()["application-load-balancer"].usd_h
+    return f"load balancers of serving on EKS (from {usd_h} USD/h each), volumes of charts, {rest}"
 
 
 def _render_efa(fleet: Fleet) -> Iterator[Text]:

@@ -109,6 +109,7 @@ def test_prices_and_zone_offers_name_their_source_and_date(tmp_path: Path) -> No
     source = instances.load_regions()["us-east-1"]
     assert f"● offered, ✗ not offered: {source.name}, {source.date}; zone names differ between accounts" in text
     assert "spot: costs less than shown" in text
+    assert "in no total: S3, ECR, logs, metrics and traffic" in text
 
 
 def test_efa_is_shown_with_its_interfaces(tmp_path: Path) -> None:
@@ -193,13 +194,15 @@ def test_the_default_is_the_fleet_file_of_this_folder(run_command: RunCommand, m
     assert "Kubernetes 1.35: standard support ends on 2027-03-27, in 126 days" in " ".join(result.out.split())
 
 
-def test_a_fleet_of_both_shows_each_pools_orchestrator_and_warm_instances(tmp_path: Path) -> None:
+def test_a_fleet_of_both_shows_each_pools_orchestrator_and_warm_instances_and_what_charts_cost(tmp_path: Path) -> None:
     text = "name: two\nregion: us-east-1\nzones: us-east-1a\norchestrator: both\npools:\n"
     text += "  aa: {types: g6e.xlarge, size: 1}\n  bb: {types: g6e.xlarge, size: 3, orchestrator: ecs, warm: 2}\n"
     lines = [" ".join(line.split()) for line in _render(_load_fleet(tmp_path, text), 100)]
     assert lines[0] == "two us-east-1, 1 zone, EKS and ECS"
     assert "on-demand, on EKS" in lines
     assert "on-demand, 2 warm, on ECS" in lines
+    charts = "load balancers of serving on EKS (from 0.0225 USD/h each), volumes of charts"
+    assert f"in no total: {charts}, S3, ECR, logs, metrics and traffic" in " ".join(lines)
 
 
 def test_a_spend_limit_that_cannot_be_checked_says_which_types_it_is_blind_for(tmp_path: Path) -> None:
