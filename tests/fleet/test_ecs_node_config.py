@@ -42,11 +42,16 @@ def test_gpu_support_is_for_gpus(variant: str, support: str | None) -> None:
     assert build_settings(variant=variant).get("ECS_ENABLE_GPU_SUPPORT") == support
 
 
-@pytest.mark.parametrize(("images", "pull"), [("cached", "once"), ("snapshot", "prefer-cached"), ("plain", None)])
+@pytest.mark.parametrize(
+    ("images", "pull", "interval"),
+    [("cached", "once", "168h"), ("snapshot", "prefer-cached", None), ("plain", None, None)],
+)
 def test_cached_images_are_not_pulled_again_and_only_a_snapshot_keeps_those_that_no_task_uses(
-    images: str, pull: str | None
+    images: str, pull: str | None, interval: str | None
 ) -> None:
-    assert build_settings(images=images).get("ECS_IMAGE_PULL_BEHAVIOR") == pull
+    agent_settings = build_settings(images=images)
+    assert agent_settings.get("ECS_IMAGE_PULL_BEHAVIOR") == pull
+    assert agent_settings.get("ECS_IMAGE_CLEANUP_INTERVAL") == interval
 
 
 def test_spot_instances_drain_when_interrupted() -> None:

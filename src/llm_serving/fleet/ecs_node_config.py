@@ -48,6 +48,10 @@ def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]
         yield "ECS_IMAGE_PULL_BEHAVIOR", "prefer-cached"
     elif group.images == "cached":
         yield "ECS_IMAGE_PULL_BEHAVIOR", "once"
+        # A week apart, for a model that leaves for the night is started from the image that it left. The agent's own
+        # half an hour would delete it. Source: the same repository, agent/config/config.go.
+        yield "ECS_IMAGE_CLEANUP_INTERVAL", "168h"
+        yield "ECS_NUM_IMAGES_DELETE_PER_CYCLE", "50"
     if group.purchase_option == "spot":
         # Tasks get EC2's two minutes of warning, to end in order.
         yield "ECS_ENABLE_SPOT_INSTANCE_DRAINING", "true"
