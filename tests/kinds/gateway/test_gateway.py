@@ -979,6 +979,7 @@ FILE_OF_NUMBER = {"type": "file", "file": {"file_id": 5}}
         ("completions", {"prompt": 5}, 400),
         ("completions", {"prompt": None}, 400),
         ("completions", {"prompt": "hi", "metadata": 5}, 400),
+        ("completions", {"prompt": ["hi", "ho"], "stream": True}, 400),
         ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "tools": 5}, 400),
         ("chat/completions", {"messages": [{"role": "user", "content": "hi"}], "web_search_options": 5}, 400),
         ("messages/count_tokens", {"messages": [5]}, 400),

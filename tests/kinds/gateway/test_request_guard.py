@@ -209,6 +209,37 @@ def test_a_field_of_another_form_than_the_api_s_is_refused(hook: Any, field: str
     assert hook.find_malformed({"prompt": None}, "atext_completion") == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "asked"),
+    [
+        ({"prompt": "hi", "n": 2}, "n", "n is 2"),
+        ({"prompt": ["hi", "ho"]}, "prompt", "prompt has 2 prompts"),
+        ({"prompt": [[1], [2], [3]], "n": 1}, "prompt", "prompt has 3 prompts"),
+    ],
+)
+def test_a_streamed_completion_of_several_answers_which_litellm_mixes_up_is_refused(
+    hook: Any, body: dict[str, Any], field: str, asked: str
+) -> None:
+    user = SimpleNamespace(team_id="ads", user_id="default")
+
+    def call(call_type: str = "atext_completion", **data: Any) -> None:
+        guard = hook.RequestGuard(ADS, {})
+        asyncio.run(guard.async_pre_call_hook(user, None, {"model": "chat", **data}, call_type))
+
+    with pytest.raises(Refused) as refused:
+        call(**body, stream=True)
+    message = (
+        f"{asked}: a gateway gives all answers of a streamed completion index 0, which mixes them up. "
+        "Fix: set stream to false, or send one request for each answer."
+    )
+    error = {"message": message, "type": "invalid_request_error", "param": field}
+    assert refused.value.args == (400, {"error": error})
+    call(**body)
+    call("acompletion", messages=[], n=2, stream=True)
+    for prompt in ("hi", ["hi"], [1, 2], [[1, 2]]):
+        call(prompt=prompt, n=1, stream=True)
+
+
 @pytest.mark.parametrize(("characters", "ids"), [(10, "abc"), (11, "bc"), (21, "c")])
 def test_a_deployment_gets_no_longer_prompts_than_its_limit(hook: Any, characters: int, ids: str) -> None:
     limits = {"a": 10, "b": 20, "c": None}

@@ -133,8 +133,8 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         So is a model that is not the team's, with 403: LiteLLM looks for it in the body, and calls the one that the URL
         names, `?model=`. And pictures of a team with a budget: they have no price that would count against it.
 
-        A field of another form than the API's gets 400, and so does a call to rerank. The rest reads cached answers of
-        its own team only, and gives itself no priority.
+        A field of another form than the API's gets 400, and so do a call to rerank and a streamed completion of several
+        answers. The rest reads cached answers of its own team only, and gives itself no priority.
         """
         if user_api_key_dict.user_id == UNVERIFIED_USER:
             message = "The key cannot be verified: the gateway's database does not answer"
@@ -148,6 +148,8 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         if field := find_malformed(data, call_type):
             message = f"{field} has another form in the API"
             raise build_refusal(400, "invalid_request_error", message, param=field)
+        if data.get("stream") and call_type.endswith(_TEXT_COMPLETION):
+            refuse_several(data)
         if rules.get("budget") and call_type.endswith(_PICTURES):
             raise build_refusal(403, "no_price", "Pictures have no price, and the team has a budget")
         controls = data.get("cache")
@@ -304,6 +306,25 @@ def _has_form(message: Mapping[str, Any], call_type: str) -> bool:
         if is_user and call_type == _CHAT and kind not in ValidUserMessageContentTypes:
             return False
     return isinstance(content, (str, list)) and isinstance(message.get("tool_calls") or [], list)
+
+
+def refuse_several(data: Mapping[str, Any]) -> None:
+    """Refuse a streamed completion of several answers with 400.
+
+    LiteLLM reads the text of a chunk alone, so each choice gets index 0. Source: 1.106.0,
+    litellm_core_utils/streaming_handler.py, `handle_openai_text_completion_chunk`.
+    """
+    prompt = data.get("prompt")
+    prompt_count = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    if data.get("n") not in (None, 1):
+        field, asked = "n", f"n is {data['n']}"
+    elif prompt_count > 1:
+        field, asked = "prompt", f"prompt has {prompt_count} prompts"
+    else:
+        return
+    reason = "a gateway gives all answers of a streamed completion index 0, which mixes them up"
+    fix = "set stream to false, or send one request for each answer"
+    raise build_refusal(400, "invalid_request_error", f"{asked}: {reason}. Fix: {fix}.", param=field)
 
 
 def count_prompt(data: Mapping[str, Any]) -> int:
