@@ -995,6 +995,29 @@ def test_a_malformed_request_closes_no_deployment_to_others(
     assert ask_outside(gateway, key, "hi", "impatient") == f"Answer {len(gateway.received)}."
 
 
+@pytest.mark.parametrize(
+    ("is_own_key", "body", "type_", "message"),
+    [
+        (True, {"tools": 5}, "invalid_request_error", "tools has another form in the API"),
+        (True, {"metadata": 5}, "invalid_request_error", "metadata has another form in the API"),
+        (False, {}, "authentication_error", "Authentication Error"),
+    ],
+)
+def test_messages_that_are_refused_before_their_endpoint_get_an_error_of_anthropic_s_form(
+    gateway: Running, is_own_key: bool, body: dict[str, Any], type_: str, message: str
+) -> None:
+    key = gateway.create_key("outside") if is_own_key else "sk-unknown"
+    data = json.dumps({"model": "alone", "messages": [], "max_tokens": 5, **body}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(
+            urllib.request.Request(f"{gateway.deployment.url}/v1/messages", data, headers), timeout=WAIT_S
+        )
+    answer = json.load(refused.value)
+    assert (answer["type"], answer["error"]["type"]) == ("error", type_)
+    assert answer["error"]["message"].startswith(message)
+
+
 @pytest.mark.parametrize("body", [[1], "hi", None])
 def test_a_body_that_is_no_object_gets_400_and_breaks_no_connection_that_another_client_s_request_is_on(
     gateway: Running, body: object

@@ -26,6 +26,7 @@ NAMES = (
     "litellm.llms.openai.completion.handler",
     "litellm.proxy",
     "litellm.proxy._types",
+    "litellm.proxy.anthropic_endpoints",
     "litellm.proxy.auth",
     "litellm.proxy.spend_tracking",
     "litellm.responses.streaming_iterator",

@@ -23,8 +23,9 @@ from litellm.litellm_core_utils import core_helpers
 from litellm.llms.anthropic.pass_through.adapters.handler import LiteLLMMessagesToCompletionTransformationHandler
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.llms.openai.completion.handler import OpenAITextCompletion
-from litellm.proxy import _types, common_request_processing
+from litellm.proxy import _types, common_request_processing, tracing_endpoints
 from litellm.proxy._types import LiteLLMRoutes, ProxyException
+from litellm.proxy.anthropic_endpoints import endpoints as anthropic_endpoints
 from litellm.proxy.auth import user_api_key_auth
 from litellm.proxy.spend_tracking import spend_tracking_utils
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
@@ -107,6 +108,18 @@ async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments
             message = f"{field} has another form in the API"
             raise ProxyException(message=message, type="invalid_request_error", param=field, code=400)
     return body
+
+
+@mend(tracing_endpoints, "otlp_error_response")
+def answer_messages(find_answer: Callable[..., Any], request: Any, *arguments: Any) -> Any:
+    """Answer messages that are refused before their endpoint, as by a wrong key, in the form of Anthropic's errors.
+
+    LiteLLM asks this function first for the form, and has OpenAI's for all that it does not know.
+    """
+    error = sys.exception()
+    if isinstance(error, ProxyException) and request.url.path == "/v1/messages":
+        return anthropic_endpoints._anthropic_error_json_response(error, request)
+    return find_answer(request, *arguments)
 
 
 @mend(AnthropicAdapter, "translate_completion_input_params_with_tool_mapping")
