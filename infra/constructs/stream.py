@@ -302,8 +302,17 @@ def build_job_statements(context: StreamContext) -> Iterator[Statement]:
 
 def _build_network_statements(context: StreamContext) -> Iterator[Statement]:
     account = context.stack.account
-    found = ("DhcpOptions", "NetworkInterfaces", "SecurityGroups", "Subnets", "Vpcs")
-    yield allow("FindNetwork", [f"ec2:Describe{name}" for name in found], "*")
+    yield allow(
+        "FindNetwork",
+        [
+            "ec2:DescribeDhcpOptions",
+            "ec2:DescribeNetworkInterfaces",
+            "ec2:DescribeSecurityGroups",
+            "ec2:DescribeSubnets",
+            "ec2:DescribeVpcs",
+        ],
+        "*",
+    )
     interfaces = account.build_arn("ec2", "network-interface/*")
     subnets = [account.build_arn("ec2", f"subnet/{subnet}") for subnet in context.subnets]
     groups = account.build_arn("ec2", "security-group/*")

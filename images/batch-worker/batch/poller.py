@@ -110,9 +110,16 @@ class Poller:
         Of two whose rows run alone, one goes back: the other may end this worker again.
         """
         job_id, index, settings = str(message.body["job"]), int(message.body["chunk"]), self._settings
-        place = self._store, Layout(settings.prefix), job_id, index
         try:
-            state, job = await asyncio.to_thread(take_chunk, *place, settings.worker, settings.max_concurrency)
+            state, job = await asyncio.to_thread(
+                take_chunk,
+                self._store,
+                Layout(settings.prefix),
+                job_id,
+                index,
+                settings.worker,
+                settings.max_concurrency,
+            )
             if state.runs_alone and self._runs_one_alone():
                 await asyncio.to_thread(state.hand_back)
                 raise Conflict(index)
