@@ -293,7 +293,7 @@ class Jobs:
         if any(error["code"] == layout.GIVEN_UP_CODE for error in job["errors"]):
             self._allow_attempts(job_id)
         resumed: Job = self._store.change_json(self._keys.build(layout.JOB, job_id), layout.reopen)
-        self._known[job_id] = resumed
+        self._known[job_id] = _shorten(resumed)
         self.ensure_execution(resumed)  # if the failed one still reports its end, `reconcile` starts the next
         return resumed
 
