@@ -96,17 +96,20 @@ def refuse_given_up(read: Callable[..., Any], client: BaseClient[Any, Any], /, *
     return read(client, data=data, **options)
 
 
+def _build_refusal(message: str, field: str) -> ProxyException:
+    """Build the 400 for a request that is refused outside the hooks of request_guard.py."""
+    return ProxyException(message=message, type="invalid_request_error", param=field, code=400)
+
+
 @mend(user_api_key_auth, "read_request_body")
 async def refuse_other_bodies(read: Callable[..., Awaitable[Any]], /, *arguments: Any, **options: Any) -> Any:
     """Refuse a body at which LiteLLM fails before its hooks with 400, such as one that is JSON and no object."""
     body = await read(*arguments, **options)
     if not isinstance(body, dict):
-        message = "The body is no JSON object"
-        raise ProxyException(message=message, type="invalid_request_error", param="request_body", code=400)
+        raise _build_refusal("The body is no JSON object", "request_body")
     for field, form in _EARLY_FORMS.items():
         if body.get(field) is not None and not isinstance(body[field], form):
-            message = f"{field} has another form in the API"
-            raise ProxyException(message=message, type="invalid_request_error", param=field, code=400)
+            raise _build_refusal(f"{field} has another form in the API", field)
     return body
 
 
@@ -138,8 +141,7 @@ def refuse_uncountable(build: Callable[..., Any], /, **fields: Any) -> Any:
     try:
         return build(**fields)
     except ValueError as error:
-        message = "The request has another form in the API"
-        raise ProxyException(message=message, type="invalid_request_error", param="messages", code=400) from error
+        raise _build_refusal("The request has another form in the API", "messages") from error
 
 
 @mend(ProxyException, "__init__")
