@@ -345,7 +345,8 @@ def test_the_openai_client_gets_answers_streams_and_tools(gateway: Running) -> N
 
 
 def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) -> None:
-    ask(gateway.connect(gateway.create_key("search")), "chat")
+    for team in ("search", "poor"):
+        ask(gateway.connect(gateway.create_key(team)), "chat")
     counted = [round(tokens) for tokens in read_engine_tokens(gateway.engines["big-a"], "big-a")]
     rows: list[Any] = []
 
@@ -521,6 +522,7 @@ def test_a_stopped_engine_s_requests_are_answered_by_the_next_one(gateway: Runni
 def test_a_team_s_calls_of_the_deployment_itself_are_in_the_usage_and_the_gateway_s_own_are_counted_once(
     gateway: Running,
 ) -> None:
+    gateway.stop_first()
     client = openai.OpenAI(base_url=f"{gateway.door_url}/v1", api_key=RANKING_KEY, max_retries=0, timeout=WAIT_S)
     assert [ask(client, "known").usage.completion_tokens for _ in range(2)] == [16, 16]
     assert ask(gateway.connect(gateway.create_key("search")), "chat").usage.completion_tokens == 16
