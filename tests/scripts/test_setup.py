@@ -1,4 +1,4 @@
-"""scripts/setup with fakes of Python, pip and uv: interrupted at every step, moved, and without its requirements."""
+"""scripts/setup and scripts/find-python with fakes of Python, pip and uv: interrupted at every step, moved, and without requirements."""
 
 from __future__ import annotations
 
@@ -183,3 +183,35 @@ def test_a_moved_clone_fails_with_a_fix_until_set_up_again(clone: Path) -> None:
     assert _set_up(moved).returncode == 0
     assert run("deactivate() { :; }; source .venv/bin/activate").stderr == ""
     assert run(".venv/bin/blueprint list").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [
+        (["a/python3 plain", "b/python3 optimized"], "b/python3"),
+        (["a/python3 plain", "b/python3.12 optimized"], "b/python3.12"),
+        (["a/python3 optimized", "b/python3.12 optimized"], "a/python3"),
+        (["a/python3 old", "b/python3.12 plain", "b/python3.11 plain"], "b/python3.12"),
+        (["a/python3 old"], None),
+    ],
+)
+def test_the_first_python_that_was_built_with_optimizations_is_chosen(
+    tmp_path: Path, found: list[str], chosen: str | None
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "bash").symlink_to("/bin/bash")
+    for name, build in (python.split() for python in found):
+        failing = {"old": "*version_info*", "plain": "*CONFIG_ARGS*", "optimized": "never"}[build]
+        (tmp_path / name).write_text(f'#!/bin/bash\ncase "$2" in {failing}) exit 1 ;; esac\n')
+        (tmp_path / name).chmod(0o755)
+    result = subprocess.run(
+        [ROOT / "scripts" / "find-python"],
+        env={"PATH": ":".join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == ((0, f"{tmp_path / chosen}\n") if chosen else (3, ""))
