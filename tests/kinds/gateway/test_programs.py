@@ -50,6 +50,19 @@ def test_debian_s_newest_postgres_is_found_off_path(tmp_path: Path, monkeypatch:
     assert database.find_program("psql") is None
 
 
+@pytest.mark.parametrize(("target", "is_debian_s"), [("pg_wrapper", True), ("psql-17", False)])
+def test_psql_is_the_program_behind_debian_s_slow_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, is_debian_s: bool
+) -> None:
+    (tmp_path / "psql").symlink_to(tmp_path / target)
+    program = tmp_path / "15" / "bin" / "psql"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    monkeypatch.setattr(database, "_DEBIAN", tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
+    assert database.find_program("psql") == str(program if is_debian_s else tmp_path / "psql")
+
+
 def test_a_query_engine_that_cannot_be_downloaded_is_named_with_what_replaces_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
