@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TypeGuard
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import botocore.session
 from botocore import xform_name
@@ -32,7 +33,8 @@ ACTIONS = {
 """Operations that IAM knows by another name. Source: service authorization reference, 2026-11."""
 
 
-def find_actions(*modules: str) -> set[str]:
+@functools.cache  # of the batch worker, four shapes of a stack ask
+def find_actions(*modules: str) -> frozenset[str]:
     """The IAM actions of a program's calls.
 
     A client is what `boto3.client("SERVICE")` or botocore's `get_session().create_client("SERVICE")` returns, or a
@@ -45,17 +47,17 @@ def find_actions(*modules: str) -> set[str]:
     Raises:
         ValueError: boto3 or botocore is used in a way that is not followed, or a client has no such method.
     """
-    tree = ast.Module([node for code in modules for node in ast.parse(code).body], [])
-    makers = MAKERS | {function.name for function in ast.walk(tree) if _makes_client(function)}
-    _require_followed(tree, makers)
-    services = _name_clients(tree, makers)
-    return {
+    nodes = [node for code in modules for node in ast.walk(ast.parse(code))]
+    makers = MAKERS | {function.name for function in nodes if _makes_client(function)}
+    _require_followed(nodes, makers)
+    services = _name_clients(nodes, makers)
+    return frozenset(
         _find_action(service, call)
-        for call in ast.walk(tree)
+        for call in nodes
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and (service := services.get(_get_name(call.func.value)) or _get_service(call.func.value, makers))
-    }
+    )
 
 
 def _makes_client(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
@@ -70,10 +72,10 @@ def _makes_client(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
     )
 
 
-def _name_clients(tree: ast.AST, makers: set[str]) -> dict[str, str]:
+def _name_clients(nodes: Sequence[ast.AST], makers: set[str]) -> dict[str, str]:
     """The service of each name that a client is assigned to."""
     services: dict[str, str] = {}
-    for target, value in _list_assignments(tree):
+    for target, value in _list_assignments(nodes):
         options = value.values if isinstance(value, ast.BoolOp) else [value]
         for service in filter(None, (_get_service(option, makers) for option in options)):
             name = _get_name(target)
@@ -82,8 +84,8 @@ def _name_clients(tree: ast.AST, makers: set[str]) -> dict[str, str]:
     return services
 
 
-def _list_assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in ast.walk(tree):
+def _list_assignments(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in nodes:
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -104,33 +106,36 @@ def _get_service(node: ast.AST, makers: set[str]) -> str | None:
     return None
 
 
-def _require_followed(tree: ast.AST, makers: set[str]) -> None:
-    inside = [name for node in ast.walk(tree) if _makes_client(node) for name in ast.walk(node)]
-    names = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "boto3" and node not in inside
-    ]
+def _require_followed(nodes: Sequence[ast.AST], makers: set[str]) -> None:
+    inside = {name for node in nodes if _makes_client(node) for name in ast.walk(node)}
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == "boto3" and node not in inside]
     clients = [
         node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "boto3.client" and _get_service(node, makers)
     ]
     if len(names) != len(clients):
         raise ValueError("boto3 is used otherwise than in boto3.client('SERVICE')")
     if any(
         isinstance(node, ast.Attribute) and node.attr == "create_client" and ast.unparse(node) not in makers
-        for node in ast.walk(tree)
+        for node in nodes
     ):
         raise ValueError("botocore is used otherwise than in botocore.session.get_session().create_client('SERVICE')")
 
 
+@functools.cache
+def _read_service(service: str) -> tuple[Any, Mapping[str, str]]:
+    """Botocore's model of a service, and the operation of each method."""
+    model = botocore.session.get_session().get_service_model(service)
+    return model, {xform_name(name): name for name in model.operation_names}
+
+
 def _find_action(service: str, call: ast.Call) -> str:
-    session = botocore.session.get_session()
-    model = session.get_service_model(service)
-    operations = {xform_name(name): name for name in model.operation_names}
+    model, operations = _read_service(service)
     assert isinstance(call.func, ast.Attribute)
     method = call.func.attr
     if method == "get_waiter":
-        waiters = session.get_waiter_model(service)
+        waiters = botocore.session.get_session().get_waiter_model(service)
         names = {xform_name(name): name for name in waiters.waiter_names}
         operation = waiters.get_waiter(names[ast.literal_eval(call.args[0])]).operation
     else:

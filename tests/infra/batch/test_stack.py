@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime
 import fnmatch
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -65,6 +66,7 @@ TELL_OF_CACHE = {"sqs:PurgeQueue", "sqs:SendMessage"}
 LOGIN = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
 
 
+@functools.cache
 def list_modules(program: str) -> list[str]:
     """The code of a program's modules on AWS, found by its imports."""
     sources: dict[Path, str] = {}

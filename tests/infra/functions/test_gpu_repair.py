@@ -143,6 +143,9 @@ def test_never_more_drain_than_the_limits_however_many_are_broken(broken: set[in
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyCluster]:
     """Two pools in two zones: twelve instances, which is all that a test waits for."""
+    monkeypatch.setenv(
+        "MOTO_EC2_LOAD_DEFAULT_AMIS", "false"
+    )  # hundreds, read and made twice a test, and none is looked at
     with mock_aws():
         session = boto3.Session("test", "test", region_name=REGION)
         opened = open_cluster(monkeypatch, session.client)
