@@ -7,6 +7,7 @@ manifest beside it holds the digest of what was rendered.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -28,7 +29,7 @@ from llm_serving.targets import registry
 
 if TYPE_CHECKING:
     from llm_serving.targets.base import Target
-    from llm_serving.targets.template_sandbox import Failure
+    from llm_serving.targets.template_sandbox import Environment, Failure
 
 RENAMED = {
     "processes": "use deployment.list_services(role) for a role's, deployment.all_services for all",
@@ -101,13 +102,35 @@ def render_text(deployment: Deployment, source: Path) -> str:
     Raises:
         InputError: the template is wrong, exceeds a limit, or uses what the sandbox refuses; names its file and line.
     """
+    from llm_serving.targets import template_sandbox
+
+    text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
+    for name in _INCLUDE.findall(text):
+        _compile_own(name)
+    jinja_env = _build_env(source.parent, paths.PATTERNS)
+    try:
+        result = template_sandbox.run(
+            lambda: jinja_env.get_template(source.name).generate(deployment=deployment),
+            lambda error: _describe_failure(error, source),
+        )
+    except template_sandbox.LimitExceeded as error:
+        raise _build_error(source, 0, str(error)) from None
+    if isinstance(result, str):
+        _check_printable(result, source)
+        return result
+    raise _build_error(Path(result.path), result.line, result.reason, result.fix)
+
+
+def _build_env(*folders: Path) -> Environment:
+    """Return what reads templates of folders, the first of them first."""
     import jinja2  # takes longer to import than most commands take to run
 
     from llm_serving.targets import template_sandbox
 
     jinja_env = template_sandbox.Environment(
         # Editors on Windows begin a file with a byte order mark, which settings may have too.
-        loader=template_sandbox.Loader([source.parent, paths.PATTERNS], encoding="utf-8-sig"),
+        loader=template_sandbox.Loader(folders, encoding="utf-8-sig"),
+        bytecode_cache=template_sandbox.COMPILED,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -122,17 +145,18 @@ def render_text(deployment: Deployment, source: Path) -> str:
         "yaml_block": format_yaml_block,
         "mebibytes": count_mebibytes,
     }
-    try:
-        result = template_sandbox.run(
-            lambda: jinja_env.get_template(source.name).generate(deployment=deployment),
-            lambda error: _describe_failure(error, source),
-        )
-    except template_sandbox.LimitExceeded as error:
-        raise _build_error(source, 0, str(error)) from None
-    if isinstance(result, str):
-        _check_printable(result, source)
-        return result
-    raise _build_error(Path(result.path), result.line, result.reason, result.fix)
+    return jinja_env
+
+
+@functools.cache
+def _compile_own(name: str) -> None:
+    """Compile a template of this repository and what it includes, once for all renderings: most of their time."""
+    import jinja2
+
+    with contextlib.suppress(jinja2.TemplateError, UnicodeError):  # the rendering says what is wrong
+        _build_env(paths.PATTERNS).get_template(name)
+        for included in _INCLUDE.findall((paths.PATTERNS / name).read_text(encoding="utf-8")):
+            _compile_own(included)
 
 
 def check(target: Target, deployment: Deployment, text: str, templates: Sequence[Path]) -> None:

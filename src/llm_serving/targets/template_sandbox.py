@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 import psutil
+from jinja2.bccache import Bucket
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel
 
@@ -70,6 +71,24 @@ class Failure(NamedTuple):
     reason: str
     fix: str = ""
     """Empty where nothing more than the general one is known."""
+
+
+class Compiled(jinja2.BytecodeCache):
+    """Code of the templates that this process has compiled, for all processes that it forks."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], Any] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Take the code of the same file with the same text."""
+        bucket.code = self._codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep what was compiled."""
+        self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+COMPILED = Compiled()
 
 
 def run(generate: Callable[[], Iterable[str]], describe: Callable[[Exception], Failure]) -> str | Failure:
