@@ -106,13 +106,14 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
         hints = ", ".join(f"{name} ({tools[name]})" for name in missing_tools)
         raise Unavailable(f"not on this machine's PATH: {' and '.join(missing_tools)}. Fix: install {hints}.")
     if "helm" in tools:
-        _require_helm_version()
+        _require_helm_version(str(shutil.which("helm")))
 
 
-def _require_helm_version() -> None:
+@functools.cache  # a deploy has several parts that need it
+def _require_helm_version(program: str) -> None:
     try:
         version = subprocess.run(
-            ["helm", "version", "--short"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+            [program, "version", "--short"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"helm does not run: {error}. Fix: install it ({TOOLS['helm']}).") from None
