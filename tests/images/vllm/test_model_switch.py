@@ -450,7 +450,7 @@ def real_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     [port] = processes.claim_free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [str(programs / "python"), str(PROGRAM), "--listen", url.removeprefix("http://")]
-    command += ["--least-awake", "0.5", "--finish", "0"]
+    command += ["--least-awake", "0.1", "--finish", "0"]
     for name in ("alpha", "beta"):
         command += [
             "--engine",
@@ -480,7 +480,7 @@ def real_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         processes.stop(process)
 
 
-TOKENS = 1000
+TOKENS = 400
 """Longer than a turn."""
 
 
