@@ -37,9 +37,13 @@ def main(address: str, autoscaling: dict[str, Any]) -> None:
     application = serve.deployment(Waiter).options(name="waiter", max_ongoing_requests=2 * target, **options).bind()
     handle = serve.run(application, name="scaling", route_prefix="/scaling")
 
+    # What `serve.status()` reads, which would import the classes that other applications name: the engine too.
+    client = importlib.import_module("ray.serve.context")._get_global_client()
+
     def count() -> int:
-        deployment = serve.status().applications["scaling"].deployments["waiter"]
-        return int(deployment.replica_states.get("RUNNING", 0)) if deployment.status == "HEALTHY" else 0
+        deployment = client.get_serve_details()["applications"]["scaling"]["deployments"]["waiter"]
+        states = [replica["state"] for replica in deployment["replicas"]]
+        return states.count("RUNNING") if deployment["status"] == "HEALTHY" else 0
 
     counts = {"idle": settle(count)}
     answers = [handle.remote(3600) for _ in range(target * 5 // 2)]
