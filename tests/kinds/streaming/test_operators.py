@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import certifi
 import pytest
 
-from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.operators import KAFKA_PROPERTIES
 
 LOGIN = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="shop" password="p";'
@@ -21,8 +21,9 @@ LOGIN = 'org.apache.kafka.common.security.scram.ScramLoginModule required userna
     not (shutil.which("mvn") and shutil.which("javac")),
     reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
 )
-def test_kafkas_client_takes_the_login_and_the_certificate_of_the_mounted_secrets(tmp_path: Path) -> None:
-    programs.install(print)
+def test_kafkas_client_takes_the_login_and_the_certificate_of_the_mounted_secrets(
+    tmp_path: Path, build_program: Callable[..., list[str]]
+) -> None:
     for name, file, text in (
         ("kafka-login", "sasl.jaas.config", LOGIN),
         ("kafka-ca", "ca.crt", Path(certifi.where()).read_text("utf-8")),
@@ -30,7 +31,6 @@ def test_kafkas_client_takes_the_login_and_the_certificate_of_the_mounted_secret
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)
     properties = [f"{key}={value.replace('/opt', str(tmp_path))}" for key, value in KAFKA_PROPERTIES.items()]
-    program = Path(__file__).with_name("OpenProducer.java")
-    command = [*programs.build_java(heap_mb=64), str(program), *properties]
+    command = build_program("OpenProducer", *properties)
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, LOGIN), run.stderr

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,31 +173,6 @@ def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_e
     assert (report["events"]["lost"], report["events"]["duplicated"]) == (0, 0)
 
 
-def test_newer_events_overtake_and_events_that_waited_are_shed_where_the_blueprint_says_so(folder: Path) -> None:
-    file = folder / "blueprint.yaml"
-    plain = file.read_text()
-    # Every event waits for longer than that; only purchases may not.
-    shed = "shed: {after: 0.001s, keep: [view, click, cart]}\ncache:"
-    file.write_text(plain.replace("overtake: false", "overtake: true").replace("\ncache:", f"\n{shed}"))
-    assert main.run(["deploy", "shop", "--yes"]) == 0
-    endpoint = find_program("endpoint")
-    endpoint.suspend()
-    try:
-        report = send(folder)
-    finally:
-        endpoint.resume()
-        file.write_text(plain)
-    reasons = report["dead_reasons"]
-    assert sum(reasons[reason] for reason in ("shed", "overtaken", "deadline")) == 300
-    assert 0 < reasons["shed"] < 100, "one type of four, a seventh of the events"
-    assert reasons["overtaken"] > 0
-    events = report["events"]
-    assert (events["answered"], events["lost"], events["duplicated"]) == (0, 0, 0)
-    assert events["misjudged"] == reasons["shed"] + reasons["deadline"], "an event that is overtaken needs no answer"
-    assert report["metrics"]["answer_ms"]["count"] == 0
-    assert main.run(["deploy", "shop", "--yes"]) == 0
-
-
 def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
     """The next test fails if the cache has no answers once it is back."""
     cache = find_program("cache", "redis-server")
@@ -247,6 +222,40 @@ def test_events_are_answered_once_where_the_store_of_checkpoints_was_away(folder
     assert (events.answered, events.lost, events.duplicated) == (300, 0, 0)
 
 
+def deploy_with_files(folder: Path) -> None:
+    """Deploy the blueprint with files of answers and one more partition; nothing starts again where that runs."""
+    file = folder / "blueprint.yaml"
+    file.write_text(
+        file.read_text().replace("parquet: false", "parquet: true").replace("partitions: 4", "partitions: 5")
+    )
+    assert main.run(["deploy", "shop", "--yes"]) == 0
+
+
+def test_newer_events_overtake_and_events_that_waited_are_shed_where_the_blueprint_says_so(folder: Path) -> None:
+    file = folder / "blueprint.yaml"
+    plain = file.read_text()
+    # Every event waits for longer than that; only purchases may not.
+    shed = "shed: {after: 0.001s, keep: [view, click, cart]}\ncache:"
+    file.write_text(plain.replace("overtake: false", "overtake: true").replace("\ncache:", f"\n{shed}"))
+    assert main.run(["deploy", "shop", "--yes"]) == 0
+    endpoint = find_program("endpoint")
+    endpoint.suspend()
+    try:
+        report = send(folder)
+    finally:
+        endpoint.resume()
+        file.write_text(plain)
+    reasons = report["dead_reasons"]
+    assert sum(reasons[reason] for reason in ("shed", "overtaken", "deadline")) == 300
+    assert 0 < reasons["shed"] < 100, "one type of four, a seventh of the events"
+    assert reasons["overtaken"] > 0
+    events = report["events"]
+    assert (events["answered"], events["lost"], events["duplicated"]) == (0, 0, 0)
+    assert events["misjudged"] == reasons["shed"] + reasons["deadline"], "an event that is overtaken needs no answer"
+    assert report["metrics"]["answer_ms"]["count"] == 0
+    deploy_with_files(folder)
+
+
 def read_files(folder: Path) -> list[dict[str, Any]]:
     """Rows of all Parquet files of the answers."""
     deployment = load_local()
@@ -261,11 +270,7 @@ def read_files(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(folder: Path) -> None:
-    file = folder / "blueprint.yaml"
-    file.write_text(
-        file.read_text().replace("parquet: false", "parquet: true").replace("partitions: 4", "partitions: 5")
-    )
-    assert main.run(["deploy", "shop", "--yes"]) == 0
+    deploy_with_files(folder)
     sent = folder.parent / ".blueprint" / "shop" / "logs" / "validation" / "sent.jsonl"
     validate(folder)
     expected = {event["id"] for event in map(json.loads, sent.read_text().splitlines()) if not event["bad"]}
@@ -281,12 +286,13 @@ def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(fol
     assert rows[0]["answer"] == "mock answer"
 
 
-def test_a_record_that_was_taken_back_is_no_event_and_a_long_key_fails_no_job(folder: Path) -> None:
-    assert "partitions: 5" in (folder / "blueprint.yaml").read_text(), "as the deploy before says"
+def test_a_record_that_was_taken_back_is_no_event_and_a_long_key_fails_no_job(
+    folder: Path, build_program: Callable[..., list[str]]
+) -> None:
+    deploy_with_files(folder)
     deployment = load_local()
-    send = [*programs.build_java(heap_mb=128), str(Path(__file__).with_name("SendPoison.java"))]
-    topics = [deployment.topics.events, deployment.topics.dead_letters]
-    done = subprocess.run([*send, deployment.brokers, *topics], capture_output=True, text=True, timeout=240, check=True)
+    send = build_program("SendPoison", deployment.brokers, deployment.topics.events, deployment.topics.dead_letters)
+    done = subprocess.run(send, capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.splitlines() == ["5 partitions", "long key"]
 
 
@@ -416,26 +422,26 @@ def read_failures(url: str) -> str:
         return ""
 
 
-def test_a_job_starts_again_after_kafka_forgot_the_transactions_of_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_a_job_starts_again_after_kafka_forgot_the_transactions_of_its_checkpoint(
+    folder: Path, build_program: Callable[..., list[str]]
+) -> None:
     """Kafka knows as little of a transaction that never was as of one that it forgot."""
     assert folder.name == "shop"
     [settings] = {service.env.get(SETTINGS_VARIABLE) for service in load_local().services} - {None}
     assert settings
-    java = programs.build_java(heap_mb=64)
-    source = Path(__file__).with_name("CommitForgotten.java")
-    subprocess.run(["javac", "-cp", java[-1], "-d", str(tmp_path), str(source)], check=True, timeout=120)
-    commit = [*java[:-1], f"{tmp_path}:{java[-1]}", "stream.CommitForgotten"]
+    commit = build_program("stream.CommitForgotten")
     environment = {**os.environ, SETTINGS_VARIABLE: settings}
     done = subprocess.run(commit, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("known: org.apache.kafka.common.errors.InvalidPidMappingException"), done
 
 
-def test_a_deleted_topic_of_events_fails_the_job_with_the_reason(folder: Path) -> None:
+def test_a_deleted_topic_of_events_fails_the_job_with_the_reason(
+    folder: Path, build_program: Callable[..., list[str]]
+) -> None:
     """The last test: the topic that the job makes when it starts again lacks the other tests' events."""
     deployment = load_local()
     assert "UnknownTopicOrPartitionException" not in read_failures(deployment.url)
-    delete = [*programs.build_java(heap_mb=64), str(Path(__file__).with_name("DeleteTopic.java"))]
-    subprocess.run([*delete, deployment.brokers, deployment.topics.events], timeout=120, check=True)
+    subprocess.run(build_program("DeleteTopic", deployment.brokers, deployment.topics.events), timeout=120, check=True)
     processes.wait_until(
         lambda: "UnknownTopicOrPartitionException" in read_failures(deployment.url), "the job's failure", 120
     )
