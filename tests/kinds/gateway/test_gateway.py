@@ -146,6 +146,9 @@ class Running:
     provider: Provider
     """Stands for `short` and `long` too: `model` of a request says who."""
 
+    keys: dict[str, str] = field(default_factory=dict)
+    """What `get_key` created, by team."""
+
     @property
     def received(self) -> list[dict[str, Any]]:
         return self.provider.received
@@ -159,8 +162,16 @@ class Running:
     def create_key(self, team: str) -> str:
         return str(self.run("key", "create", "edge", "--team", team)["key"])
 
+    def get_key(self, team: str) -> str:
+        """Return a key of a team, for tests that need no new one."""
+        if team not in self.keys:
+            self.keys[team] = self.create_key(team)
+        return self.keys[team]
+
     def connect(self, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.deployment.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S)
+        plain = openai.DefaultHttpxClient(verify=False)  # HTTP needs no authorities, which take 30 ms of CPU to load
+        url = f"{self.deployment.url}/v1"
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=WAIT_S, http_client=plain)
 
     @property
     def login(self) -> database.Login:
@@ -335,7 +346,7 @@ def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
 
 
 def test_the_openai_client_gets_answers_streams_and_tools(gateway: Running) -> None:
-    client = gateway.connect(gateway.create_key("search"))
+    client = gateway.connect(gateway.get_key("search"))
     answer = ask(client, "chat")
     assert answer.choices[0].message.content
     assert answer.usage.completion_tokens == 16
@@ -345,7 +356,7 @@ def test_the_openai_client_gets_answers_streams_and_tools(gateway: Running) -> N
 
 
 def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) -> None:
-    ask(gateway.connect(gateway.create_key("search")), "chat")
+    ask(gateway.connect(gateway.get_key("search")), "chat")
     counted = [round(tokens) for tokens in read_engine_tokens(gateway.engines["big-a"], "big-a")]
     rows: list[Any] = []
 
@@ -397,7 +408,7 @@ def test_the_months_add_up_to_what_a_deployment_cost(gateway: Running) -> None:
 
 
 def test_a_team_calls_its_own_models_alone_and_sees_no_other(gateway: Running) -> None:
-    client = gateway.connect(gateway.create_key("ads"))
+    client = gateway.connect(gateway.get_key("ads"))
     assert [model.id for model in client.models.list()] == [client.models.retrieve("small").id] == ["small"]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("chat")
@@ -419,7 +430,7 @@ def test_a_revoked_key_an_unknown_one_and_none_get_401(gateway: Running) -> None
 
 
 def test_the_administration_is_not_on_the_public_door_and_a_team_s_key_does_not_open_it(gateway: Running) -> None:
-    key, admin = gateway.create_key("search"), gateway.deployment.admin_url
+    key, admin = gateway.get_key("search"), gateway.deployment.admin_url
     for path in ("/key/list", "/team/list", "/config/yaml", "/ui/", "/spend/logs", "/metrics"):
         assert read_status(f"{gateway.deployment.url}{path}", key) == 404, path
     assert read_status(f"{gateway.deployment.url}/health", key) == 403
@@ -428,7 +439,7 @@ def test_the_administration_is_not_on_the_public_door_and_a_team_s_key_does_not_
 
 
 def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
-    client = gateway.connect(gateway.create_key("slow"))
+    client = gateway.connect(gateway.get_key("slow"))
     with pytest.raises(openai.RateLimitError) as refused:
         for _ in range(9):  # a new minute lets two more pass
             ask(client, "small")
@@ -484,15 +495,15 @@ def test_replicas_with_wrong_clocks_let_at_most_twice_a_minute_s_requests_throug
 
 def test_pictures_are_for_teams_without_a_budget(gateway: Running) -> None:
     url, body = f"{gateway.deployment.url}/v1/images/generations", {"model": "alone", "prompt": "a cat"}
-    assert read_status(url, gateway.create_key("outside"), body) == 200
+    assert read_status(url, gateway.get_key("outside"), body) == 200
     assert gateway.received[-1] == {"model": "outside", "prompt": "a cat"}, (
         "our server refuses fields that it does not know"
     )
-    assert read_status(url, gateway.create_key("rich"), {**body, "model": "drawn"}) == 403
+    assert read_status(url, gateway.get_key("rich"), {**body, "model": "drawn"}) == 403
 
 
 def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:
-    client = gateway.connect(gateway.create_key("poor"))
+    client = gateway.connect(gateway.get_key("poor"))
     refusals: list[openai.UnprocessableEntityError] = []
 
     def is_refused() -> bool:
@@ -509,7 +520,7 @@ def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:
 
 
 def test_a_stopped_engine_s_requests_are_answered_by_the_next_one(gateway: Running) -> None:
-    client = gateway.connect(gateway.create_key("search"))
+    client = gateway.connect(gateway.get_key("search"))
     before = read_engine_tokens(gateway.engines["big-b"], "big-b")
     gateway.stop_first()
     answers = [ask(client, "chat") for _ in range(3)]
@@ -524,7 +535,7 @@ def test_a_team_s_calls_of_the_deployment_itself_are_in_the_usage_and_the_gatewa
     gateway.stop_first()
     client = openai.OpenAI(base_url=f"{gateway.door_url}/v1", api_key=RANKING_KEY, max_retries=0, timeout=WAIT_S)
     assert [ask(client, "known").usage.completion_tokens for _ in range(2)] == [16, 16]
-    assert ask(gateway.connect(gateway.create_key("search")), "chat").usage.completion_tokens == 16
+    assert ask(gateway.connect(gateway.get_key("search")), "chat").usage.completion_tokens == 16
     counted = [round(tokens) for tokens in read_engine_tokens(gateway.engines["big-b"], "big-b")]
     rows: list[Any] = []
 
@@ -676,7 +687,7 @@ def test_no_team_gets_what_is_another_s(
 
 
 def test_a_key_in_the_url_opens_nothing_and_is_in_no_log(gateway: Running) -> None:
-    key = gateway.create_key("search")
+    key = gateway.get_key("search")
     url, body = gateway.deployment.url, {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
     for name in ("api_key", "key", "api-key", "token"):
         assert read_status(f"{url}/v1/chat/completions?{name}={key}", "", body) == 401, name
@@ -731,7 +742,7 @@ def check_bedrock_call(call: BedrockCall, operation: str) -> None:
 
 
 def test_bedrock_answers_where_a_provider_refuses_and_alone_until_it_has_cooled_down(gateway: Running) -> None:
-    key, calls = gateway.create_key("outside"), gateway.provider.bedrock_calls
+    key, calls = gateway.get_key("outside"), gateway.provider.bedrock_calls
     wait_for_provider(gateway, key)
     asked = len(gateway.received)
     assert ask_outside(gateway, key, "fault: 429") == BEDROCK_ANSWER
@@ -747,14 +758,14 @@ def test_bedrock_answers_where_a_provider_refuses_and_alone_until_it_has_cooled_
 
 
 def test_a_stream_that_dies_before_its_first_token_is_answered_by_the_next_one(gateway: Running) -> None:
-    key = gateway.create_key("outside")
+    key = gateway.get_key("outside")
     wait_for_provider(gateway, key)
     assert "".join(stream_outside(gateway, key, "fault: early")) == BEDROCK_ANSWER
     check_bedrock_call(gateway.provider.bedrock_calls[-1], "ConverseStream")
 
 
 def test_a_stream_that_dies_half_way_ends_with_an_error_and_its_tokens_are_the_team_s(gateway: Running) -> None:
-    key = gateway.create_key("outside")
+    key = gateway.get_key("outside")
     wait_for_provider(gateway, key)
     calls = len(gateway.provider.bedrock_calls)
     texts = []
@@ -775,13 +786,13 @@ def test_a_stream_that_dies_half_way_ends_with_an_error_and_its_tokens_are_the_t
 
 
 def test_a_stream_of_a_completion_that_is_refused_is_answered_by_the_next_one(gateway: Running) -> None:
-    completions = gateway.connect(gateway.create_key("outside")).completions
+    completions = gateway.connect(gateway.get_key("outside")).completions
     chunks = completions.create(model="impatient", prompt="fault: 500", stream=True)
     assert "".join(chunk.choices[0].text or "" for chunk in chunks) == "A mock."
 
 
 def test_an_answer_that_its_engine_gave_up_is_an_error_or_the_next_one_s(gateway: Running) -> None:
-    key = gateway.create_key("outside")
+    key = gateway.get_key("outside")
     wait_for_provider(gateway, key)
     assert ask_outside(gateway, key, "fault: abort") == BEDROCK_ANSWER
     wait_for_provider(gateway, key)
@@ -792,7 +803,7 @@ def test_an_answer_that_its_engine_gave_up_is_an_error_or_the_next_one_s(gateway
 
 
 def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Running) -> None:
-    assert ask_outside(gateway, gateway.create_key("outside"), "fault: hang", "impatient") == "A mock."
+    assert ask_outside(gateway, gateway.get_key("outside"), "fault: hang", "impatient") == "A mock."
 
 
 @pytest.mark.parametrize(
@@ -808,14 +819,14 @@ def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Runnin
 def test_a_client_is_told_when_a_full_deployment_takes_requests_again(
     gateway: Running, path: str, prompt: dict[str, Any]
 ) -> None:
-    client = gateway.connect(gateway.create_key("outside"))
+    client = gateway.connect(gateway.get_key("outside"))
     with pytest.raises(openai.RateLimitError) as refused:
         client.post(f"/{path}", body={"model": "alone", **prompt}, cast_to=object)
     assert refused.value.response.headers["retry-after"] == RETRY_AFTER_S
 
 
 def test_a_route_s_only_deployment_gets_the_request_after_one_that_failed(gateway: Running) -> None:
-    key = gateway.create_key("outside")
+    key = gateway.get_key("outside")
     with pytest.raises(openai.InternalServerError, match="injected fault"):
         ask_outside(gateway, key, "fault: 500", "alone")
     assert ask_outside(gateway, key, "hi", "alone") == f"Answer {len(gateway.received)}."
@@ -825,7 +836,7 @@ def test_a_route_s_only_deployment_gets_the_request_after_one_that_failed(gatewa
 def test_a_client_does_not_choose_how_often_a_request_is_sent(gateway: Running, path: str, prompt: str) -> None:
     fault = {"messages": [{"role": "user", "content": "fault: 500"}], "input": "fault: 500"}[prompt]
     body = {"model": "alone", prompt: fault, "num_retries": 2, "max_retries": 2}
-    url, key, asked = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("outside"), len(gateway.received)
+    url, key, asked = f"{gateway.deployment.url}/v1/{path}", gateway.get_key("outside"), len(gateway.received)
     assert read_status(url, key, body, {"X-LiteLLM-Num-Retries": "2"}) == 500
     assert len(gateway.received) == asked + 1
 
@@ -835,7 +846,7 @@ def test_a_client_does_not_choose_how_often_a_request_is_sent(gateway: Running, 
 )
 def test_a_client_names_no_other_team_s_model_for_a_request_that_fails(gateway: Running, field: dict[str, Any]) -> None:
     body = {"model": "alone", "messages": [{"role": "user", "content": "fault: 500"}], **field}
-    assert read_status(f"{gateway.deployment.url}/v1/chat/completions", gateway.create_key("outside"), body) == 500
+    assert read_status(f"{gateway.deployment.url}/v1/chat/completions", gateway.get_key("outside"), body) == 500
 
 
 @pytest.mark.parametrize(
@@ -848,7 +859,7 @@ def test_a_client_names_no_other_team_s_model_for_a_request_that_fails(gateway: 
     ],
 )
 def test_a_model_in_the_url_is_the_team_s_own_too(gateway: Running, path: str, prompt: dict[str, Any]) -> None:
-    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("ads")
+    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.get_key("ads")
     body = {"model": "small", **prompt}
     assert {name: read_status(f"{url}?model={name}", key, body) for name in ("small", "echo")} == {
         "small": 200,
@@ -919,7 +930,7 @@ THINKING = {"type": "enabled", "budget_tokens": 1024}
 def test_an_engine_is_told_how_much_to_reason(
     gateway: Running, path: str, body: dict[str, Any], told: dict[str, Any]
 ) -> None:
-    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("outside")
+    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.get_key("outside")
     assert read_status(url, key, {"model": "alone", **body}) == 200
     assert gateway.received[-1].items() >= told.items()
 
@@ -936,13 +947,13 @@ def test_an_engine_is_told_how_much_to_reason(
 def test_an_engine_decides_on_parameters_that_only_some_models_have(
     gateway: Running, path: str, body: dict[str, Any]
 ) -> None:
-    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.create_key("outside")
+    url, key = f"{gateway.deployment.url}/v1/{path}", gateway.get_key("outside")
     assert read_status(url, key, {"model": "alone", **body}) == 200
     assert gateway.received[-1].items() >= body.items()
 
 
 def test_no_header_of_an_answer_says_where_a_deployment_is(gateway: Running) -> None:
-    chats = gateway.connect(gateway.create_key("outside")).chat.completions.with_raw_response
+    chats = gateway.connect(gateway.get_key("outside")).chat.completions.with_raw_response
     answer = chats.create(model="alone", messages=[{"role": "user", "content": "hi"}])
     assert answer.headers["x-litellm-model-group"] == "alone"
     assert gateway.provider.url not in str(answer.headers)
@@ -950,7 +961,7 @@ def test_no_header_of_an_answer_says_where_a_deployment_is(gateway: Running) -> 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_kept_response_is_its_team_s_alone(gateway: Running, is_stream: bool) -> None:
-    own, other = gateway.create_key("outside"), gateway.create_key("search")
+    own, other = gateway.get_key("outside"), gateway.get_key("search")
     response = gateway.connect(own).responses.create(model="alone", input="hi", stream=is_stream)
     id_ = next(iter(response)).response.id if is_stream else response.id
     url = f"{gateway.deployment.url}/v1/responses"
@@ -990,7 +1001,7 @@ FILE_OF_NUMBER = {"type": "file", "file": {"file_id": 5}}
 def test_a_malformed_request_closes_no_deployment_to_others(
     gateway: Running, path: str, body: dict[str, Any], status: int
 ) -> None:
-    key = gateway.create_key("outside")
+    key = gateway.get_key("outside")
     processes.wait_until(lambda: ask_outside(gateway, key, "hi", "impatient") != "A mock.", "the provider", WAIT_S, 0.5)
     assert read_status(f"{gateway.deployment.url}/v1/{path}", key, {"model": "impatient", **body}) == status
     assert ask_outside(gateway, key, "hi", "impatient") == f"Answer {len(gateway.received)}."
@@ -1007,7 +1018,7 @@ def test_a_malformed_request_closes_no_deployment_to_others(
 def test_messages_that_are_refused_before_their_endpoint_get_an_error_of_anthropic_s_form(
     gateway: Running, is_own_key: bool, body: dict[str, Any], type_: str, message: str
 ) -> None:
-    key = gateway.create_key("outside") if is_own_key else "sk-unknown"
+    key = gateway.get_key("outside") if is_own_key else "sk-unknown"
     data = json.dumps({"model": "alone", "messages": [], "max_tokens": 5, **body}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -1023,7 +1034,7 @@ def test_messages_that_are_refused_before_their_endpoint_get_an_error_of_anthrop
 def test_a_body_that_is_no_object_gets_400_and_breaks_no_connection_that_another_client_s_request_is_on(
     gateway: Running, body: object
 ) -> None:
-    url, key = f"{gateway.deployment.url}/v1/chat/completions", gateway.create_key("search")
+    url, key = f"{gateway.deployment.url}/v1/chat/completions", gateway.get_key("search")
     own = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
     statuses = [(read_status(url, "", json.dumps(body).encode()), read_status(url, key, own)) for _ in range(5)]
     assert statuses == [(400, 200)] * 5
@@ -1043,7 +1054,7 @@ def test_requests_cost_the_price_of_their_route_whatever_was_asked_before(
     gateway: Running, path: str, request_body: dict[str, Any], is_stream: bool
 ) -> None:
     created = gateway.run("key", "create", "edge", "--team", "outside")
-    before = gateway.connect(gateway.create_key("outside")).completions
+    before = gateway.connect(gateway.get_key("outside")).completions
     for model in ("outside", "alone"):  # the second is the same model without a price
         before.create(model=model, prompt="hi")
     body = json.dumps({"model": "outside", "stream": is_stream, **request_body})
@@ -1078,7 +1089,7 @@ def test_a_body_that_would_fill_the_memory_gets_413_before_the_key_is_looked_at(
 
 
 def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) -> None:
-    key, address = gateway.create_key("search"), urlsplit(gateway.deployment.url)
+    key, address = gateway.get_key("search"), urlsplit(gateway.deployment.url)
     messages = [{"role": "user", "content": "hi"}]
     body = json.dumps({"model": "chat", "messages": messages, "max_tokens": 4000, "stream": True})
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
@@ -1091,7 +1102,7 @@ def test_a_client_that_hangs_up_takes_nothing_from_the_next(gateway: Running) ->
 
 def test_nobody_works_for_a_client_that_has_hung_up(gateway: Running) -> None:
     """The route's timeout is longer than the test waits."""
-    key, address = gateway.create_key("outside"), urlsplit(gateway.deployment.url)
+    key, address = gateway.get_key("outside"), urlsplit(gateway.deployment.url)
     gateway.provider.left.clear()
     asked = len(gateway.received)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
@@ -1118,7 +1129,7 @@ def test_a_stream_that_its_client_leaves_costs_what_it_had_said_and_ends_at_the_
     gateway: Running, path: str, prompt: dict[str, Any]
 ) -> None:
     created, address = gateway.run("key", "create", "edge", "--team", "outside"), urlsplit(gateway.deployment.url)
-    wait_for_provider(gateway, gateway.create_key("outside"))
+    wait_for_provider(gateway, gateway.get_key("outside"))
     gateway.provider.left.clear()
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=WAIT_S)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {created['key']}"}
@@ -1163,7 +1174,7 @@ def test_every_process_is_ready(gateway: Running, capsys: pytest.CaptureFixture[
 def test_a_prompt_beyond_the_team_s_limit_is_refused_and_no_other_team_s(gateway: Running) -> None:
     def ask_long(team: str, characters: int) -> Any:
         messages: Any = [{"role": "user", "content": [{"type": "text", "text": "x" * (characters - 8)}]}]
-        client = gateway.connect(gateway.create_key(team))
+        client = gateway.connect(gateway.get_key(team))
         return client.chat.completions.create(model="small", messages=messages, max_tokens=1)
 
     assert ask_long("ads", 100).choices[0].message.content == "A mock.", "`user` and `text` are 8 of them"
@@ -1178,7 +1189,7 @@ def test_a_prompt_beyond_the_team_s_limit_is_refused_and_no_other_team_s(gateway
 def test_personal_data_of_a_team_that_masks_it_reaches_no_deployment_and_no_record(gateway: Running) -> None:
     texts = list_texts()
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": text.text}]} for text in texts]
-    client = gateway.connect(gateway.create_key("private"))
+    client = gateway.connect(gateway.get_key("private"))
     names = {"user": "lee@example.com", "litellm_session_id": "lee@example.com"}
     secrets: Any = {"metadata": {"owner": "lee@example.com"}, "extra_body": names}
     client.chat.completions.create(model="echo", messages=messages, max_tokens=1, **secrets)
@@ -1207,7 +1218,7 @@ def test_personal_data_of_a_team_that_masks_it_reaches_no_deployment_and_no_reco
 
 
 def test_personal_data_of_a_team_that_blocks_it_gets_400_and_is_counted(gateway: Running) -> None:
-    client = gateway.connect(gateway.create_key("strict"))
+    client = gateway.connect(gateway.get_key("strict"))
     before = len(gateway.received)
     with pytest.raises(openai.BadRequestError, match="The request has personal data: EMAIL_ADDRESS, PHONE_NUMBER"):
         messages: Any = [{"role": "user", "content": "Call pat@example.com at +1 650-253-0000."}]
@@ -1222,7 +1233,7 @@ def test_personal_data_of_a_team_that_blocks_it_gets_400_and_is_counted(gateway:
 
 
 def test_a_kept_answer_is_of_the_team_s_own_even_where_a_client_names_another(gateway: Running) -> None:
-    first, other = (gateway.connect(gateway.create_key(team)) for team in ("search", "private"))
+    first, other = (gateway.connect(gateway.get_key(team)) for team in ("search", "private"))
 
     def ask_same(client: openai.OpenAI, **extra: Any) -> str:
         messages: Any = [{"role": "user", "content": "What is kept?"}]
@@ -1257,7 +1268,7 @@ def test_a_kept_answer_is_of_the_team_s_own_even_where_a_client_names_another(ga
 def test_longer_prompts_go_to_their_deployment_and_each_team_s_priority_to_the_engine(gateway: Running) -> None:
     def send(team: str, characters: int, **extra: Any) -> dict[str, Any]:
         messages: Any = [{"role": "user", "content": f"{team} {characters} ".ljust(characters - 4, "x")}]
-        client = gateway.connect(gateway.create_key(team))
+        client = gateway.connect(gateway.get_key(team))
         client.chat.completions.create(model="echo", messages=messages, extra_body=extra)
         return gateway.received[-1]
 
@@ -1270,7 +1281,7 @@ def test_longer_prompts_go_to_their_deployment_and_each_team_s_priority_to_the_e
 
 def test_a_request_has_the_class_and_the_name_of_its_team_whatever_headers_the_caller_sends(gateway: Running) -> None:
     def send(team: str, text: str, **extra: Any) -> dict[str, str]:
-        client = gateway.connect(gateway.create_key(team))
+        client = gateway.connect(gateway.get_key(team))
         client.chat.completions.create(model="echo", messages=[{"role": "user", "content": text}], **extra)
         headers = gateway.provider.headers[-1]
         return {name: headers[name] for name in ("x-class", "x-caller") if name in headers}
@@ -1363,7 +1374,7 @@ def test_a_budget_that_is_nearly_spent_is_in_the_audit_once(gateway: Running) ->
     def read() -> list[dict[str, Any]]:
         return [entry for entry in gateway.run("audit", "edge") if entry["event"] == "budget"]
 
-    client = gateway.connect(gateway.create_key("poor"))
+    client = gateway.connect(gateway.get_key("poor"))
 
     def warn() -> bool:
         with contextlib.suppress(openai.UnprocessableEntityError):
@@ -1387,7 +1398,7 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
         rows = (f"SELECT 1 AS one FROM {table} WHERE {at} < '{start['now']}'" for table, at in times.items())
         return [len(database.query(gateway.login, row)) for row in rows]
 
-    ask(gateway.connect(gateway.create_key("search")), "small")
+    ask(gateway.connect(gateway.get_key("search")), "small")
     others = {
         '"LiteLLM_EndUserTable"': "user_id = 'lee'",
         '"LiteLLM_DailyTeamSpend"': "date = '2020-01-01'",
