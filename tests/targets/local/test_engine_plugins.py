@@ -43,17 +43,6 @@ def test_the_switch_disables_every_local_shortcut(monkeypatch: pytest.MonkeyPatc
     assert config.pthrDelay == (0 if switch == "off" else engine_plugins.PROGRESS_DELAY_US)
 
 
-def test_kernels_are_replaced_in_the_engine_s_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatcher = types.ModuleType("vllm.triton_utils.dispatcher")
-    searched: list[str] = []
-    vars(dispatcher).update(sys=sys, _rebind_kernels=lambda _: searched.extend(vars(dispatcher)["sys"].modules))
-    monkeypatch.setitem(sys.modules, dispatcher.__name__, dispatcher)
-    engine_plugins.search_own_modules()
-    vars(dispatcher)["_rebind_kernels"]([])
-    assert searched == [dispatcher.__name__]
-    assert vars(dispatcher)["sys"] is sys
-
-
 EARLY_FORK = """
 import gc, multiprocessing, os, sys, threading, types
 import engine_plugins

@@ -26,13 +26,7 @@ _PLUGINS_FILE = Path(__file__).with_name("engine_plugins.py")
 _STARTUP_FILE = Path(__file__).with_name("engine_startup.py")
 _STARTUP_CODE = "import engine_startup; engine_startup.main()\n"
 """One line, which Python runs when it starts."""
-_PLUGIN_NAMES = (
-    "ask_for_tiles",
-    "search_own_modules",
-    "go_on_without_lmcache",
-    "let_transfers_sleep",
-    "fork_processes",
-)
+_PLUGIN_NAMES = ("ask_for_tiles", "read_odd_objects", "go_on_without_lmcache", "let_transfers_sleep", "fork_processes")
 
 
 _OFFLINE_ENVIRONMENT: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
