@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -61,15 +60,12 @@ def announce_ports(words: Sequence[str]) -> None:
 def adjust_node(parameters: Any, is_head: bool) -> None:
     """Adjust a node that `ray start` is about to start, which calls this as RAY_START_HOOK says.
 
-    Its Unix sockets get short paths, it starts no server for clients of Ray and none that reports the use of Ray, which
-    is what is left of a dashboard's, and it may join a head at HOST.
+    Its Unix sockets get short paths, it starts no server for clients of Ray, and it may join a head at HOST.
     """
     prefix = os.environ["BLUEPRINT_RAY_SOCKETS"]
     parameters.plasma_store_socket_name = f"{prefix}.store"
     parameters.raylet_socket_name = f"{prefix}.raylet"
     parameters.ray_client_server_port = None
-    node: Any = importlib.import_module("ray._private.node")
-    node.Node.start_api_server = lambda *_, **__: None
     if not is_head:
         constants: Any = importlib.import_module("ray._private.ray_constants")
         services: Any = importlib.import_module("ray._private.services")
@@ -101,8 +97,6 @@ def main(words: Sequence[str]) -> None:
         keep_servers()
     elif program in ("agent.py", "main.py"):
         announce_ports(words)
-        # It would ask for the dashboard each second, and log that there is none.
-        sys.modules["ray.dashboard.modules.event.event_agent"] = ModuleType("event_agent")
 
 
 main(sys.orig_argv)
