@@ -8,9 +8,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ from moto import backends, server
 from moto.core import serialize
 from moto.core.responses import BaseResponse
 from moto.stepfunctions.parser.asl.utils import boto_client
-from werkzeug import serving
 
 from llm_serving.rehearsal import emulator, moto_ec2_patches, moto_patches
 
@@ -299,33 +296,6 @@ def test_the_data_of_ec2_is_not_read_for_a_program_that_asks_for_s3_alone() -> N
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert result.stdout == "[]\n"
-
-
-def test_an_idle_thread_takes_the_next_connection_and_a_busy_one_keeps_none_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    process_request = serving.ThreadedWSGIServer.process_request
-    monkeypatch.setattr(serving.ThreadedWSGIServer, "process_request", process_request)  # restored after the test
-    moto_patches.keep_threads()
-    both = threading.Barrier(2)
-
-    def answer(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        if environ["PATH_INFO"] == "/both":
-            both.wait(60)
-        start_response("200 OK", [])
-        return [threading.current_thread().name.encode()]
-
-    threaded_server = serving.make_server("127.0.0.1", 0, answer, threaded=True)
-    threading.Thread(target=threaded_server.serve_forever, daemon=True).start()
-
-    def ask(path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{threaded_server.port}{path}", timeout=60) as response:
-            return bytes(response.read())
-
-    with ThreadPoolExecutor() as pool:
-        assert len(set(pool.map(ask, ["/both"] * 2))) == 2
-    assert len({ask("/") for _ in range(20)}) < 20, "one more begins only if none has ended its connection yet"
-    threaded_server.shutdown()
 
 
 def test_the_keys_of_an_answers_members_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:

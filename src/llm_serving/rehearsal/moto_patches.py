@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import queue
 import string
 import sys
 import threading
@@ -33,7 +32,6 @@ from moto.s3.models import FakeBucket, FakeDeleteMarker
 from moto.sqs import models as sqs_models
 from moto.sqs.models import Queue
 from moto.stepfunctions.responses import StepFunctionResponse
-from werkzeug.serving import ThreadedWSGIServer
 
 from llm_serving.rehearsal import emulator
 from llm_serving.rehearsal.loopback_guard import LoopbackGuard
@@ -224,26 +222,6 @@ def keep_keys() -> None:
     XFormedAttributePicker.get_possible_keys = get_possible_keys
 
 
-def keep_threads() -> None:
-    """Let a thread that is idle take the next connection; werkzeug starts one for each, and each request has its own.
-
-    That took a sixth of the CPU time of a small request.
-    """
-    idle, connections = threading.Semaphore(0), queue.SimpleQueue[tuple[Any, Any]]()
-
-    def serve(threaded_server: ThreadedWSGIServer) -> None:
-        while True:
-            threaded_server.process_request_thread(*connections.get())
-            idle.release()
-
-    def process_request(threaded_server: ThreadedWSGIServer, request: Any, client_address: Any) -> None:
-        if not idle.acquire(blocking=False):
-            threading.Thread(target=serve, args=(threaded_server,), daemon=True).start()
-        connections.put((request, client_address))
-
-    apply({process_request: ThreadedWSGIServer})
-
-
 def extend_services(access_key: str) -> None:
     """Patch services that few programs ask for once one is asked for.
 
@@ -304,7 +282,6 @@ def main() -> None:
     keep_service_names()
     keep_names()
     keep_keys()
-    keep_threads()
     MotoRandom.get_random_string = get_random_string
     # By default moto only stores state machines, and runs functions in Docker.
     default_user_config["stepfunctions"]["execute_state_machine"] = True
