@@ -83,6 +83,7 @@ STACKS, CONTROL_PLANE, IMAGES = "stacks", "control plane", "images"
 
 _SHARED = pytest.StashKey[dict[str, contextlib.ExitStack]]()
 _LAST_TESTS = pytest.StashKey[dict[str, pytest.Item]]()
+_ENDED_GROUPS = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -167,10 +168,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """End what a group shares with its last test: an idle engine or API server takes CPU from the others."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End what a group shares after its last test: an idle engine or API server takes CPU from the others.
+
+    The fixtures of that test's module end first.
+    """
+    ended = item.session.stash.setdefault(_ENDED_GROUPS, [])
     if item.session.stash[_LAST_TESTS].get(_get_group(item)) is item:
-        item.config.stash.get(_SHARED, {}).pop(_get_group(item), contextlib.ExitStack()).close()
+        ended.append(_get_group(item))
+    if nextitem is None or nextitem.path != item.path:
+        while ended:
+            item.config.stash.get(_SHARED, {}).pop(ended.pop(), contextlib.ExitStack()).close()
 
 
 @pytest.fixture(scope="session")
