@@ -161,13 +161,17 @@ def send(folder: Path) -> dict[str, Any]:
     return report
 
 
-def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_else(folder: Path) -> None:
-    endpoint = find_program("endpoint")
-    endpoint.suspend()
+def send_while_suspended(folder: Path, process: psutil.Process) -> dict[str, Any]:
+    """Send the sample while a process hangs, and return the report."""
+    process.suspend()
     try:
-        report = send(folder)
+        return send(folder)
     finally:
-        endpoint.resume()
+        process.resume()
+
+
+def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_else(folder: Path) -> None:
+    report = send_while_suspended(folder, find_program("endpoint"))
     assert report["dead_reasons"].pop("deadline") == report["events"]["misjudged"] == 300
     assert sum(report["dead_reasons"].values()) == 10
     assert (report["events"]["lost"], report["events"]["duplicated"]) == (0, 0)
@@ -175,12 +179,7 @@ def test_an_endpoint_that_hangs_makes_dead_letters_at_the_deadline_and_nothing_e
 
 def test_a_cache_that_hangs_loses_no_event(folder: Path) -> None:
     """The next test fails if the cache has no answers once it is back."""
-    cache = find_program("cache", "redis-server")
-    cache.suspend()
-    try:
-        report = send(folder)
-    finally:
-        cache.resume()
+    report = send_while_suspended(folder, find_program("cache", "redis-server"))
     assert report["metrics"]["answer_ms"]["count"] == 0, "an answer is in the cache"
     assert (report["events"]["answered"], report["events"]["lost"], report["events"]["misjudged"]) == (300, 0, 0)
 
@@ -238,12 +237,9 @@ def test_newer_events_overtake_and_events_that_waited_are_shed_where_the_bluepri
     shed = "shed: {after: 0.001s, keep: [view, click, cart]}\ncache:"
     file.write_text(plain.replace("overtake: false", "overtake: true").replace("\ncache:", f"\n{shed}"))
     assert main.run(["deploy", "shop", "--yes"]) == 0
-    endpoint = find_program("endpoint")
-    endpoint.suspend()
     try:
-        report = send(folder)
+        report = send_while_suspended(folder, find_program("endpoint"))
     finally:
-        endpoint.resume()
         file.write_text(plain)
     reasons = report["dead_reasons"]
     assert sum(reasons[reason] for reason in ("shed", "overtaken", "deadline")) == 300
