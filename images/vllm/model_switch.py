@@ -233,9 +233,9 @@ class Engine:
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), END_S)
-        except TimeoutError:
+        if self._process.returncode is None:  # it may have ended just as its time was up
             self._process.kill()
             await self._process.wait()
 

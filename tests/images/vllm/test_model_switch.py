@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
+import importlib
 import json
 import os
 import re
@@ -14,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -357,6 +359,24 @@ def test_the_stream_of_an_engine_that_ends_is_cut(start: Start) -> None:
     with pytest.raises(Exception, match="IncompleteRead"):
         complete(url, "alpha", 10, crash=3, hold=0.1)
     assert process.wait(LIMIT_S) == 1
+
+
+def test_an_engine_that_ends_just_as_its_time_is_up_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_until_the_end(end: Awaitable[int], limit_s: float) -> None:
+        await end
+        await asyncio.sleep(0)  # the transport lets go of the process
+        raise TimeoutError
+
+    async def end_one() -> int | None:
+        process = await asyncio.create_subprocess_exec("sleep", str(LIMIT_S))
+        engine = importlib.import_module(PROGRAM.stem).Engine([], Path("unused.sock"))
+        engine._process = process
+        monkeypatch.setattr(asyncio, "wait_for", wait_until_the_end)
+        await engine.end()
+        return process.returncode
+
+    monkeypatch.syspath_prepend(PROGRAM.parent)
+    assert asyncio.run(end_one()) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("engine", ["alpha /sleep", "alpha /wake_up"])
