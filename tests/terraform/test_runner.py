@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,8 @@ def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_program(folder: Path, name: str = "terraform", version: str = "1.11.4", warning: str = "") -> Path:
     path = folder / name
-    version_json = json.dumps({"terraform_version": version, "platform": PLATFORM})
     title = "OpenTofu" if name == "tofu" else "Terraform"
-    path.write_text(
-        f"#!/bin/sh\necho '{warning}'\nif [ \"$2\" = -json ]; then echo '{version_json}'; else echo '{title} v{version}'; fi\n"
-    )
+    path.write_text(f"#!/bin/sh\necho '{warning}'\necho '{title} v{version}'\necho 'on {PLATFORM}'\n")
     path.chmod(0o755)
     return path
 
@@ -86,7 +82,7 @@ def test_a_version_without_a_lock_file_in_s3_is_refused(tmp_path: Path, path_fol
 def test_a_program_that_is_no_terraform_is_refused(tmp_path: Path, path_folder: Path) -> None:
     (path_folder / "terraform").write_text("#!/bin/sh\necho hello\n")
     (path_folder / "terraform").chmod(0o755)
-    with pytest.raises(Unavailable, match="terraform does not answer `version -json` as Terraform does"):
+    with pytest.raises(Unavailable, match="terraform does not answer `version` as Terraform does"):
         runner.find_terraform(tmp_path / "data", VERSION)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -23,7 +24,7 @@ from llm_serving import console
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.terraform import events, provider_reattach
 from llm_serving.terraform.events import Event, EventLog
-from llm_serving.terraform.plan import Plan, parse_document, parse_plan
+from llm_serving.terraform.plan import Plan, parse_plan
 
 BINARY_VARIABLE = "TERRAFORM_BINARY_NAME"
 """Environment variable that names the program; the one that CDKTF's own command line reads."""
@@ -33,6 +34,12 @@ MIRROR_VARIABLE = "BLUEPRINT_PROVIDER_MIRROR"
 
 MIN_VERSION = (1, 10)
 """First with a lock file beside a state in S3, of Terraform and of OpenTofu alike."""
+
+_KINDS = {"Terraform": "terraform", "OpenTofu": "tofu"}
+"""By the name that the program prints."""
+
+_VERSION = re.compile(r"^(Terraform|OpenTofu) v(\d+\.\d+\.\d+)\S*\non (\S+)$", re.MULTILINE)
+"""Its name, its version without what follows a hyphen, and the platform."""
 
 _REGISTRIES = {"terraform": "registry.terraform.io", "tofu": "registry.opentofu.org"}
 _SYSTEM_PREFIXES = ("/opt", "/usr/local/share", "/usr/share", "/usr/local/lib", "/var/lib", "/srv")
@@ -109,14 +116,11 @@ def _find_program() -> str:
 
 
 def _read_version(program: str) -> tuple[str, str, str]:
-    try:
-        result = subprocess.run([program, "version", "-json"], capture_output=True, text=True, timeout=60, check=True)
-        response = parse_document(result.stdout)
-        version, platform = response["terraform_version"].partition("-")[0], response["platform"]
-    except (OSError, subprocess.SubprocessError, Unavailable, KeyError):
-        raise Unavailable(f"{program} does not answer `version -json` as Terraform does. {_INSTALL_HINT}") from None
-    text_result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
-    return "tofu" if "OpenTofu" in text_result.stdout else "terraform", version, platform
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=True)
+        if match := _VERSION.search(result.stdout):
+            return _KINDS[match[1]], match[2], match[3]
+    raise Unavailable(f"{program} does not answer `version` as Terraform does. {_INSTALL_HINT}")
 
 
 def _build_neutral_env() -> dict[str, str]:
