@@ -77,7 +77,8 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
     [
         (["first"], "RUN: a comparison takes two or more. Fix: run blueprint compare RUN RUN."),
         (["first", "./second/../first", "--gate"], "RUN: first: it is named twice, and has no difference from itself."),
-        (["first", "none"], "RUN: none: report.json cannot be read: No such file or directory."),
+        (["first", "none"], "RUN: none: there is no such folder. Fix: use a folder below runs/."),
+        (["first", "first/report.json"], "RUN: first/report.json: it is a file. Fix: use a folder below runs/."),
         (["first", "broken"], "RUN: broken: it is not a validation's folder:"),
         (
             ["first", "old"],

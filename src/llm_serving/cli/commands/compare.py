@@ -134,6 +134,9 @@ def read_run(folder: Path) -> ValidationRun:
     Raises:
         InputError: it is not one, a file in it is broken, or another version of this program wrote it.
     """
+    if not folder.is_dir():
+        reason = "it is a file" if folder.exists() else "there is no such folder"
+        raise InputError(f"RUN: {folder}: {reason}. Fix: use a folder below runs/.")
     if (folder / SWEEP_FILE).is_file():
         point = next(iter(sorted((folder / sweep.POINTS).glob("*"))), folder / sweep.POINTS)
         raise InputError(f"RUN: {folder}: it is a sweep. Fix: use one of its loads, such as {point}.")
