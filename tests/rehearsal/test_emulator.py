@@ -233,11 +233,13 @@ def test_state_machines_call_with_the_access_key(keyed_endpoint: str) -> None:
     assert message["Body"] == "a"
 
 
-def test_it_ends_with_its_block(tmp_path: Path) -> None:
-    with emulator.start(tmp_path) as endpoint:
-        assert emulator.is_reachable(endpoint)
+def test_it_ends_with_its_block_and_its_log_says_what_it_cannot_do(tmp_path: Path) -> None:
+    with emulator.start(tmp_path, bare=True) as endpoint:
+        ecs = emulator.create_client("ecs", endpoint, REGION)
+        with pytest.raises(ecs.exceptions.ClientError, match="500"):
+            ecs.submit_attachment_state_changes(attachments=[])
     assert not emulator.is_reachable(endpoint)
-    assert "moto-api" in (tmp_path / "moto.log").read_text()
+    assert "submit_attachment_state_changes action has not been implemented" in (tmp_path / "moto.log").read_text()
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
