@@ -209,11 +209,18 @@ def run_framework(
         yield plan
 
 
-def change_policy(plan: DeploymentPlan, policy: str) -> DeploymentPlan:
-    """Deploy what `run_framework` runs with another policy of its router; return the new plan."""
+def change_policy(plan: DeploymentPlan, policy: str, without: str = "") -> DeploymentPlan:
+    """Deploy what `run_framework` runs with another policy of its router; return the new plan.
+
+    Args:
+        without: role to leave out.
+    """
     file = plan.directory.root / "mine" / "blueprint.yaml"
     text, current = file.read_text(), "policy: cache-aware"
     assert current in text
+    if without:
+        text, removed = re.subn(rf"(?m)^    {without}: .*\n", "", text)
+        assert removed == 1
     file.write_text(text.replace(current, f"policy: {policy}"))
     changed = planning.plan(file.parent, ROOT / "fleet.yaml", root=plan.directory.root, target="local")
     supervised = supervisor.find_running(plan.directory)

@@ -156,12 +156,13 @@ def _answers(plan: DeploymentPlan, model: str) -> bool:
         return False
 
 
-def test_another_policy_sends_a_prompt_elsewhere(plan: DeploymentPlan) -> None:
-    changed = serving.change_policy(plan, "round-robin")
+def test_another_policy_sends_a_prompt_elsewhere_and_a_model_that_is_left_out_ends(plan: DeploymentPlan) -> None:
+    changed = serving.change_policy(plan, "round-robin", without="other")
     hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
     assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
-    assert serving.complete(changed.deployment.url, model="other")
-    assert len(_list_replicas(changed)) == 3
+    assert len(_list_replicas(changed)) == len(changed.deployment.workers) == 2
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        serving.complete(changed.deployment.url, model="other")
 
 
 def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
@@ -170,18 +171,18 @@ def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan)
     log = plan.directory.logs / f"{router.name}.log"
 
     def count_starts() -> int:
-        return len(re.findall(r"Adding \d replicas? to Deployment\(name='LLMServer:(?:tiny|other)'", log.read_text()))
+        return len(re.findall(r"Adding \d replicas? to Deployment\(name='LLMServer:tiny'", log.read_text()))
 
     replicas, starts = _list_replicas(plan), count_starts()
-    assert starts >= 2, "of each model"
+    assert starts
     [head] = _find_processes(plan, "start --block --head")
     head.kill()
     with pytest.raises((OSError, http.client.HTTPException)):
         while True:  # until it was noticed
             serving.complete(plan.deployment.url)
     processes.wait_until(
-        lambda: count_starts() >= starts + 2 and not _list_replicas(plan) & replicas,
-        "new replicas of each model",
+        lambda: count_starts() > starts and not _list_replicas(plan) & replicas,
+        "new replicas",
         600,
         1,
     )
