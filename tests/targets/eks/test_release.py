@@ -450,8 +450,24 @@ def test_validate_plays_the_load_through_the_api_servers_tunnel(
     assert report["remarks"][0].startswith("The load came through one tunnel to one router")
 
 
+NO_SHARE = (
+    "no deployment of this name is in the cluster, and its share of the requests would fail. Nothing was changed."
+)
+NO_ROUTE = "it is a deployment, whose processes a route of the same name would replace. Nothing was changed."
+REFUSED_SHIFTS = [
+    (("chat", "mine=90", "mine-v3=10"), f"SHARE: mine-v3: {NO_SHARE} Fix: name one that you have deployed."),
+    (("other", "chat=100"), f"SHARE: chat: {NO_SHARE} Fix: name one that you have deployed."),
+    (("mine", "mine=90", "mine-v2=10"), f"ROUTE: mine: {NO_ROUTE} Fix: choose another name for the route."),
+    (("mine", "--back"), f"ROUTE: mine: {NO_ROUTE} Fix: choose another name for the route."),
+]
+
+
 def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
-    running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
+    running_release: None,
+    connected_cluster: ControlPlane,
+    working_folder: Path,
+    run_cli: RunCli,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(working_folder / "mine", working_folder / "mine-v2")
     edit(working_folder / "mine-v2/blueprint.yaml", "replicas: 2", "replicas: 1")
@@ -464,6 +480,11 @@ def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
         assert main.run(["shift", "chat", "mine=0", "mine-v2=100", "--gateway", "edge/public"]) == 0
         assert read_weights(connected_cluster) == {"mine": 0, "mine-v2": 100}
         assert main.run(["shift", "chat", "--back"]) == 0
+        assert read_weights(connected_cluster) == {"mine": 90, "mine-v2": 10}
+        for arguments, message in REFUSED_SHIFTS:
+            capfd.readouterr()
+            assert main.run(["shift", *arguments]) == 1
+            assert capfd.readouterr().err.splitlines()[-1] == message
         assert read_weights(connected_cluster) == {"mine": 90, "mine-v2": 10}
         route = yaml.safe_load((working_folder / "rendered/chat/eks/chat.yaml").read_text())["route"]
         assert route["gateway"] == {"name": "public", "namespace": "edge", "section": ""}

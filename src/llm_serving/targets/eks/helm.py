@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ QUERY_TIMEOUT_S = 60
 
 UNREACHABLE = "cluster unreachable"
 """What helm says in small letters where no cluster answers."""
+
+NOT_FOUND = "release: not found"
+"""What helm says where no release has the name."""
 
 _INSTALL_TIMEOUT_S = 120
 """Longest time until helm has submitted all objects."""
@@ -68,7 +71,7 @@ def read(plan: DeploymentPlan) -> Release:
     if not installed:
         return Release(None, False, "")
     _, latest = installed[-1]
-    manifest = run_query(plan, [*build_command("get manifest", plan), f"--revision={latest}"])
+    manifest = run_query([*build_command("get manifest", plan), f"--revision={latest}"], plan.aws.child_env)
     return Release(latest, latest == revisions[-1]["revision"], manifest)
 
 
@@ -82,10 +85,10 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     cluster.require_own(plan.fleet.value, plan.aws.kubeconfig)
     try:
         revisions: list[dict[str, Any]] = json.loads(
-            run_query(plan, [*build_command("history", plan), "--output=json"])
+            run_query([*build_command("history", plan), "--output=json"], plan.aws.child_env)
         )
     except Unavailable as error:
-        if "release: not found" in str(error):
+        if NOT_FOUND in str(error):
             return []
         if UNREACHABLE in str(error).lower():
             command = console.quote_command(cluster.build_kubeconfig_command(plan.fleet.value))
@@ -137,7 +140,7 @@ def _describe_lost_replicas(deployed: str, rendered: str) -> Iterator[str]:
 
 def render_objects(plan: DeploymentPlan) -> str:
     command = [*build_command("template", plan), str(get_chart(plan)), "--values", "-"]
-    return run_query(plan, command, stdin=plan.text)
+    return run_query(command, plan.aws.child_env, stdin=plan.text)
 
 
 def _format_objects(manifest: str) -> list[str]:
@@ -152,8 +155,8 @@ def parse_objects(manifest: str) -> list[Manifest]:
     return sorted(installed, key=lambda resource: (resource["kind"], resource["metadata"]["name"]))
 
 
-def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:
-    """Run a command and return its output.
+def run_query(command: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> str:
+    """Run a command, with variables beside those of this process, and return its output.
 
     Raises:
         Unavailable: it failed or timed out; with its message.
@@ -161,7 +164,7 @@ def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> 
     try:
         result = subprocess.run(
             command,
-            env={**os.environ, **plan.aws.child_env},
+            env={**os.environ, **environment},
             input=stdin,
             capture_output=True,
             text=True,

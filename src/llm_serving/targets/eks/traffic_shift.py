@@ -5,8 +5,10 @@ The route is a release of the same chart without processes, so that Helm keeps i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,10 +16,13 @@ from llm_serving import console
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
 from llm_serving.services import deployments
-from llm_serving.settings.errors import InputError, Unavailable, quote_value
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.targets.eks import helm
 
 _HELM_TIMEOUT_S = 120
+
+_ROUTE = "route"
+"""The one key of a route's values; a deployment has others."""
 
 MAX_WEIGHT = 999
 """An Application Load Balancer's most, above which its controller fails and leaves all as it was.
@@ -56,6 +61,7 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
 
     Raises:
         InputError: `gateway` is not NAMESPACE/NAME.
+        CheckFailed: the route has a deployment's name, or one of `weights` is not deployed.
         Unavailable: helm is missing, or the cluster does not respond.
         CommandFailed: the cluster rejects it.
     """
@@ -65,12 +71,18 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
             f"--gateway: {quote_value(gateway)}: it is not a Gateway. Fix: write NAMESPACE/NAME, such as gateway/edge."
         )
     addons.require_tools()
+    _require_route(route)
+    for release in weights:
+        deployed = _read_values(release)
+        if deployed is None or _is_route(deployed):
+            reason = "no deployment of this name is in the cluster, and its share of the requests would fail"
+            raise CheckFailed(f"SHARE: {release}: {reason}. Nothing was changed. Fix: name one that you have deployed.")
     backends = [
         {"release": release, "port": deployments.ENTRY_PORT, "weight": weight} for release, weight in weights.items()
     ]
     gateway_values = {"name": name, "namespace": namespace, "section": ""}
     # Each release's router ends a request by its own timeout, and these may differ.
-    values = {"route": {"gateway": gateway_values, "timeoutSeconds": 0, "backends": backends}}
+    values = {_ROUTE: {"gateway": gateway_values, "timeoutSeconds": 0, "backends": backends}}
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))
@@ -81,18 +93,53 @@ def roll_back(route: str, log: Path) -> None:
     """Return to the previous shares.
 
     Raises:
+        CheckFailed: the route has a deployment's name.
         Unavailable: helm is missing, or the cluster does not respond.
         CommandFailed: there are no previous shares.
     """
     addons.require_tools()
+    _require_route(route)
     _run_helm("rollback", route, log=log)
+
+
+def _require_route(name: str) -> None:
+    values = _read_values(name)
+    if values is not None and not _is_route(values):
+        reason = "it is a deployment, whose processes a route of the same name would replace"
+        raise CheckFailed(f"ROUTE: {name}: {reason}. Nothing was changed. Fix: choose another name for the route.")
+
+
+def _is_route(values: Mapping[str, Any]) -> bool:
+    return set(values) == {_ROUTE}
+
+
+def _read_values(release: str) -> Mapping[str, Any] | None:
+    """Return what a release was installed with; None if there is none."""
+    try:
+        output = helm.run_query(_build_command("get", "values", release, "--output=json"), {})
+    except Unavailable as error:
+        if helm.NOT_FOUND in str(error):
+            return None
+        if helm.UNREACHABLE in str(error).lower():
+            raise _build_unreachable(str(error)) from None
+        raise
+    values: dict[str, Any] = json.loads(output) or {}
+    return values
 
 
 def _run_helm(*words: str, log: Path) -> None:
     try:
-        console.run(["helm", *words, "--namespace", names.SERVING_NAMESPACE], log=log, timeout_s=_HELM_TIMEOUT_S)
+        console.run(_build_command(*words), log=log, timeout_s=_HELM_TIMEOUT_S)
     except console.CommandFailed as error:
         if helm.UNREACHABLE not in error.output.lower():
             raise
-        fix = "run aws eks update-kubeconfig --name FLEET, or blueprint platform tunnel where its endpoint is private"
-        raise Unavailable(f"{' '.join(error.output.split()).rstrip('.')}. Fix: {fix}.") from None
+        raise _build_unreachable(error.output) from None
+
+
+def _build_command(*words: str) -> list[str]:
+    return ["helm", *words, "--namespace", names.SERVING_NAMESPACE]
+
+
+def _build_unreachable(message: str) -> Unavailable:
+    fix = "run aws eks update-kubeconfig --name FLEET, or blueprint platform tunnel where its endpoint is private"
+    return Unavailable(f"{' '.join(message.split()).rstrip('.')}. Fix: {fix}.")
