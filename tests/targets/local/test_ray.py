@@ -156,8 +156,13 @@ def _answers(plan: DeploymentPlan, model: str) -> bool:
         return False
 
 
-def test_another_policy_sends_a_prompt_elsewhere_and_a_model_that_is_left_out_ends(plan: DeploymentPlan) -> None:
-    changed = serving.change_policy(plan, "round-robin", without="other")
+@pytest.fixture(scope="module")
+def changed(plan: DeploymentPlan) -> DeploymentPlan:
+    """Another policy, and `tiny` alone."""
+    return serving.change_policy(plan, "round-robin", without="other")
+
+
+def test_another_policy_sends_a_prompt_elsewhere_and_a_model_that_is_left_out_ends(changed: DeploymentPlan) -> None:
     hits = serving.repeat_prompt(changed, "A turn for each replica, whatever it has seen. " * 20, 6)
     assert min(hits[1:]) >= 2 * 128, "each replica had the first of its three"
     assert len(_list_replicas(changed)) == len(changed.deployment.workers) == 2
@@ -165,31 +170,31 @@ def test_another_policy_sends_a_prompt_elsewhere_and_a_model_that_is_left_out_en
         serving.complete(changed.deployment.url, model="other")
 
 
-def test_all_starts_anew_by_itself_when_the_head_is_killed(plan: DeploymentPlan) -> None:
+def test_all_starts_anew_by_itself_when_the_head_is_killed(changed: DeploymentPlan) -> None:
     """Up to the start of its replicas, which the next test ends in the middle; the one before waited for their answers."""
-    [router] = plan.deployment.entries
-    log = plan.directory.logs / f"{router.name}.log"
+    [router] = changed.deployment.entries
+    log = changed.directory.logs / f"{router.name}.log"
 
     def count_starts() -> int:
         return len(re.findall(r"Adding \d replicas? to Deployment\(name='LLMServer:tiny'", log.read_text()))
 
-    replicas, starts = _list_replicas(plan), count_starts()
+    replicas, starts = _list_replicas(changed), count_starts()
     assert starts
-    [head] = _find_processes(plan, "start --block --head")
+    [head] = _find_processes(changed, "start --block --head")
     head.kill()
     with pytest.raises((OSError, http.client.HTTPException)):
         while True:  # until it was noticed
-            serving.complete(plan.deployment.url)
+            serving.complete(changed.deployment.url)
     processes.wait_until(
-        lambda: count_starts() > starts and not _list_replicas(plan) & replicas,
+        lambda: count_starts() > starts and not _list_replicas(changed) & replicas,
         "new replicas",
         600,
         1,
     )
 
 
-def test_destroying_it_leaves_nothing(plan: DeploymentPlan) -> None:
-    running = serving.list_processes(plan)
-    assert deploy.destroy(plan.directory)
+def test_destroying_it_leaves_nothing(changed: DeploymentPlan) -> None:
+    running = serving.list_processes(changed)
+    assert deploy.destroy(changed.directory)
     assert [each for each in running if each.is_running()] == []
-    assert not plan.directory.data.exists() and not plan.directory.sockets.exists()
+    assert not changed.directory.data.exists() and not changed.directory.sockets.exists()
