@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -231,6 +232,20 @@ def test_state_machines_call_with_the_access_key(keyed_endpoint: str) -> None:
     answers = (sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20) for _ in range(6))
     [message] = next(answer["Messages"] for answer in answers if "Messages" in answer)
     assert message["Body"] == "a"
+
+
+def test_a_request_may_name_the_whole_url_as_awss_sdk_for_cpp_does(endpoint: str) -> None:
+    create_bucket(endpoint, "whole").put_object(Bucket="whole", Key="key", Body=b"0123456789")
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=30)
+    url = emulator.create_client("s3", endpoint, REGION).generate_presigned_url(
+        "get_object", Params={"Bucket": "whole", "Key": "key"}
+    )
+    for part in ("0-3", "4-9"):  # on one connection
+        connection.request("GET", url, headers={"Range": f"bytes={part}"})
+        response = connection.getresponse()
+        first, last = map(int, part.split("-"))
+        assert (response.status, response.read()) == (206, b"0123456789"[first : last + 1])
+    connection.close()
 
 
 def test_it_ends_with_its_block_and_its_log_says_what_it_cannot_do(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import boto3
 from cheroot import wsgi
+from cheroot.server import HTTPConnection, HTTPRequest
 from moto import backends, server
 from moto.core import responses
 from moto.core.config import default_user_config
@@ -282,6 +283,12 @@ def apply(patches: Mapping[Callable[..., Any], type]) -> None:
         setattr(owner, replacement.__name__, replacement)
 
 
+class Connection(HTTPConnection):
+    """Takes requests that name the whole URL (RFC 9112, section 3.2.2), as those of AWS's C++ SDK do."""
+
+    RequestHandlerClass = functools.partial(HTTPRequest, strict_mode=False)
+
+
 def serve(host: str, port: int, application: Any) -> None:
     """Serve until moto's handler of signals ends this process.
 
@@ -290,6 +297,7 @@ def serve(host: str, port: int, application: Any) -> None:
     http_server = wsgi.Server(
         (host, port), application, numthreads=_MAX_REQUESTS, request_queue_size=_MAX_REQUESTS, timeout=_IDLE_S
     )
+    http_server.ConnectionClass = Connection
     http_server.keep_alive_conn_limit = sys.maxsize
     try:
         http_server.start()

@@ -44,6 +44,7 @@ def test_the_previous_release_is_the_last_deployed_revision(
     history = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
     monkeypatch.setattr(helm, "list_revisions", lambda _: history)
     monkeypatch.setattr(helm, "build_command", lambda command, _: ["helm", *command.split()])
-    monkeypatch.setattr(helm, "run_query", lambda _, words: words[-1])
+    monkeypatch.setattr(helm, "run_query", lambda words, _: words[-1])
+    plan: Any = SimpleNamespace(aws=SimpleNamespace(child_env={}))
     manifest = f"--revision={revision}" if revision else ""
-    assert helm.read(None) == helm.Release(revision, settled, manifest)  # type: ignore[arg-type]
+    assert helm.read(plan) == helm.Release(revision, settled, manifest)
