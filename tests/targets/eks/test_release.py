@@ -486,6 +486,12 @@ def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
             assert main.run(["shift", *arguments]) == 1
             assert capfd.readouterr().err.splitlines()[-1] == message
         assert read_weights(connected_cluster) == {"mine": 90, "mine-v2": 10}
+        assert run_cli("destroy", "--yes", folder="mine-v2").err.splitlines()[-1] == (
+            "mine-v2: route chat sends it a share of its requests, which would fail. Nothing was changed. Fix: run "
+            "blueprint shift chat without it, or helm uninstall chat --namespace serving."
+        )
+        assert main.run(["shift", "chat", "mine=100", "--gateway", "edge/public"]) == 0
+        assert run_cli("destroy", "--yes", folder="mine-v2").code == 0
         route = yaml.safe_load((working_folder / "rendered/chat/eks/chat.yaml").read_text())["route"]
         assert route["gateway"] == {"name": "public", "namespace": "edge", "section": ""}
     finally:

@@ -19,7 +19,7 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import helm, namespace, pods, readiness
+from llm_serving.targets.eks import helm, namespace, pods, readiness, traffic_shift
 from llm_serving.targets.on_aws import images
 
 _TEST_TIMEOUT_S = 180
@@ -107,10 +107,19 @@ def open_tunnel(plan: DeploymentPlan, port: int = 0) -> Iterator[str]:
 
 
 def destroy(plan: DeploymentPlan) -> bool:
-    """Uninstall the release and wait until its pods are gone; returns whether there was one."""
+    """Uninstall the release and wait until its pods are gone; returns whether there was one.
+
+    Raises:
+        CheckFailed: a route sends it a share of its requests.
+    """
     addons.require_tools()
     if not helm.list_revisions(plan):
         return False
+    name = plan.deployment.name
+    if routes := traffic_shift.find_routes(pods.open_api(plan), name):
+        reason = f"route {routes[0]} sends it a share of its requests, which would fail. Nothing was changed"
+        removal = f"helm uninstall {routes[0]} --namespace {pods.get_namespace(plan)}"
+        raise CheckFailed(f"{name}: {reason}. Fix: run blueprint shift {routes[0]} without it, or {removal}.")
     with console.step(f"Remove {plan.deployment.name}"):
         _uninstall(plan)
     return True

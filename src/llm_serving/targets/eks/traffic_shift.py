@@ -15,6 +15,7 @@ import yaml
 from llm_serving import console
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
+from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
 from llm_serving.services import deployments
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.targets.eks import helm
@@ -23,6 +24,8 @@ _HELM_TIMEOUT_S = 120
 
 _ROUTE = "route"
 """The one key of a route's values; a deployment has others."""
+
+_ROUTE_KIND = Kind("gateway.networking.k8s.io/v1", "HTTPRoute")
 
 MAX_WEIGHT = 999
 """An Application Load Balancer's most, above which its controller fails and leaves all as it was.
@@ -100,6 +103,19 @@ def roll_back(route: str, log: Path) -> None:
     addons.require_tools()
     _require_route(route)
     _run_helm("rollback", route, log=log)
+
+
+def find_routes(api: KubeApi, release: str) -> list[str]:
+    """Find the routes that send a release a share of their requests; its own is none of them."""
+    if not api.has_kind(_ROUTE_KIND):
+        return []
+    routes = api.list_objects(_ROUTE_KIND, names.SERVING_NAMESPACE, labels=f"app.kubernetes.io/instance!={release}")
+    return sorted(str(route["metadata"]["name"]) for route in routes if _has_share(route, release))
+
+
+def _has_share(route: Manifest, release: str) -> bool:
+    backends = (backend for rule in route["spec"].get("rules", ()) for backend in rule.get("backendRefs", ()))
+    return any(backend["name"] == release and backend.get("weight", 1) for backend in backends)
 
 
 def _require_route(name: str) -> None:
