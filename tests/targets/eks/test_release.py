@@ -492,6 +492,10 @@ def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
         )
         assert main.run(["shift", "chat", "mine=100", "--gateway", "edge/public"]) == 0
         assert run_cli("destroy", "--yes", folder="mine-v2").code == 0
+        capfd.readouterr()
+        assert main.run(["shift", "chat", "--back"]) == 1, "to a share of what is gone"
+        assert capfd.readouterr().err.splitlines()[-1].startswith(f"SHARE: mine-v2: {NO_SHARE}")
+        assert read_weights(connected_cluster) == {"mine": 100}
         route = yaml.safe_load((working_folder / "rendered/chat/eks/chat.yaml").read_text())["route"]
         assert route["gateway"] == {"name": "public", "namespace": "edge", "section": ""}
     finally:

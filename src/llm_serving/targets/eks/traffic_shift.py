@@ -6,7 +6,7 @@ The route is a release of the same chart without processes, so that Helm keeps i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,7 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
         )
     addons.require_tools()
     _require_route(route)
-    for release in weights:
-        deployed = _read_values(release)
-        if deployed is None or _is_route(deployed):
-            reason = "no deployment of this name is in the cluster, and its share of the requests would fail"
-            raise CheckFailed(f"SHARE: {release}: {reason}. Nothing was changed. Fix: name one that you have deployed.")
+    _require_deployed(weights)
     backends = [
         {"release": release, "port": deployments.ENTRY_PORT, "weight": weight} for release, weight in weights.items()
     ]
@@ -96,12 +92,16 @@ def roll_back(route: str, log: Path) -> None:
     """Return to the previous shares.
 
     Raises:
-        CheckFailed: the route has a deployment's name.
+        CheckFailed: the route has a deployment's name, or one that had a share is not deployed any more.
         Unavailable: helm is missing, or the cluster does not respond.
         CommandFailed: there are no previous shares.
     """
     addons.require_tools()
     _require_route(route)
+    for latest in _query("history", route, "--max=1") or ():
+        earlier = _query("get values", route, f"--revision={latest['revision'] - 1}") or {}
+        backends = earlier.get(_ROUTE, {}).get("backends", ())
+        _require_deployed(backend["release"] for backend in backends if backend["weight"])
     _run_helm("rollback", route, log=log)
 
 
@@ -119,28 +119,34 @@ def _has_share(route: Manifest, release: str) -> bool:
 
 
 def _require_route(name: str) -> None:
-    values = _read_values(name)
+    values = _query("get values", name)
     if values is not None and not _is_route(values):
         reason = "it is a deployment, whose processes a route of the same name would replace"
         raise CheckFailed(f"ROUTE: {name}: {reason}. Nothing was changed. Fix: choose another name for the route.")
+
+
+def _require_deployed(releases: Iterable[str]) -> None:
+    for release in releases:
+        values = _query("get values", release)
+        if values is None or _is_route(values):
+            reason = "no deployment of this name is in the cluster, and its share of the requests would fail"
+            raise CheckFailed(f"SHARE: {release}: {reason}. Nothing was changed. Fix: name one that you have deployed.")
 
 
 def _is_route(values: Mapping[str, Any]) -> bool:
     return set(values) == {_ROUTE}
 
 
-def _read_values(release: str) -> Mapping[str, Any] | None:
-    """Return what a release was installed with; None if there is none."""
+def _query(command: str, release: str, *options: str) -> Any:
+    """Return what helm says of a release; None if there is none."""
     try:
-        output = helm.run_query(_build_command("get", "values", release, "--output=json"), {})
+        return json.loads(helm.run_query(_build_command(*command.split(), release, "--output=json", *options), {}))
     except Unavailable as error:
         if helm.NOT_FOUND in str(error):
             return None
         if helm.UNREACHABLE in str(error).lower():
             raise _build_unreachable(str(error)) from None
         raise
-    values: dict[str, Any] = json.loads(output) or {}
-    return values
 
 
 def _run_helm(*words: str, log: Path) -> None:
