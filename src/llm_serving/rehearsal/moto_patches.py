@@ -292,7 +292,8 @@ class Connection(HTTPConnection):
 def serve(host: str, port: int, application: Any) -> None:
     """Serve until moto's handler of signals ends this process.
 
-    Connections stay open: requests take two thirds of the CPU time that moto's own server takes, which closes each.
+    Connections stay open; moto's own server closes each after a request. Measured with tests/images/batch_worker/
+    test_chunk.py, its clients included: 18 CPU-seconds in place of 29.
     """
     http_server = wsgi.Server(
         (host, port), application, numthreads=_MAX_REQUESTS, request_queue_size=_MAX_REQUESTS, timeout=_IDLE_S
