@@ -105,10 +105,17 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
 
 def diff(plan: DeploymentPlan, release: Release) -> str:
-    """Return what the rendered values would change: a unified diff, or the names of the objects of a first release."""
+    """Return what the rendered values would change: a unified diff, or the names of the objects of a first release.
+
+    Raises:
+        CheckFailed: the release is a route of `blueprint shift`, which a deployment would replace.
+    """
     rendered = render_objects(plan)
     if not release.manifest:
         return "\n".join(f"+ {resource['kind']} {resource['metadata']['name']}" for resource in parse_objects(rendered))
+    if {resource["kind"] for resource in parse_objects(release.manifest)} == {"HTTPRoute"}:
+        reason = "a route has this name, which sends requests to other deployments. Nothing was changed"
+        raise CheckFailed(f"{plan.deployment.name}: {reason}. Fix: choose another `name` in {plan.blueprint.path}")
     lines = difflib.unified_diff(
         _format_objects(release.manifest),
         _format_objects(rendered),
