@@ -15,7 +15,7 @@ import yaml
 
 from llm_serving import console, paths
 from llm_serving.operations import cluster
-from llm_serving.operations.kube_api import Manifest
+from llm_serving.operations.kube_api import Kind, Manifest
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -29,6 +29,9 @@ UNREACHABLE = "cluster unreachable"
 
 NOT_FOUND = "release: not found"
 """What helm says where no release has the name."""
+
+ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute")
+"""The one object of a release that is a route of `blueprint shift`."""
 
 _INSTALL_TIMEOUT_S = 120
 """Longest time until helm has submitted all objects."""
@@ -113,7 +116,7 @@ def diff(plan: DeploymentPlan, release: Release) -> str:
     rendered = render_objects(plan)
     if not release.manifest:
         return "\n".join(f"+ {resource['kind']} {resource['metadata']['name']}" for resource in parse_objects(rendered))
-    if {resource["kind"] for resource in parse_objects(release.manifest)} == {"HTTPRoute"}:
+    if {resource["kind"] for resource in parse_objects(release.manifest)} == {ROUTE.kind}:
         reason = "a route has this name, which sends requests to other deployments. Nothing was changed"
         raise CheckFailed(f"{plan.deployment.name}: {reason}. Fix: choose another `name` in {plan.blueprint.path}")
     lines = difflib.unified_diff(

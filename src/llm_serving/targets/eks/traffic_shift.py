@@ -15,7 +15,7 @@ import yaml
 from llm_serving import console
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
-from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
+from llm_serving.operations.kube_api import KubeApi, Manifest
 from llm_serving.services import deployments
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value
 from llm_serving.targets.eks import helm
@@ -24,8 +24,6 @@ _HELM_TIMEOUT_S = 120
 
 _ROUTE = "route"
 """The one key of a route's values; a deployment has others."""
-
-_ROUTE_KIND = Kind("gateway.networking.k8s.io/v1", "HTTPRoute")
 
 MAX_WEIGHT = 999
 """An Application Load Balancer's most, above which its controller fails and leaves all as it was.
@@ -107,9 +105,9 @@ def roll_back(route: str, log: Path) -> None:
 
 def find_routes(api: KubeApi, release: str) -> list[str]:
     """Find the routes that send a release a share of their requests; its own is none of them."""
-    if not api.has_kind(_ROUTE_KIND):
+    if not api.has_kind(helm.ROUTE):
         return []
-    routes = api.list_objects(_ROUTE_KIND, names.SERVING_NAMESPACE, labels=f"app.kubernetes.io/instance!={release}")
+    routes = api.list_objects(helm.ROUTE, names.SERVING_NAMESPACE, labels=f"app.kubernetes.io/instance!={release}")
     return sorted(str(route["metadata"]["name"]) for route in routes if _has_share(route, release))
 
 
