@@ -161,6 +161,13 @@ def test_a_sample_round_trips_through_json() -> None:
     assert "\n" not in sample.to_json()
 
 
+def test_halves_of_a_character_are_joined_and_one_alone_is_replaced() -> None:
+    parsed = answer.parse_stream([(float(number), _format_chat(half)) for number, half in enumerate("\ud83d\ude00")])
+    line = Sample(0, 0.0, text=parsed.text, prompt="cut: \ud83d").to_json()
+    line.encode()  # as a file takes it
+    assert Sample.from_json(line) == Sample(0, 0.0, text="\U0001f600", prompt="cut: \ufffd")
+
+
 def test_the_mean_gap_weighs_each_token() -> None:
     assert Sample(0, 0.0, gaps=[Gap(10.0, 3), Gap(50.0, 1)]).compute_mean_gap_ms() == 20.0
     assert Sample(0, 0.0).compute_mean_gap_ms() is None

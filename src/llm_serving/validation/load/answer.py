@@ -135,7 +135,9 @@ class Sample:
         data = vars(self) | {"gaps": [[round(gap.ms, 3), gap.tokens] for gap in self.gaps]}
         if not self.model:
             del data["model"]
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        # A server that cuts text at UTF-16's units sends one character's halves in two events; no file takes a half.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     @classmethod
     def from_json(cls, line: str) -> Sample:
