@@ -137,6 +137,23 @@ def test_a_judge_that_leads_elsewhere_gets_no_key_and_gives_no_score(
     assert _JudgeHandler.requests == [], "urllib would have asked there with GET, and with the key"
 
 
+@pytest.mark.parametrize("port", ["cut", "80a0"])
+def test_a_judge_that_breaks_off_or_has_no_such_port_gives_no_score(tmp_path: Path, port: str) -> None:
+    class Cut(QuietHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cut) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port if port == 'cut' else port}"
+        traffic = _build_traffic(score_by="judge", judge={"url": url, "model": "m"})
+        with pytest.raises(Unavailable, match=rf"the judge at {url} did not answer: .+ Fix: correct traffic.judge"):
+            scoring.score(traffic, [_build_sample("Rome", "Rome")], tmp_path)
+        server.shutdown()
+
+
 @pytest.mark.parametrize("reply", ["no number", "0.8", "8.5", "-1", "15"])
 def test_a_judge_without_a_whole_number_scores_nothing(judge_url: str, tmp_path: Path, reply: str) -> None:
     _JudgeHandler.reply = reply

@@ -9,6 +9,7 @@ the command line would be read by all who may describe the container. Needs no A
 from __future__ import annotations
 
 import gzip
+import http.client
 import io
 import os
 import re
@@ -178,7 +179,7 @@ def _ask_s3(url: str, body: bytes | None = None) -> bytes | None:
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
                 return bytes(response.read())
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # the latter of an answer that breaks off
             if body is None and isinstance(error, urllib.error.HTTPError) and error.code in (403, 404):
                 return None
             if attempt == _ATTEMPTS:

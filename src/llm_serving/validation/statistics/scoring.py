@@ -11,6 +11,7 @@ Ways:
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.request
@@ -230,7 +231,7 @@ def _judge_one(judge: Judge, sample: Sample) -> float:
     try:
         with api_key.OPENER.open(request, timeout=JUDGE_LIMIT_S) as response:
             reply = str(untrusted_json.parse(response.read())["choices"][0]["message"]["content"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise Unavailable(
             f"the judge at {judge.url} did not answer: {error}. "
             f"Fix: correct traffic.judge, or set {JUDGE_KEY} to its API key."
