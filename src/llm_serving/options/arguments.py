@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -21,7 +22,11 @@ def require_url(url: str | None) -> str | None:
     Raises:
         InputError: it is no URL of a server.
     """
-    if url is not None and not re.match(r"https?://[^/\s]", url):
+    try:
+        is_url = url is None or (re.fullmatch(r"https?://[^/\s]\S*", url) and urlsplit(url).port != 0)
+    except ValueError:  # of a port that none can be, or of half an IPv6 address
+        is_url = False
+    if not is_url:
         raise InputError(f"--url: {quote_value(url)}: it is not a URL. Fix: use one such as http://127.0.0.1:8000.")
     return url
 

@@ -206,8 +206,9 @@ def test_another_driver_runs_on_this_machine_alone(capsys: pytest.CaptureFixture
     )
 
 
-def test_what_is_no_url_is_refused_before_a_load_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["validate", "mine", "--url", "gateway.example.com"]) == 2
-    assert capsys.readouterr().err == (
-        '--url: "gateway.example.com": it is not a URL. Fix: use one such as http://127.0.0.1:8000.\n'
-    )
+@pytest.mark.parametrize(
+    "url", ["gateway.example.com", "http://127.0.0.1:80a0", "http://127.0.0.1:80000", "http://[::1"]
+)
+def test_what_is_no_url_is_refused_before_a_load_starts(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["validate", "mine", "--url", url]) == 2
+    assert capsys.readouterr().err == f'--url: "{url}": it is not a URL. Fix: use one such as http://127.0.0.1:8000.\n'
