@@ -96,6 +96,16 @@ def test_a_malformed_region_is_refused_before_any_request(refresh: RunCommand) -
     assert result.err == '--region: "us-wset-2!": it is not an AWS region. Fix: use an AWS region such as us-west-2.\n'
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"name": "package"}', "\xff"])
+def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, refresh: RunCommand, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text, encoding="latin-1")
+    result = refresh("--endpoint", "embedded", "--out", str(file))
+    reason = "it holds no catalog. Fix: use a file of a refresh, or a new one."
+    assert (result.code, result.err) == (2, f'--out: "{file}": {reason}\n')
+    assert file.read_text(encoding="latin-1") == text
+
+
 @pytest.mark.terraform
 def test_a_region_without_instances_is_refused_and_the_file_is_unchanged(tmp_path: Path, refresh: RunCommand) -> None:
     file = tmp_path / "instances.json"

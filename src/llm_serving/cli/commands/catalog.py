@@ -18,7 +18,7 @@ from llm_serving.catalog import instances
 from llm_serving.fleet.model import Region
 from llm_serving.options import quantities
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import InputError, require_choice
+from llm_serving.settings.errors import InputError, quote_value, require_choice
 
 _NO_ACCOUNT_HINT = ", or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
 
@@ -49,11 +49,20 @@ def refresh(
     for name in region or ():
         quantities.parse("--region", name, Region)
     file = out or instances.GENERATED
-    old = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    old = _read_catalog(file) if file.exists() else {}
     fetched, price_refusal = _fetch_regions(region, embedded=endpoint == "embedded")
     new = rows.merge(old, fetched)
     file.write_text(rows.dump(new), "utf-8")
     _print_changes(rows.list_changes(old, new), new, file, price_refusal)
+
+
+def _read_catalog(file: Path) -> dict[str, Any]:
+    """Return what an earlier refresh wrote; refuses any other file, which this one would replace."""
+    with contextlib.suppress(ValueError):
+        document = json.loads(file.read_text("utf-8"))
+        if isinstance(document, dict) and document.keys() <= {"about", "regions", "types"}:
+            return document
+    raise InputError(f"--out: {quote_value(file)}: it holds no catalog. Fix: use a file of a refresh, or a new one.")
 
 
 def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
