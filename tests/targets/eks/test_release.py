@@ -487,10 +487,12 @@ def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
             assert capfd.readouterr().err.splitlines()[-1] == message
         assert read_weights(connected_cluster) == {"mine": 90, "mine-v2": 10}
         shutil.copytree(working_folder / "mine", working_folder / "chat")
-        assert run_cli("deploy", "--yes", folder="chat").err.splitlines()[-1] == (
-            "chat: a route has this name, which sends requests to other deployments. Nothing was changed. "
-            "Fix: choose another `name` in chat/blueprint.yaml"
-        )
+        for command in ("deploy", "destroy"):
+            assert run_cli(command, "--yes", folder="chat").err.splitlines()[-1] == (
+                "chat: a route has this name, which sends requests to other deployments. Nothing was changed. Fix: choose "
+                "another `name` in chat/blueprint.yaml; to remove the route, run helm uninstall chat --namespace serving."
+            )
+        assert read_weights(connected_cluster) == {"mine": 90, "mine-v2": 10}
         assert run_cli("destroy", "--yes", folder="mine-v2").err.splitlines()[-1] == (
             "mine-v2: route chat sends it a share of its requests, which would fail. Nothing was changed. Fix: run "
             "blueprint shift chat without it, or helm uninstall chat --namespace serving."

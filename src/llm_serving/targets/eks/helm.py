@@ -31,7 +31,7 @@ NOT_FOUND = "release: not found"
 """What helm says where no release has the name."""
 
 ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute")
-"""The one object of a release that is a route of `blueprint shift`."""
+"""The kind of the one object of a route of `blueprint shift`."""
 
 _INSTALL_TIMEOUT_S = 120
 """Longest time until helm has submitted all objects."""
@@ -74,8 +74,12 @@ def read(plan: DeploymentPlan) -> Release:
     if not installed:
         return Release(None, False, "")
     _, latest = installed[-1]
-    manifest = run_query([*build_command("get manifest", plan), f"--revision={latest}"], plan.aws.child_env)
-    return Release(latest, latest == revisions[-1]["revision"], manifest)
+    return Release(latest, latest == revisions[-1]["revision"], read_manifest(plan, f"--revision={latest}"))
+
+
+def read_manifest(plan: DeploymentPlan, *options: str) -> str:
+    """Read the objects of the release's last revision, or of the one that `options` name."""
+    return run_query([*build_command("get manifest", plan), *options], plan.aws.child_env)
 
 
 def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
@@ -116,9 +120,7 @@ def diff(plan: DeploymentPlan, release: Release) -> str:
     rendered = render_objects(plan)
     if not release.manifest:
         return "\n".join(f"+ {resource['kind']} {resource['metadata']['name']}" for resource in parse_objects(rendered))
-    if {resource["kind"] for resource in parse_objects(release.manifest)} == {ROUTE.kind}:
-        reason = "a route has this name, which sends requests to other deployments. Nothing was changed"
-        raise CheckFailed(f"{plan.deployment.name}: {reason}. Fix: choose another `name` in {plan.blueprint.path}")
+    require_deployment(plan, release.manifest)
     lines = difflib.unified_diff(
         _format_objects(release.manifest),
         _format_objects(rendered),
@@ -128,6 +130,24 @@ def diff(plan: DeploymentPlan, release: Release) -> str:
         n=2,
     )
     return "\n".join([*lines, *_describe_lost_replicas(release.manifest, rendered)])
+
+
+def require_deployment(plan: DeploymentPlan, manifest: str) -> None:
+    """Require that a release is no route of `blueprint shift`, which no blueprint deploys or destroys.
+
+    Raises:
+        CheckFailed: it is one.
+    """
+    if is_route(manifest):
+        reason = "a route has this name, which sends requests to other deployments. Nothing was changed"
+        removal = f"to remove the route, run {console.quote_command(build_command('uninstall', plan))}"
+        fix = f"choose another `name` in {plan.blueprint.path}; {removal}"
+        raise CheckFailed(f"{plan.deployment.name}: {reason}. Fix: {fix}.")
+
+
+def is_route(manifest: str) -> bool:
+    """Return whether a release's objects are those of a route: it has one, and a deployment has processes."""
+    return {resource["kind"] for resource in parse_objects(manifest)} == {ROUTE.kind}
 
 
 def _describe_lost_replicas(deployed: str, rendered: str) -> Iterator[str]:

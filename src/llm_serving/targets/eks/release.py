@@ -110,11 +110,12 @@ def destroy(plan: DeploymentPlan) -> bool:
     """Uninstall the release and wait until its pods are gone; returns whether there was one.
 
     Raises:
-        CheckFailed: a route sends it a share of its requests.
+        CheckFailed: a route sends it a share of its requests, or it is a route itself.
     """
     addons.require_tools()
     if not helm.list_revisions(plan):
         return False
+    helm.require_deployment(plan, helm.read_manifest(plan))
     name = plan.deployment.name
     if routes := traffic_shift.find_routes(pods.open_api(plan), name):
         reason = f"route {routes[0]} sends it a share of its requests, which would fail. Nothing was changed"

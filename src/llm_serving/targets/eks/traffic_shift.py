@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,9 +20,6 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, qu
 from llm_serving.targets.eks import helm
 
 _HELM_TIMEOUT_S = 120
-
-_ROUTE = "route"
-"""The one key of a route's values; a deployment has others."""
 
 MAX_WEIGHT = 999
 """An Application Load Balancer's most, above which its controller fails and leaves all as it was.
@@ -79,7 +75,7 @@ def shift(route: str, weights: Mapping[str, int], *, chart: Path, gateway: str, 
     ]
     gateway_values = {"name": name, "namespace": namespace, "section": ""}
     # Each release's router ends a request by its own timeout, and these may differ.
-    values = {_ROUTE: {"gateway": gateway_values, "timeoutSeconds": 0, "backends": backends}}
+    values = {"route": {"gateway": gateway_values, "timeoutSeconds": 0, "backends": backends}}
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))
@@ -96,10 +92,10 @@ def roll_back(route: str, log: Path) -> None:
     """
     addons.require_tools()
     _require_route(route)
-    for latest in _query("history", route, "--max=1") or ():
-        earlier = _query("get values", route, f"--revision={latest['revision'] - 1}") or {}
-        backends = earlier.get(_ROUTE, {}).get("backends", ())
-        _require_deployed(backend["release"] for backend in backends if backend["weight"])
+    for latest in json.loads(_query("history", route, "--max=1", "--output=json") or "[]"):
+        earlier = _query("get manifest", route, f"--revision={latest['revision'] - 1}") or ""
+        for manifest in helm.parse_objects(earlier):
+            _require_deployed(_list_releases(manifest))
     _run_helm("rollback", route, log=log)
 
 
@@ -108,37 +104,34 @@ def find_routes(api: KubeApi, release: str) -> list[str]:
     if not api.has_kind(helm.ROUTE):
         return []
     routes = api.list_objects(helm.ROUTE, names.SERVING_NAMESPACE, labels=f"app.kubernetes.io/instance!={release}")
-    return sorted(str(route["metadata"]["name"]) for route in routes if _has_share(route, release))
+    return sorted(str(route["metadata"]["name"]) for route in routes if release in _list_releases(route))
 
 
-def _has_share(route: Manifest, release: str) -> bool:
+def _list_releases(route: Manifest) -> list[str]:
+    """List the releases that have a share of a route's requests."""
     backends = (backend for rule in route["spec"].get("rules", ()) for backend in rule.get("backendRefs", ()))
-    return any(backend["name"] == release and backend.get("weight", 1) for backend in backends)
+    return [backend["name"] for backend in backends if backend.get("weight", 1)]
 
 
 def _require_route(name: str) -> None:
-    values = _query("get values", name)
-    if values is not None and not _is_route(values):
+    manifest = _query("get manifest", name)
+    if manifest is not None and not helm.is_route(manifest):
         reason = "it is a deployment, whose processes a route of the same name would replace"
         raise CheckFailed(f"ROUTE: {name}: {reason}. Nothing was changed. Fix: choose another name for the route.")
 
 
 def _require_deployed(releases: Iterable[str]) -> None:
     for release in releases:
-        values = _query("get values", release)
-        if values is None or _is_route(values):
+        manifest = _query("get manifest", release)
+        if manifest is None or helm.is_route(manifest):
             reason = "no deployment of this name is in the cluster, and its share of the requests would fail"
             raise CheckFailed(f"SHARE: {release}: {reason}. Nothing was changed. Fix: name one that you have deployed.")
 
 
-def _is_route(values: Mapping[str, Any]) -> bool:
-    return set(values) == {_ROUTE}
-
-
-def _query(command: str, release: str, *options: str) -> Any:
+def _query(command: str, release: str, *options: str) -> str | None:
     """Return what helm says of a release; None if there is none."""
     try:
-        return json.loads(helm.run_query(_build_command(*command.split(), release, "--output=json", *options), {}))
+        return helm.run_query(_build_command(*command.split(), release, *options), {})
     except Unavailable as error:
         if helm.NOT_FOUND in str(error):
             return None
