@@ -212,3 +212,34 @@ def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(
     context.document.path.write_text(text.replace("0..4", "0..5"))
     workflow._run_preflight()
     assert "identity" in capsys.readouterr().out
+
+
+def test_an_undo_that_was_interrupted_goes_on_without_the_cluster_that_is_gone(
+    context: FleetContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context.document.path.write_text(FLEET.replace("zones: us-west-2a", "zones: [us-west-2a, us-west-2b]"))
+    checkpoints = Checkpoints(context.data / "journal.json", "account")
+    checkpoints.record("blueprint", note=f"{context.data / 'mine'} eks")
+    steps: list[str] = []
+
+    def destroy(_: object) -> None:
+        steps.append("stacks")
+        if steps.count("stacks") == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(context.data)
+    monkeypatch.setattr(
+        install_aws.context, "use_aws_or_emulator", lambda *_, **__: contextlib.nullcontext(context.aws)
+    )
+    monkeypatch.setattr(install_aws.context, "prepare", lambda *_, **__: context)
+    monkeypatch.setattr(install_aws, "_open_checkpoints", lambda *_: Checkpoints(checkpoints.file, "account"))
+    monkeypatch.setattr(install_aws.destroy, "plan_destroy", lambda *_, **__: SimpleNamespace(is_empty=False))
+    monkeypatch.setattr(install_aws.destroy, "require_no_dependents", lambda _: None)
+    monkeypatch.setattr(install_aws.destroy, "destroy", destroy)
+    monkeypatch.setattr(install_aws.serving, "destroy", lambda *_, **__: steps.append("blueprint"))
+    for name in ("render_destroy_plan", "render_destroy_summary"):
+        monkeypatch.setattr(install_aws.fleet_plan_table, name, lambda _: "")
+    with pytest.raises(KeyboardInterrupt):
+        install_aws.undo(context.document.path, with_data=False, yes=True)
+    install_aws.undo(context.document.path, with_data=False, yes=True)
+    assert steps == ["blueprint", "stacks", "stacks"]

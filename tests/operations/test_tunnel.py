@@ -109,7 +109,6 @@ def test_a_run_opens_the_tunnel_itself_where_this_machine_does_not_reach_the_end
 ) -> None:
     recorder.install("session-manager-plugin")
     install_stand_in(recorder)
-    monkeypatch.setattr(tunnel, "DEFAULT_PORT", processes.claim_free_ports(1)[0])
     monkeypatch.setattr(tunnel, "is_reachable", lambda host: is_reachable and host == HOST)
     aws, fleet, data = connect_to(Client(["i-0a"]), monkeypatch), write_fleet(tmp_path), tmp_path / "data"
     with cluster.reach(aws, fleet, data):
@@ -117,6 +116,8 @@ def test_a_run_opens_the_tunnel_itself_where_this_machine_does_not_reach_the_end
         with cluster.reach(aws, fleet, data):  # one that is open does for all
             pass
         assert (tunnel.find_open(data) is None) is is_reachable
+        with cluster.reach(aws, fleet, tmp_path / "another fleet's"):
+            assert (tunnel.find_open(tmp_path / "another fleet's") is None) is is_reachable
     assert tunnel.find_open(data) is None
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.aws import session
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
@@ -117,7 +117,8 @@ def reach(aws: AwsSession, fleet: Fleet, data: Path) -> Iterator[None]:
     if not can_tunnel(fleet) or tunnel.find_open(data):
         yield
         return
-    route = tunnel.plan(aws, fleet, tunnel.DEFAULT_PORT)
+    [port] = processes.claim_free_ports(1)  # another fleet's tunnel may have the usual one
+    route = tunnel.plan(aws, fleet, port)
     if tunnel.is_reachable(route.host):
         yield
         return

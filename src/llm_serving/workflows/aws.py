@@ -432,6 +432,7 @@ def undo(fleet: Path, *, with_data: bool, yes: bool) -> None:
             with console.step(f"Remove {console.shorten_path(Path(folder))} from {target}"):
                 cluster_session = load_aws_target(target).open_session(aws, fleet_context.data)
                 serving.destroy(Path(folder), fleet, target, aws=cluster_session, yes=True)
+            checkpoint_file.remove("blueprint")  # its cluster may be gone when this resumes
             destroy_plan = destroy.plan_destroy(fleet_context, with_data=with_data)
             destroy.require_no_dependents(destroy_plan)
         destroy.destroy(destroy_plan)

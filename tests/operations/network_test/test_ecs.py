@@ -83,9 +83,13 @@ def test_rank_0_starts_first_and_the_others_get_its_address(aws: _Aws, fleet: Fl
         "provide-client-params.ecs.RunTask", lambda params, **_: requests.append(params)
     )
     stub.add_response("run_task", {"tasks": [{"taskArn": FIRST}], "failures": []})
+    stub.add_response(
+        "describe_tasks", {"tasks": [], "failures": [{"arn": FIRST, "reason": "MISSING"}]}
+    )  # not yet known
     stub.add_response("describe_tasks", {"tasks": [_describe(FIRST, "PROVISIONING")]})
     stub.add_response("describe_tasks", {"tasks": [_describe(FIRST, "RUNNING", "10.0.1.5")]})
     stub.add_response("run_task", {"tasks": [{"taskArn": SECOND}], "failures": []})
+    stub.add_response("describe_tasks", {"tasks": [_describe(FIRST, "RUNNING")]})
     stub.add_response("describe_tasks", {"tasks": [_describe(FIRST, "STOPPED"), _describe(SECOND, "RUNNING")]})
     stub.add_response("stop_task", {})
     stub.add_response("stop_task", {})

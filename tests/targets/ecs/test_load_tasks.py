@@ -260,7 +260,7 @@ def test_a_task_that_ecs_does_not_start_is_reported_and_the_others_stop(
     assert task["desiredStatus"] == "STOPPED"
 
 
-def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
+def test_metrics_pages_are_those_of_running_tasks_of_the_blueprints_roles_by_their_addresses(
     plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def list_tasks(_: Any, service: Service, status: str) -> list[dict[str, Any]]:
@@ -273,7 +273,11 @@ def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
         ]
 
     monkeypatch.setattr(tasks.EcsDeployment, "list_tasks", list_tasks)
+    former = Service(name="former", role="former", command=("true",), metrics_path="/metrics")
+    running = [(former, task) for task in list_tasks(None, former, "RUNNING")]
+    list_running = tasks.EcsDeployment.list_running
+    monkeypatch.setattr(tasks.EcsDeployment, "list_running", lambda self: [*list_running(self), *running])
     pages = {(page.name, page.role, page.url) for page in tasks.list_metrics_pages(plan)}
     assert ("router-t", "router", "http://10.0.0.7:9090/metrics") in pages
     assert ("worker-t", "worker", "http://10.0.0.7:8000/metrics") in pages
-    assert not {name for name, _, _ in pages} & {"new"}
+    assert not {name for name, _, _ in pages} & {"new", "former-t"}, "without an address, and of no role any more"

@@ -77,13 +77,14 @@ def _start(client: Any, fleet: Fleet, group: Group, network: dict[str, list[str]
 def _wait_for_address(client: Any, fleet: Fleet, task: str, deadline: float, step: console.Step) -> str:
     """Return the private address of a task, once its interface is attached and its container runs."""
     while time.monotonic() < deadline:
-        (state,) = ecs_tasks.describe_tasks(client, names.format_cluster_name(fleet), [task])
-        step.note = state["lastStatus"]
-        if state["lastStatus"] == "STOPPED":
-            raise CheckFailed(f"rank 0 ended before the test: {state.get('stoppedReason', 'no reason')}")
-        address = ecs_tasks.get_address(state)
-        if state["lastStatus"] == "RUNNING" and address:
-            return address
+        # ECS is eventually consistent: right after the start it may not know the task yet.
+        for state in ecs_tasks.describe_tasks(client, names.format_cluster_name(fleet), [task]):
+            step.note = state["lastStatus"]
+            if state["lastStatus"] == "STOPPED":
+                raise CheckFailed(f"rank 0 ended before the test: {state.get('stoppedReason', 'no reason')}")
+            address = ecs_tasks.get_address(state)
+            if state["lastStatus"] == "RUNNING" and address:
+                return address
         time.sleep(_POLL_S)
     raise CheckFailed(f"rank 0 did not start in time: its task is {step.note}. Fix: raise --minutes, or add capacity.")
 
@@ -93,8 +94,8 @@ def _wait_until_stopped(client: Any, fleet: Fleet, tasks: Sequence[str], deadlin
     while time.monotonic() < deadline:
         described = ecs_tasks.describe_tasks(client, names.format_cluster_name(fleet), tasks)
         states = {state["taskArn"]: state["lastStatus"] for state in described}
-        step.note = ", ".join(states[task] for task in tasks)
-        if states[tasks[0]] == "STOPPED":
+        step.note = ", ".join(states[task] for task in tasks if task in states)
+        if states.get(tasks[0]) == "STOPPED":
             return
         time.sleep(_POLL_S)
     raise CheckFailed(f"nccl-tests did not finish in time: tasks are {step.note}")

@@ -56,11 +56,11 @@ def build_pages(services: Sequence[Service], replicas: Iterable[tuple[str, str, 
     """Return the metrics page of each replica, by its address in the deployment's network.
 
     Args:
-        replicas: name, role and address of each.
+        replicas: name, role and address of each; those of a role that is gone may still drain, and have no page.
     """
     by_role = {service.role: service for service in services}
     pages = []
-    for name, role, address in sorted(replicas):
+    for name, role, address in sorted(entry for entry in replicas if entry[1] in by_role):
         service = by_role[role]
         port = service.ports.get("metrics", service.port)
         host = f"[{address}]" if ":" in address else address
