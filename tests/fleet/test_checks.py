@@ -123,6 +123,7 @@ def test_efa_on_a_family_without_it_can_only_be_switched_off(tmp_path: Path) -> 
     assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:10: pools.aa.efa: true: inf2.48xlarge has no EFA. Fix: set efa: false."
     )
+    assert "inf2.48xlarge has no EFA" in _get_only_mistake(_check(tmp_path, f"{text}orchestrator: ecs\n"))
 
 
 def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     free = budget - model.weight_bytes - reserve
     reason = _describe_shortage(model, instance, batch.sequences, context, budget, free)
     cache_bytes = free - batch.sequences * _compute_state_bytes(model)
-    tokens = 0 if reason else cache_bytes // memory.compute_kv_bytes_per_token(model)
+    token_bytes = memory.compute_kv_bytes_per_token(model)  # 0 of an encoder
+    tokens = cache_bytes // token_bytes if token_bytes and not reason else 0
     division = Division(budget, model.weight_bytes, reserve, free, tokens)
     fit = memory.build_fit(instance, setup, context, division, reason, calibrated=True)
     if instance.memory_gb_s is None:

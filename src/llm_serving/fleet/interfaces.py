@@ -52,7 +52,7 @@ def list_requested(
     if not efa:
         return (primary,)
     fabric = [Interface(card.index, int(card.index == 0), "efa-only") for card in row.cards if card.efa]
-    if task_interfaces and fabric[0].card == 0:
+    if task_interfaces and fabric and fabric[0].card == 0:
         primary, fabric = Interface(0, 0, "efa"), fabric[1:]
     extra_cards = _select_ena_cards(row) if layout == "ip-bandwidth" else ()
     ena = tuple(Interface(card, 1, "interface") for card in extra_cards)

@@ -66,6 +66,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
         (_format("pool: graviton").replace("}}\ntr", "}, router: {policy: kv-aware}}\ntr"), 'roles.router.policy: "kv-aware": llama.cpp publishes no events of its cache. Fix: set policy: cache-aware.'),
         (_format("pool: graviton", model="Qwen/Qwen3-4B"), 'model: "Qwen/Qwen3-4B": the engine llama.cpp reads one GGUF file, and this model is safetensors. Fix: set model: bartowski/Qwen_Qwen3-4B-GGUF:Q4_0 or engine: sglang or engine: tensorrt-llm or engine: vllm.'),
         (_format("pool: graviton", "engine_arguments: {threads: 3}\n"), 'engine_arguments: {threads: 3}: the catalog has no list'),
+        (_format("pool: graviton", "task: embed\n", "BAAI/bge-m3"), 'model: "BAAI/bge-m3": the engine llama.cpp reads one GGUF file, and this model is safetensors. Fix: set engine: sglang or engine: tensorrt-llm or engine: vllm.'),
         (_format("pool: general", engine="vllm"), f'model: "{GGUF}": the engine vllm reads safetensors, and this model is one GGUF file. Fix: set model: Qwen/Qwen3-4B or engine: llama.cpp.'),
         (_format("pool: graviton", engine="sglang", model="Qwen/Qwen3-4B"), 'roles.worker.accelerators: 1: the pool graviton has no accelerators: m8g.4xlarge has none, m8g.8xlarge has none. Fix: use a pool of types with accelerators.'),
         (_format("pool: graviton", "context: 32k\ntuning: {sequences: 64}\n"), 'model: "bartowski/Qwen_Qwen3-4B-GGUF:Q4_K_M": it does not fit into a node of the pool graviton: '),

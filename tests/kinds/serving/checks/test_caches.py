@@ -31,6 +31,11 @@ REFUSED = [
         "would replace the one that sends them to decode. Fix: remove kv_offload, or set pattern: aggregated.",
     ),
     (
+        format_aggregated("BAAI/bge-m3", "task: embed\ntuning: {kv_tiers: {ram: 1Gi}}\n", pool="general"),
+        'blueprint.yaml:6:20: tuning.kv_tiers: "ram": BAAI/bge-m3 is an encoder, which keeps no KV cache. '
+        "Fix: remove kv_tiers.",
+    ),
+    (
         format_disaggregated(GENERAL, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         'blueprint.yaml:6:23: tuning.kv_transfer: "rdma": prefill\'s pool has g6e.12xlarge, whose EFA does not reach '
         "the GPUs' memory (no GPUDirect RDMA). Fix: set kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",

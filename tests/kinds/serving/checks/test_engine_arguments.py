@@ -151,6 +151,9 @@ def test_a_misspelt_variable_of_the_engine_is_named_and_others_pass(tmp_path: Pa
     variables = 'VLLM_LOGGING_LEVEL: DEBUG, ANY_OTHER: x, VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD: "8"'
     env = _resolve(tmp_path, f"environment: {{{variables}}}\n").workers[0].env
     assert (env["VLLM_LOGGING_LEVEL"], env["ANY_OTHER"]) == ("DEBUG", "x")
+    # Of which no list of variables is recorded.
+    env = _resolve(tmp_path, "engine: tensorrt-llm\nenvironment: {TLLM_LOG_LEVEL: DEBUG}\n").workers[0].env
+    assert env["TLLM_LOG_LEVEL"] == "DEBUG"
 
 
 def test_a_variable_that_the_deployment_writes_is_refused(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_serving.catalog import cache_keepers
-from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placed_role import PlacedRole
+from llm_serving.services import tasks
 from llm_serving.settings.document import Conflict
 
 
 def check(context: Context) -> Iterator[Conflict]:
     """Yield what forbids to keep KV caches where the blueprint says, or to hand them from prefill to decode."""
-    yield from _check_offload(context.blueprint)
+    yield from _check_offload(context)
     yield from _check_keeper(context)
     yield from _check_tier_bucket(context)
     if not context.conventions.is_local:
@@ -27,17 +27,27 @@ def check(context: Context) -> Iterator[Conflict]:
     yield from _check_kv_events(context)
 
 
-def _check_offload(settings: Blueprint) -> Iterator[Conflict]:
-    tuning = settings.tuning
-    if settings.is_disaggregated and tuning.ram_bytes:
+def _check_offload(context: Context) -> Iterator[Conflict]:
+    """Yield tiers of cached prompts whose engine would send none to decode, or would end, for its model has no cache.
+
+    Source of the latter: vLLM 0.32.0, kv_connector/v1/offloading/config.py, "found no eligible cache groups".
+    """
+    settings, tuning = context.blueprint, context.blueprint.tuning
+    if not tuning.ram_bytes:
+        return
+    key, value = ("kv_tiers", ", ".join(tuning.kv_tiers.names)) if tuning.kv_tiers else ("kv_offload", "")
+    value = value or f"{tuning.ram_bytes / 2**30:g}Gi"
+    if settings.is_disaggregated:
         reason = (
             "the engine has one connector for KV caches: offloading would replace the one that sends them to decode"
         )
-        key, value = ("kv_tiers", ", ".join(tuning.kv_tiers.names)) if tuning.kv_tiers else ("kv_offload", "")
-        value = value or f"{tuning.ram_bytes / 2**30:g}Gi"
         baseline = settings.pattern_row.baseline
         fix = f"remove {key}, or set pattern: {baseline}" if baseline else f"remove {key}"
         yield Conflict(("tuning", key), reason, fix, value)
+    for model in context.models if settings.task != tasks.DRAW else ():
+        if model.encoder:
+            reason = f"{model.name} is an encoder, which keeps no KV cache"
+            yield Conflict(("tuning", key), reason, f"remove {key}", value)
 
 
 def _check_keeper(context: Context) -> Iterator[Conflict]:

@@ -115,7 +115,7 @@ def _check_variables(settings: Blueprint, key_path: KeyPath, variables: Mapping[
 def _has_prefix(recorded_options: EngineOptions, name: str) -> bool:
     """Return whether a variable is the engine's by its name: half of them begin in one way."""
     prefixes = [variable.partition("_")[0] for variable in recorded_options.variables]
-    return name.partition("_")[0] == max(set(prefixes), key=prefixes.count)
+    return name.partition("_")[0] == max(set(prefixes), key=prefixes.count, default=None)
 
 
 def check_written(context: Context) -> Iterator[Conflict]:
