@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
+from pydantic import AfterValidator
+
 from llm_serving.loopback import is_loopback
 from llm_serving.services.formats import FORMATS
 from llm_serving.settings.document import Conflict
+from llm_serving.settings.units import build_error
 from llm_serving.settings.yaml_source import KeyPath
 
-EndpointUrl = Annotated[str, FORMATS["endpoint-url"]]
-CacheUrl = Annotated[str, FORMATS["cache-url"]]
+
+
+def _check_port(url: str) -> str:
+    try:
+        _ = urlsplit(url).port
+    except ValueError:
+        raise build_error("its port is above 65535", "use a port that there is") from None
+    return url
+
+
+EndpointUrl = Annotated[str, FORMATS["endpoint-url"], AfterValidator(_check_port)]
+CacheUrl = Annotated[str, FORMATS["cache-url"], AfterValidator(_check_port)]
 
 
 def find_port(url: str) -> int:

@@ -13,9 +13,13 @@ from tests.http_handler import QuietHandler
 
 
 class AnotherServer(QuietHandler):
-    """Answers whatever it is asked with its own page, or with JSON that no program can read."""
+    """Answers whatever it is asked with its own page, with JSON that no program can read, or with half an answer."""
 
     def do_GET(self) -> None:
+        if self.path == "/teams":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+            self.close_connection = True
+            return
         self.respond(200, b"<html>It works!</html>" if self.path == "/workers" else b"[" * 100_000)
 
 
@@ -33,6 +37,13 @@ def test_another_server_at_its_url_is_named_with_the_beginning_of_its_answer(url
     assert str(error.value) == f"{url} is not a Batch API: it answered '<html>It works!</html>'. Fix: check its URL."
     with pytest.raises(Unavailable, match="is not a Batch API: it answered '\\[\\[\\["):
         BatchClient(url).read("batch_a")
+
+
+def test_an_answer_that_ends_half_way_is_of_an_api_that_is_away(url: str) -> None:
+    with pytest.raises(Unavailable) as error:
+        BatchClient(url).list_teams()
+    reason = "IncompleteRead(1 bytes read, 99 more expected)"
+    assert str(error.value) == f"the Batch API at {url} is away: {reason}. Fix: look at blueprint status."
 
 
 def test_an_empty_file_is_refused_by_its_own_name_before_it_is_sent(tmp_path: Path) -> None:

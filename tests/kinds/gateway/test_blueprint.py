@@ -369,6 +369,12 @@ REFUSALS = {
     MINIMAL.replace("{mock: Hello.}", '{url: "http://127.0.0.1:8000"}'): (
         '3:36: routes.chat.deployments.url: "http://127.0.0.1:8000": requests to it must name a model. Fix: set model: NAME.'
     ),
+    MINIMAL.replace("{mock: Hello.}", '{url: "http://127.0.0.1:80000", model: m}'): (
+        '3:36: routes.chat.deployments.url: "http://127.0.0.1:80000": its port is above 65535. Fix: use a port that there is.'
+    ),
+    f"{MINIMAL}shared_counts: redis://cache:80000\n": (
+        '4:16: shared_counts: "redis://cache:80000": its port is above 65535. Fix: use a port that there is.'
+    ),
 }
 
 

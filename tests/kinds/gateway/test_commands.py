@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +22,7 @@ from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.client import AdminClient, Key
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
+from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import registry
 
 TEXT = "sk-a-key-0123456789"
@@ -86,6 +89,16 @@ def test_a_key_is_revoked_by_its_text_its_id_or_its_beginning(
     monkeypatch.setattr(AdminClient, "_request", lambda _, path, body: sent.append((path, body)))
     assert invoke(runner, "key", "revoke", "edge", given) == f"{KEYS[0].id[:12]}: revoked, a key of search\n"
     assert sent == [("/key/delete", {"keys": [KEYS[0].id]})]
+    monkeypatch.setattr(AdminClient, "list_keys", lambda _: KEYS[:1])
+    refusal = '"": there is no such key. Fix: see `blueprint gateway key list`.'
+    assert invoke(runner, "key", "revoke", "edge", "") == refusal, "a variable that is not set names no key, not the only one"
+
+
+def test_an_administration_that_ends_half_way_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = AdminClient("http://127.0.0.1:1", "secret")
+    monkeypatch.setattr(client._opener, "open", Mock(side_effect=http.client.IncompleteRead(b"{", 99)))
+    with pytest.raises(Unavailable, match=r"the gateway does not answer: IncompleteRead\(1 bytes read, 99 more expected\)"):
+        client.list_keys()
 
 
 def test_keys_are_listed_by_team(runner: CliRunner) -> None:

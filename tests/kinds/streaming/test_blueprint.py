@@ -125,6 +125,21 @@ def test_a_schema_that_is_no_json_is_refused_at_its_line(folder: Path) -> None:
         resolve(folder)
 
 
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ('{"required": true}', "required: it is not a JSON Schema: True is not of type 'array'. Fix: correct the field."),
+        ('{"properties": null}', "properties: it is not a JSON Schema: None is not of type 'object'. Fix: correct the field."),
+        ("[" * 1000, "it is not JSON: more than 100 levels: line 1 column 1 (char 0). Fix: correct the line."),
+    ],
+)
+def test_what_is_no_schema_is_refused_before_the_job_reads_it(folder: Path, schema: str, message: str) -> None:
+    (folder / "event.schema.json").write_text(schema)
+    with pytest.raises(InputError) as refused:
+        resolve(folder)
+    assert str(refused.value) == f"{folder}/event.schema.json:1:1: {message}"
+
+
 def test_a_missing_prompt_is_refused_at_the_line_that_names_it(folder: Path) -> None:
     (folder / "prompt.txt").unlink()
     line = (folder / "blueprint.yaml").read_text().splitlines().index("prompt: prompt.txt") + 1

@@ -162,8 +162,11 @@ class BatchClient:
         return self._read(urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), headers))
 
     def _read(self, request: urllib.request.Request) -> dict[str, Any]:
-        with self._open(request) as response:
-            text = response.read()
+        try:
+            with self._open(request) as response:
+                text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._describe_absence(error) from None
         try:
             return dict(untrusted_json.parse(text))
         except (ValueError, TypeError):
@@ -181,11 +184,12 @@ class BatchClient:
                 raise InputError(f"{reason}. Fix: set {api_key.VARIABLE} to a key of the team.") from None
             fix = f"change {field}" if field and field != "id" else "choose one of blueprint batch list"
             raise InputError(f"{f'{field}: ' if field else ''}{reason}. Fix: {fix}.") from None
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
-            reason = str(getattr(error, "reason", error))
-            raise Unavailable(
-                f"the Batch API at {self._url} is away: {reason}. Fix: look at blueprint status."
-            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._describe_absence(error) from None
+
+    def _describe_absence(self, error: Exception) -> Unavailable:
+        reason = getattr(error, "reason", error)
+        return Unavailable(f"the Batch API at {self._url} is away: {reason}. Fix: look at blueprint status.")
 
 
 def _build_source(file_id: str, uri: str) -> dict[str, str]:

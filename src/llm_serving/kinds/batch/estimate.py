@@ -137,7 +137,8 @@ def _complete_output(
     bound, open_rows = counts["output_tokens"], counts["open_rows"]["value"]
     if not open_rows:
         return {**bound, "by": "max_tokens of the rows"}
-    answered = [job for job in jobs if job["status"] in FINAL_STATES and job["tokens"]["output"]][:MAX_JOBS]
+    # A job that completed no row has tokens of rows that failed after some of their pieces were answered.
+    answered = [job for job in jobs if job["status"] in FINAL_STATES and job["request_counts"]["completed"]][:MAX_JOBS]
     if not answered:
         return None
     mean = sum(job["tokens"]["output"] for job in answered) / sum(

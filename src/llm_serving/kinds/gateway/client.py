@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -77,7 +78,7 @@ class AdminClient:
             InputError: there is no such key, or several.
         """
         key_id = hashlib.sha256(key.encode()).hexdigest() if key.startswith(_TEXT_BEGINS) else key
-        matches = [row for row in self.list_keys() if row.id.startswith(key_id)]
+        matches = [row for row in self.list_keys() if key_id and row.id.startswith(key_id)]
         if len(matches) != 1:
             reason = f"{len(matches)} keys begin so" if matches else "there is no such key"
             raise InputError(f"{quote_value(key)}: {reason}. Fix: see `blueprint gateway key list`.")
@@ -92,7 +93,7 @@ class AdminClient:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             raise self._describe(error) from None
-        except (OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(f"the gateway does not answer: {error}. Fix: see `blueprint status`.") from None
 
     @staticmethod

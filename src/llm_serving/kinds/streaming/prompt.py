@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llm_serving.kinds.streaming.blueprint import Blueprint
+from llm_serving.settings import untrusted_json
 from llm_serving.settings.document import Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake, quote_value
 
@@ -51,11 +52,17 @@ def _read_file(blueprint: Document[Blueprint], key: str, file: Path) -> str:
 
 def _read_properties(file: Path, text: str) -> tuple[str, ...]:
     """Return the properties that the schema names, which requires what the job reads."""
+    import jsonschema  # takes a moment
+
     try:
-        schema: Any = json.loads(text)
-    except ValueError as error:
-        line = getattr(error, "lineno", 1)
-        raise InputError([Mistake(file, line, 1, "", "", f"it is not JSON: {error}", "correct the line")]) from None
+        schema: Any = untrusted_json.parse(text)
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except json.JSONDecodeError as error:
+        reason = f"it is not JSON: {error}"
+        raise InputError([Mistake(file, error.lineno, 1, "", "", reason, "correct the line")]) from None
+    except jsonschema.SchemaError as error:
+        reason, field = f"it is not a JSON Schema: {error.message}", ".".join(map(str, error.absolute_path))
+        raise InputError([Mistake(file, 1, 1, field, "", reason, "correct the field")]) from None
     required = schema.get("required", []) if isinstance(schema, dict) else []
     missing_names = [name for name in REQUIRED if name not in required]
     if missing_names:
