@@ -82,7 +82,9 @@ def test_rows_without_max_tokens_count_as_earlier_answers() -> None:
     assert payload["output_tokens"]["value"] == 20_000 + 10 * 20
     assert "20 for each of 10 rows" in payload["output_tokens"]["by"]
     cancelled = build_job(status="cancelled", request_counts={"total": 3, "completed": 0, "failed": 3})
-    assert build([cancelled], open_rows={"value": 10, "error": 0})["output_tokens"] is None, "pieces of rows that failed"
+    assert build([cancelled], open_rows={"value": 10, "error": 0})["output_tokens"] is None, (
+        "pieces of rows that failed"
+    )
 
 
 def test_rows_of_other_jobs_wait_before_it_unless_their_priority_is_lower() -> None:

@@ -385,6 +385,18 @@ def test_settings_that_contradict_each_other_are_refused_at_their_line(tmp_path:
     assert str(refused.value) == f"{tmp_path}/edge/blueprint.yaml:{REFUSALS[text]}"
 
 
+def test_teams_and_routes_that_no_variable_holds_are_refused_before_the_gateway_starts(tmp_path: Path) -> None:
+    models = ", ".join(f"model-{number:02d}" for number in range(12))
+    text = "kind: gateway\nteams:\n" + "".join(
+        f"  team-{number:03d}: {{models: [{models}]}}\n" for number in range(999)
+    )
+    routes = ", ".join(f"{model}: {{deployments: {{mock: Hello.}}}}" for model in models.split(", "))
+    with pytest.raises(
+        InputError, match=r"teams and routes take 15\d,\d{3} bytes, and a variable 131,071\. Fix: deploy"
+    ):
+        resolve(tmp_path / "edge", f"{text}routes: {{{routes}}}\n")
+
+
 def test_a_deployment_that_does_not_run_is_refused_at_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployments, "find", lambda *_: None)
     with pytest.raises(InputError) as refused:

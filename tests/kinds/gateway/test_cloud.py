@@ -269,6 +269,8 @@ def test_a_region_whose_authority_the_image_does_not_know_is_refused(
 def test_more_teams_than_a_container_s_environment_holds_are_refused(tmp_path: Path) -> None:
     teams = "".join(f"  team-{number}: {{models: chat}}\n" for number in range(1000))
     text = MINIMAL.replace("teams: {search: {models: chat}}\n", f"teams:\n{teams}")
+    assert len(resolve(tmp_path, text, "ecs", name="thousand").teams) == 1000
+    text = text.replace("models: chat}", "models: chat, requests_per_minute: 60}")
     with pytest.raises(
         InputError, match=r"and a container 49,152\. Fix: deploy several gateways, each with some of the"
     ):

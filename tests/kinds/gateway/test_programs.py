@@ -102,14 +102,19 @@ def test_the_client_is_generated_with_the_engine_that_python_runs_of_this_machin
     assert ran[0]["PATH"].startswith(f"{tmp_path}/bin:")  # with the generator prisma-client-py
 
 
-def test_each_migration_is_applied_once_even_with_spaces_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [Path("/m/1_first/migration.sql"), Path("/m/2_Add a column/migration.sql")]
-    ran: list[list[str]] = []
+def test_each_migration_is_applied_once_even_with_spaces_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name / "migration.sql" for name in ("1_first", "2_Add a column")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"-- {file.parent.name}")
+    ran: list[tuple[str, bool]] = []
     monkeypatch.setattr(database, "query", lambda *_: [{"name": "1_first"}])
-    monkeypatch.setattr(database, "execute", lambda _, arguments: ran.append(list(arguments)))
+    monkeypatch.setattr(database, "execute", lambda _, statements, as_one=True: ran.append((statements, as_one)))
     gateway_program.migrate(database.Login("", 1), files)
     record = "INSERT INTO blueprint_migrations (name) VALUES ('2_Add a column')"
-    assert ran[1:] == [["--file", str(files[1]), "--command", record]]
+    assert ran[1:] == [(f"-- 2_Add a column\n;{record};\n", False)]
 
 
 def test_keys_of_the_administration_follow_from_the_database_s_password_alone() -> None:

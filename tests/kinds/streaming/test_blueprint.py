@@ -128,8 +128,14 @@ def test_a_schema_that_is_no_json_is_refused_at_its_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ('{"required": true}', "required: it is not a JSON Schema: True is not of type 'array'. Fix: correct the field."),
-        ('{"properties": null}', "properties: it is not a JSON Schema: None is not of type 'object'. Fix: correct the field."),
+        (
+            '{"required": true}',
+            "required: it is not a JSON Schema: True is not of type 'array'. Fix: correct the field.",
+        ),
+        (
+            '{"properties": null}',
+            "properties: it is not a JSON Schema: None is not of type 'object'. Fix: correct the field.",
+        ),
         ("[" * 1000, "it is not JSON: more than 100 levels: line 1 column 1 (char 0). Fix: correct the line."),
     ],
 )

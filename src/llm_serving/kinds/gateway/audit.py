@@ -51,8 +51,8 @@ def prepare(login: Login) -> None:
     """
     limits = {"new_limits": _LIMITS.format(row="NEW"), "old_limits": _LIMITS.format(row="OLD")}
     schema = database.read_statement("audit_schema", refusal=REFUSAL, **limits)
-    database.execute(login, ["--single-transaction", "--command", schema])
-    database.execute(login, ["--command", _INDEX])
+    database.execute(login, schema)
+    database.execute(login, _INDEX, as_one=False)
 
 
 def read(login: Login, period: Period, most: int | None = None) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def warn(login: Login) -> list[str]:
         Unavailable: the database does not answer.
     """
     statement = database.read_statement("audit_warnings", share=WARNED_SHARE)
-    rows = database.execute(login, ["--command", statement]).splitlines()
+    rows = database.execute(login, statement).splitlines()
     return [f"{row}: {WARNED_SHARE:.0%} of the budget or more is spent" for row in rows]
 
 
@@ -104,8 +104,7 @@ def delete_old(login: Login, keep_s: float) -> None:
     Raises:
         Unavailable: the database does not answer.
     """
-    statements = database.read_statement("delete_old", age=f"interval '{round(keep_s)} s'")
-    database.execute(login, ["--single-transaction", "--command", statements])
+    database.execute(login, database.read_statement("delete_old", age=f"interval '{round(keep_s)} s'"))
 
 
 def export(login: Login, s3: Any, location: str, now: float | None = None) -> list[str]:
@@ -114,7 +113,7 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
     An object is written again, the same, where what has been exported could not be noted.
     """
     bucket, prefix = split_location(location)
-    database.execute(login, ["--command", _CREATE_EXPORT])
+    database.execute(login, _CREATE_EXPORT)
     [row] = database.query(login, database.read_statement("export_next"))
     end = (time.time() if now is None else now) - _SETTLED_S
     keys = []
@@ -123,9 +122,7 @@ def export(login: Login, s3: Any, location: str, now: float | None = None) -> li
             key = f"{prefix}/{time.strftime('%Y/%m/%d/%H', time.gmtime(start))}.jsonl.gz"
             s3.put_object(Bucket=bucket, Key=key, Body=body)
             keys.append(key)
-        database.execute(
-            login, ["--command", f"DELETE FROM {EXPORT_TABLE}; INSERT INTO {EXPORT_TABLE} VALUES ({start + _HOUR_S})"]
-        )
+        database.execute(login, f"DELETE FROM {EXPORT_TABLE}; INSERT INTO {EXPORT_TABLE} VALUES ({start + _HOUR_S})")
     return keys
 
 

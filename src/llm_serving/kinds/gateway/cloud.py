@@ -62,6 +62,10 @@ MAX_SETTINGS = 48 * 1024
 """Maximum bytes of teams and routes together. A task definition has 64 KiB. Source: ECS developer guide, "Amazon ECS
 service quotas", 2026-11."""
 
+MAX_VARIABLE = 128 * 1024 - 1
+"""Maximum bytes of a variable of a program, with its name. Source: Linux, include/uapi/linux/binfmts.h,
+MAX_ARG_STRLEN."""
+
 MIN_ZONES = 2
 """Zones of the database and its standby."""
 
@@ -123,10 +127,14 @@ def check_keys(settings: Blueprint, deployment: GatewayDeployment) -> Iterator[C
 
 
 def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
-    """Yield teams and routes that a container's environment cannot hold."""
-    size = max(sum(len(value.encode()) for value in service.env.values()) for service in deployment.services)
-    if size > MAX_SETTINGS:
-        reason = f"teams and routes take {size:,} bytes, and a container {MAX_SETTINGS:,}"
+    """Yield teams and routes that the environment of a container, or a variable of this machine, cannot hold."""
+    sizes = [[len(f"{key}={value}".encode()) for key, value in service.env.items()] for service in deployment.services]
+    if deployment.stack:
+        size, holder, limit = max(map(sum, sizes)), "a container", MAX_SETTINGS
+    else:
+        size, holder, limit = max(map(max, sizes)), "a variable", MAX_VARIABLE
+    if size > limit:
+        reason = f"teams and routes take {size:,} bytes, and {holder} {limit:,}"
         yield Conflict(("teams",), reason, "deploy several gateways, each with some of the teams")
 
 

@@ -56,7 +56,9 @@ def build_settings(
     """
     return {
         CONFIG_VARIABLE: litellm_settings.dump(config),
-        TEAMS_VARIABLE: litellm_settings.dump(settings.teams),
+        TEAMS_VARIABLE: litellm_settings.dump(
+            {name: team.model_dump(exclude_defaults=True) for name, team in settings.teams.items()}
+        ),
         PERSONAL_DATA_VARIABLE: litellm_settings.dump(litellm_settings.find_personal_data(settings)),
         CACHED_VARIABLE: litellm_settings.dump(
             {name: route.cache.keep for name, route in settings.routes.items() if route.cache}
@@ -81,7 +83,7 @@ def prepare(login: Login, program: Path) -> None:
     migrate(login, find_migrations(program))
     audit.prepare(login)
     teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
-    database.execute(login, ["--single-transaction", "--command", litellm_settings.build_team_sql(teams)])
+    database.execute(login, litellm_settings.build_team_sql(teams))
 
 
 def start(login: Login, secret: str, folder: Path, address: tuple[str, str], program: Path) -> NoReturn:
@@ -114,15 +116,15 @@ def find_migrations(program: Path) -> list[Path]:
 def migrate(login: Login, files: Sequence[Path]) -> None:
     """Apply those of LiteLLM's migrations that the database has not had. Some cannot run inside a transaction."""
     create = f"CREATE TABLE IF NOT EXISTS {_APPLIED_TABLE} (name text PRIMARY KEY, at timestamptz DEFAULT now())"
-    database.execute(login, ["--command", create])
+    database.execute(login, create)
     applied = {row["name"] for row in database.query(login, f"SELECT name FROM {_APPLIED_TABLE}")}
-    arguments: list[str] = []
-    for file in files:
-        if file.parent.name not in applied:
-            record = f"INSERT INTO {_APPLIED_TABLE} (name) VALUES ('{file.parent.name}')"
-            arguments += ["--file", str(file), "--command", record]
-    if arguments:
-        database.execute(login, arguments)
+    statements = [
+        f"{file.read_text(encoding='utf-8')}\n;INSERT INTO {_APPLIED_TABLE} (name) VALUES ('{file.parent.name}');\n"
+        for file in files
+        if file.parent.name not in applied
+    ]
+    if statements:
+        database.execute(login, "".join(statements), as_one=False)
 
 
 def build_environment(login: Login, secret: str) -> dict[str, str]:

@@ -48,9 +48,7 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
         if backend.is_metered
     ]
     inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
-    database.execute(
-        login, ["--single-transaction", "--command", "\n".join([database.read_statement("meter_schema"), *inserts])]
-    )
+    database.execute(login, "\n".join([database.read_statement("meter_schema"), *inserts]))
 
 
 def _build_door_insert(deployment: str, use: Mapping[Used, Sequence[float]]) -> str:

@@ -82,16 +82,12 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     else:
         services = cloud.build_services(settings, fleet.value, deployment, env, places)
     deployment = deployment.model_copy(update={"services": services})
-    if not is_local:
-        assert deployment.stack
+    refusals = [cloud.find_large_settings(deployment)]
+    if deployment.stack:
         units = list(cloud.list_units(deployment.stack, services))
-        refusals = (
-            cloud.check_keys(settings, deployment),
-            cloud.find_large_settings(deployment),
-            cloud.find_excess(deployment.stack, units, fleet.value),
-        )
-        raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
+        refusals += [cloud.check_keys(settings, deployment), cloud.find_excess(deployment.stack, units, fleet.value)]
         deployment = deployment.model_copy(update={"cost": rented_cost.describe(fleet.value, units)})
+    raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
     return deployment
 
 
