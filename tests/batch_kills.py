@@ -31,8 +31,9 @@ from llm_serving import console, paths, processes, program
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE
-from llm_serving.kinds.batch.worker_settings import Answering, Place
+from llm_serving.kinds.batch.worker_settings import Place
 from llm_serving.rehearsal import emulator
+from llm_serving.services.deployment import FoundDeployment
 from llm_serving.settings.errors import CheckFailed, Unavailable
 
 IMAGE = paths.IMAGES / "batch-worker"
@@ -213,7 +214,7 @@ def build_document(endpoint: str, workers: int = 2, takeover_s: float = 3.0, nam
             "limits": {"takeover": max(2.0, takeover_s), "request_timeout": "60s"},
         }
     )
-    answering = Answering(endpoint, (f"{endpoint}/metrics",), is_shared=False, has_priority=False)
+    answering = FoundDeployment(name="", url=endpoint, metrics_urls=(f"{endpoint}/metrics",))
     return worker_settings.build(settings, answering, Place(name, BUCKET, f"batch/{name}"))
 
 

@@ -15,7 +15,6 @@ from llm_serving.settings.units import build_error
 from llm_serving.settings.yaml_source import KeyPath
 
 
-
 def _check_port(url: str) -> str:
     try:
         _ = urlsplit(url).port

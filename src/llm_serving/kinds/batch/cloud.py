@@ -14,8 +14,8 @@ from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedule
 from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
-from llm_serving.kinds.batch.worker_settings import Answering
 from llm_serving.services import addresses, orchestrators, team_keys
+from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import PRE_STOP_S, Call, Placement, Replicas, Resources, Service, Stop, Toleration
 from llm_serving.services.team_keys import Secret
@@ -67,7 +67,7 @@ def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: s
 
 
 def build_container(
-    service: Service, settings: Blueprint, fleet: Fleet, environment: Environment, answering: Answering
+    service: Service, settings: Blueprint, fleet: Fleet, environment: Environment, answering: FoundDeployment
 ) -> Service:
     """Return a worker, or the Batch API, as a container on AWS."""
     is_worker = not service.is_entry
@@ -95,7 +95,7 @@ def build_container(
     return service.model_copy(update=update)
 
 
-def _list_calls(settings: Blueprint, answering: Answering, *, is_worker: bool) -> dict[str, Call]:
+def _list_calls(settings: Blueprint, answering: FoundDeployment, *, is_worker: bool) -> dict[str, Call]:
     """List what a container connects to beside AWS, by name."""
     port, cache = addresses.find_port(answering.url), settings.results.cache
     deployment = settings.endpoint.deployment or ""

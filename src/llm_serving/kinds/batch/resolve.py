@@ -14,7 +14,7 @@ from llm_serving.kinds.batch import cloud, worker_settings
 from llm_serving.kinds.batch.blueprint import Blueprint, Endpoint
 from llm_serving.kinds.batch.deployment import API, WORKER, BatchDeployment
 from llm_serving.kinds.batch.stack import STATE_MACHINE_FILE, BatchStack
-from llm_serving.kinds.batch.worker_settings import Answering, Place
+from llm_serving.kinds.batch.worker_settings import Place
 from llm_serving.kinds.serving import blueprint as serving_blueprints
 from llm_serving.kinds.serving import context
 from llm_serving.kinds.serving import resolve as serving
@@ -22,7 +22,7 @@ from llm_serving.kinds.serving.deployment import ServingDeployment
 from llm_serving.kinds.serving.roles import Roles, WorkerRole
 from llm_serving.services import deployments, rendered, team_keys
 from llm_serving.services.blueprint import resolve_name
-from llm_serving.services.deployment import FoundDeployment
+from llm_serving.services.deployment import FoundDeployment, Traits
 from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.service import Probe, Resources, Service
 from llm_serving.services.traffic import Slo, Traffic
@@ -57,7 +57,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     shared_name = settings.endpoint.deployment
     shared = deployments.require_serving(blueprint, shared_name, fleet, environment) if shared_name else None
-    answering = _describe_endpoint(settings.endpoint, own_serving, shared)
+    answering = _find_answering(settings.endpoint, own_serving, shared)
     place, stack = _resolve_place(blueprint, fleet.value, environment, name)
     workers, api = _build_programs(blueprint, fleet.value, environment, answering, place, stack)
     if stack:
@@ -92,7 +92,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         stack=stack,
         notes=(
             *(own_serving.notes if own_serving else ()),
-            *_list_notes(settings, fleet.value, environment, answering, shared),
+            *_list_notes(settings, fleet.value, environment, shared),
         ),
         emulated=(
             *_list_emulated(settings, environment),
@@ -118,7 +118,7 @@ def _build_programs(
     blueprint: Document[Blueprint],
     fleet: Fleet,
     environment: Environment,
-    answering: Answering,
+    answering: FoundDeployment,
     place: Place,
     stack: BatchStack | None,
 ) -> tuple[list[Service], Service]:
@@ -196,10 +196,10 @@ def _format_url(environment: Environment, name: str) -> str:
 
 
 def _list_notes(
-    settings: Blueprint, fleet: Fleet, environment: Environment, answering: Answering, shared: FoundDeployment | None
+    settings: Blueprint, fleet: Fleet, environment: Environment, shared: FoundDeployment | None
 ) -> Iterator[str]:
     if shared:
-        yield from _describe_back_off(shared, environment, answering)
+        yield from _describe_back_off(shared, environment)
     if shared and shared.usd_h is not None and settings.endpoint.usd_per_hour is None:
         yield f"Jobs cost their share of {shared.name}, {shared.usd_h:,.2f} USD/h on demand: {shared.price}."
     if settings.schedules and not environment.conventions.is_local:
@@ -220,16 +220,15 @@ def _list_emulated(settings: Blueprint, environment: Environment) -> Iterator[st
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
 
-def _describe_back_off(shared: FoundDeployment, environment: Environment, answering: Answering) -> Iterator[str]:
+def _describe_back_off(shared: FoundDeployment, environment: Environment) -> Iterator[str]:
     """Describe what slows rows down in favor of the shared deployment's own requests."""
     fed, is_known = shared.name, bool(shared.kind)  # of another, the blueprint is not here
-    if answering.headers:
+    if worker_settings.find_headers(shared):
         condition = "" if is_known else ", if it has classes"
         yield f"{fed} holds rows back while people's requests wait: they are of its class low{condition}."
-    if answering.limits:
-        limits = ", ".join(f"{limit.name} < {limit.ms:g} ms" for limit in answering.limits)
-        yield f"Rows give way where {fed} misses {limits}."
-    elif answering.metrics_urls:
+    if limits := [f"{limit.name} < {limit.ms:g} ms" for limit in worker_settings.list_limits(shared)]:
+        yield f"Rows give way where {fed} misses {', '.join(limits)}."
+    elif shared.metrics_urls:
         reason = "its metrics show no percentile of its SLO" if is_known else "no blueprint here tells its SLO"
         yield f"Rows give way only to a queue at {fed}: {reason}."
     elif not environment.conventions.is_local:
@@ -237,38 +236,23 @@ def _describe_back_off(shared: FoundDeployment, environment: Environment, answer
         yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."
 
 
-def _describe_endpoint(
+def _find_answering(
     endpoint: Endpoint, own_serving: ServingDeployment | None, shared: FoundDeployment | None
-) -> Answering:
+) -> FoundDeployment:
+    """Find what answers the rows, at the price that the blueprint says, if it says one."""
+    usd_h = endpoint.usd_per_hour
+    if shared:
+        return shared.model_copy(update={"usd_h": usd_h or shared.usd_h})
     if own_serving:
-        return Answering(
-            own_serving.url,
-            tuple(own_serving.metrics_urls.values()),
-            is_shared=False,
-            has_priority=False,
-            metrics=own_serving.engine_row.metrics,
-            usd_h=endpoint.usd_per_hour,
+        return FoundDeployment(
+            name=own_serving.name,
+            url=own_serving.url,
+            metrics_urls=tuple(own_serving.metrics_urls.values()),
+            metrics=dict(own_serving.engine_row.metrics),
+            usd_h=usd_h,
         )
-    if endpoint.url:
-        return Answering(
-            endpoint.url.rstrip("/").removesuffix("/v1"),
-            endpoint.metrics,
-            is_shared=endpoint.priority,
-            has_priority=endpoint.priority,
-            usd_h=endpoint.usd_per_hour,
-        )
-    if shared is None:
-        raise ValueError("an endpoint has a model, a URL or a deployment")
-    return Answering(
-        shared.url,
-        shared.metrics_urls,
-        is_shared=True,
-        has_priority=shared.traits.has_priority,
-        headers=shared.traits.classes.get("low", {}),
-        limits=tuple(worker_settings.list_limits(shared)) if shared.metrics_urls else (),
-        metrics=shared.metrics,
-        usd_h=endpoint.usd_per_hour or shared.usd_h,
-    )
+    url, traits = str(endpoint.url).rstrip("/").removesuffix("/v1"), Traits(has_priority=endpoint.priority)
+    return FoundDeployment(name="", url=url, metrics_urls=endpoint.metrics, traits=traits, usd_h=usd_h)
 
 
 def _resolve_serving(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 from pydantic import JsonValue
@@ -48,30 +47,6 @@ class Limit(NamedTuple):
     ms: float
     allowed: float
     """Share of samples that may be above, 0 to 1: what the percentile allows."""
-
-
-class Answering(NamedTuple):
-    """The endpoint that answers the rows."""
-
-    url: str
-    metrics_urls: tuple[str, ...]
-    is_shared: bool
-    """Whether it also gets other requests than the workers'."""
-
-    has_priority: bool
-    """Whether it schedules by `priority` of a request."""
-
-    headers: Mapping[str, str] = MappingProxyType({})
-    """What a request has by which it comes after people's; empty where nothing reads any."""
-
-    limits: tuple[Limit, ...] = ()
-    """Limits of its SLO: workers send fewer rows if these are missed."""
-
-    metrics: Mapping[EngineMetric, str] = MappingProxyType({})
-    """Names of its engine's metrics; empty if unknown."""
-
-    usd_h: float | None = None
-    """Its cost per hour; None if unknown."""
 
 
 class Place(NamedTuple):
@@ -123,10 +98,14 @@ def name_queues(prefix: str, teams: Iterable[str]) -> QueueNames:
     return QueueNames(f"{prefix}-control", f"{prefix}-inbox", f"{prefix}-uncached", runs)
 
 
-def build(settings: Blueprint, answering: Answering, place: Place) -> dict[str, JsonValue]:
-    """Build the document."""
-    limits, queues = settings.limits, name_queues(place.name, settings.teams)
-    api_key = settings.endpoint.api_key if place.has_secrets else None
+def build(settings: Blueprint, answering: FoundDeployment, place: Place) -> dict[str, JsonValue]:
+    """Build the document.
+
+    Args:
+        answering: what answers the rows.
+    """
+    limits, queues, endpoint = settings.limits, name_queues(place.name, settings.teams), settings.endpoint
+    api_key = endpoint.api_key if place.has_secrets else None
     return {
         "version": VERSION,
         "name": place.name,
@@ -149,15 +128,16 @@ def build(settings: Blueprint, answering: Answering, place: Place) -> dict[str, 
         "max_deadline_s": min(_MAX_DEADLINE_S, place.kept_s),
         "takeover_s": limits.takeover,
         "endpoint": answering.url,
-        "is_shared": answering.is_shared,
-        "has_priority": answering.has_priority,
-        "headers": {**answering.headers},
+        "is_shared": endpoint.deployment is not None or endpoint.priority,  # gets other requests than the workers' too
+        "has_priority": answering.traits.has_priority,
+        "headers": {**find_headers(answering)},
         "api_key": {"secret": api_key.secret, "field": api_key.field or ""} if api_key else None,
         "team_keys": None,  # of the Batch API only
         "metrics_urls": list(answering.metrics_urls),
         "metrics": {metric: list(_list_names(metric, answering.metrics)) for metric in LOAD_METRICS},
         "objectives": [
-            {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed} for limit in answering.limits
+            {"metric": limit.metric, "limit_s": limit.ms / 1000, "allowed": limit.allowed}
+            for limit in list_limits(answering)
         ],
         "has_parquet": settings.results.parquet,
         "cache": _build_cache(settings.results.cache, queues.uncached, has_secrets=place.has_secrets),
@@ -199,13 +179,18 @@ def _build_cache(cache: Cache | None, queue: str, *, has_secrets: bool) -> JsonV
     }
 
 
+def find_headers(deployment: FoundDeployment) -> Mapping[str, str]:
+    """Find what a request has by which it comes after people's; empty where nothing reads any."""
+    return deployment.traits.classes.get("low", {})
+
+
 def list_limits(deployment: FoundDeployment) -> Iterator[Limit]:
-    """List the percentile limits on latencies in the metrics of the deployment's engines.
+    """List the percentile limits on latencies in the metrics of the deployment's engines, which workers keep to.
 
     End-to-end latency is left out: it depends on the length of a row's answer, which does not slow down people's
     answers.
     """
-    if deployment.slo is None:
+    if deployment.slo is None or not deployment.metrics_urls:
         return
     for latency, limits in (("ttft", deployment.slo.ttft_ms), ("itl", deployment.slo.itl_ms)):
         for name, ms in limits:
