@@ -296,12 +296,20 @@ def test_what_the_engine_calls_a_key_leads_to_one_that_exists() -> None:
             '5:52: roles.models.two.served_name: "a/b": clients put a/b in `model`, and it is in roles.models.one too. '
             "Fix: use a name of its own.",
         ),
+        (
+            "context: 8k",
+            "context: 300",
+            "5:48: roles.models.two.context: 300: a request of this traffic takes up to 320 tokens, input and output "
+            "together, and the context is 300. Fix: set context: 320 or more, or shorter input_tokens and output_tokens.",
+        ),
         ("served_name: two", "context: 2k", "clients put two in `model`, and it is in roles.models.one too."),
         ("served_name: tone", "adapters: {tone: x}", "clients put tone in `model`, and it is in roles.models.one too."),
         ("served_name: a b", "context: 2k", 'served_name: "a b": it is not a model\'s name for clients'),
     ],
 )
-def test_every_model_has_a_name_of_its_own_for_clients(tmp_path: Path, first: str, second: str, message: str) -> None:
+def test_every_model_has_a_name_of_its_own_for_clients_and_room_for_their_requests(
+    tmp_path: Path, first: str, second: str, message: str
+) -> None:
     text = (
         f"pattern: multi-model\nroles:\n  models:\n    one: {{model: tiny, pool: general, {first}}}\n"
         f"    two: {{model: tiny, pool: general, {second}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"

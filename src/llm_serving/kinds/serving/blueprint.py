@@ -389,19 +389,21 @@ class Blueprint(BaseBlueprint, ModelSettings):
             yield Conflict(("model",), "required field is missing", "set model: Qwen/Qwen3-0.6B")
 
     def _check_context(self) -> Iterator[Conflict]:
+        """Yield a context that requests exceed: of several models, asked in turn, the shortest."""
         if self.task == tasks.DRAW:
             return
+        models = {("roles", "models", name): role for name, role in self.roles.models.items()}
+        key_path, shortest = min(models.items() or [((), self)], key=lambda entry: entry[1].context)
         max_tokens = self.max_sequence_tokens
-        contexts = [role.context for role in self.roles.models.values()] or [self.context]
-        if max_tokens > max(contexts):
+        if max_tokens > shortest.context:
             sequence, shorter = "a request", "input_tokens and output_tokens"
             together = "input and output together, "
             if self.is_pooled:
                 sequence, together, shorter = "a text", "", "input_tokens"
             yield Conflict(
-                ("context",) if "context" in self.model_fields_set else ("traffic", "input_tokens"),
+                (*key_path, "context") if "context" in shortest.model_fields_set else ("traffic", "input_tokens"),
                 f"{sequence} of this traffic takes up to {max_tokens} tokens, {together}and the context is "
-                f"{max(contexts)}",
+                f"{shortest.context}",
                 f"set context: {max_tokens} or more, or shorter {shorter}",
             )
 
