@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Conflict
 
 
 def format_deployment_name(fleet: Fleet, deployment: str) -> str:
     """Return the name of what AWS runs for a deployment, unlike those of other fleets."""
     return f"{fleet.name}-{deployment}"
+
+
+MAX_CACHE_NAME = 40
+"""Maximum characters of a cache's name. Source: ElastiCache API reference, CreateReplicationGroup, 2026-11."""
+
+
+def check_cache_name(fleet: Fleet, deployment: str) -> Iterator[Conflict]:
+    """Yield a deployment whose cache or database could not have its name: RDS takes no two hyphens in a row either."""
+    name = format_deployment_name(fleet, deployment)
+    if len(name) > MAX_CACHE_NAME:
+        reason = f"{name} is too long: ElastiCache takes {MAX_CACHE_NAME} characters"
+        yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", deployment)
+    if "--" in name:
+        reason = f"{name} has two hyphens in a row, which ElastiCache refuses"
+        yield Conflict(("name",), reason, "choose another name of the blueprint or the fleet", deployment)
 
 
 def format_cluster_name(fleet: Fleet) -> str:

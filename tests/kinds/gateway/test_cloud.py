@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving import paths
+from llm_serving.fleet import names
 from llm_serving.kinds.gateway import cloud, cloud_program, gateway_program, meter_program
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.services import deployments
@@ -240,6 +241,30 @@ def test_a_url_of_this_machine_is_refused(tmp_path: Path) -> None:
         InputError, match=r'routes\.chat: "http://127\.0\.0\.1:8000": containers on EKS do not reach this'
     ):
         resolve(tmp_path, MINIMAL.replace("{mock: Hello.}", backend), "eks")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "my--edge",
+            "cotton-my--edge has two hyphens in a row, which ElastiCache refuses. Fix: choose another name of the",
+        ),
+        (
+            "e" * 32,
+            f"cotton-{'e' * 32} is too long: ElastiCache takes 38 characters. Fix: choose a shorter name of the",
+        ),
+    ],
+)
+def test_a_name_that_no_cache_may_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr(names, "MAX_CACHE_NAME", 38)
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path, MINIMAL, "ecs", name=name)
+    assert (
+        str(refused.value) == f'{tmp_path}/{name}/blueprint.yaml:1:1: name: "{name}": {message} blueprint or the fleet.'
+    )
 
 
 def test_a_fleet_of_one_zone_has_no_place_for_a_standby(tmp_path: Path) -> None:

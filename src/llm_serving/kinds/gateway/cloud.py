@@ -48,9 +48,6 @@ IMAGE = "gateway"
 ADMIN_PORT = 4000
 """Of LiteLLM itself, at each replica's loopback address."""
 
-MAX_NAME = 40
-"""Maximum characters of the cache's name. Source: ElastiCache API reference, CreateReplicationGroup, 2026-11."""
-
 DATA_TIERING = re.compile(r"cache\.r\d+gd\..+")
 """Node types with disks. Source: ElastiCache user guide, "Search features and limits" and "Data tiering", 2026-11."""
 
@@ -101,9 +98,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if len(fleet.zones) < MIN_ZONES:
         reason = f"the database takes {MIN_ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "database_type"), reason, "add zones to the fleet", settings.aws.database_type)
-    if len(names.format_deployment_name(fleet, name)) > MAX_NAME:
-        reason = f"{names.format_deployment_name(fleet, name)} is too long: ElastiCache takes {MAX_NAME} characters"
-        yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
+    yield from names.check_cache_name(fleet, name)
     if not (paths.IMAGES / IMAGE / "rds-ca" / f"{fleet.region}.pem").is_file():
         reason = f"the image has no certificate of RDS's authority of {fleet.region}, by which it knows the database"
         fix = f"add images/{IMAGE}/rds-ca/{fleet.region}.pem of AWS's bundle"

@@ -16,10 +16,6 @@ from llm_serving.services.environment import Environment
 from llm_serving.services.rendered import split_location
 from llm_serving.settings.document import Conflict
 
-MAX_NAME = 40
-"""Maximum characters of a replication group's name, the shortest limit of the three services. Source: ElastiCache API
-reference, CreateReplicationGroup, 2026-11."""
-
 MAX_PROPERTY, MAX_PROPERTIES = 2048, 50
 """Maximum characters of a property, and of properties of a group. Source: botocore 1.44.5, kinesisanalyticsv2,
 PropertyValue and PropertyMap."""
@@ -49,9 +45,7 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
     if len(fleet.zones) < ZONES:
         reason = f"the brokers take {ZONES} zones, and the fleet {fleet.name} has {len(fleet.zones)}"
         yield Conflict(("aws", "brokers"), reason, "add zones to the fleet", settings.aws.brokers)
-    if len(full_name := names.format_deployment_name(fleet, name)) > MAX_NAME:
-        reason = f"{full_name} is too long: ElastiCache takes {MAX_NAME} characters"
-        yield Conflict(("name",), reason, "choose a shorter name of the blueprint or the fleet", name)
+    yield from names.check_cache_name(fleet, name)  # the strictest of the three services
 
 
 def check_job(settings: Blueprint, title: str) -> Iterator[Conflict]:
