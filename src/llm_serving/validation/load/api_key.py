@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import urllib.request
+from typing import Any
 from urllib.parse import urlsplit
 
 from llm_serving.loopback import is_loopback
@@ -18,7 +19,13 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow none: urllib would send the key along, to any host and without TLS."""
 
 
-OPENER = urllib.request.build_opener(NoRedirects)
+class DirectLoopback(urllib.request.ProxyHandler):
+    def proxy_open(self, request: urllib.request.Request, proxy: str, scheme: str) -> Any:
+        """Ask no proxy for this machine: one elsewhere would read the key, and ask itself."""
+        return None if is_loopback(request.host) else super().proxy_open(request, proxy, scheme)
+
+
+OPENER = urllib.request.build_opener(NoRedirects, DirectLoopback)
 """For requests with a key; a redirect is an `HTTPError` with its status."""
 
 

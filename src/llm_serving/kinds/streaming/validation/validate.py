@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import math
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from llm_serving.kinds.streaming.validation.report import EventCounts, StreamMet
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 from llm_serving.validation.base import LoadSource, ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
+from llm_serving.validation.load.api_key import OPENER
 from llm_serving.validation.pages import charts, html_report
 from llm_serving.validation.remote.play import ProgramLoad
 from llm_serving.validation.reports import run_folder
@@ -89,7 +89,7 @@ def wait_running(url: str) -> None:
 
 def _is_running(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/jobs/overview", timeout=10) as response:
+        with OPENER.open(f"{url}/jobs/overview", timeout=10) as response:
             jobs = json.load(response)["jobs"]
     except OSError:
         return False
