@@ -24,18 +24,27 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class _Engine(QuietHandler):
-    """Loads any adapter but the one called `twice`."""
+    """Loads an adapter unless it has one of the name, and unloads those that it has, as vLLM does."""
 
     requests: list[tuple[str, dict[str, str]]]
+    folders: dict[str, str]
+
+    def do_GET(self) -> None:
+        models = [{"id": name, "root": folder} for name, folder in self.folders.items()]
+        self.respond(200, json.dumps({"data": models}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.requests.append((self.path, body))
-        is_refused = body["lora_name"] == "twice"
-        payload = (
-            json.dumps({"error": {"message": "it has already been loaded"}}).encode() if is_refused else b"Success"
-        )
-        self.respond(400 if is_refused else 200, payload)
+        if ("lora_path" in body) == (body["lora_name"] in self.folders):
+            message = "it has already been loaded" if "lora_path" in body else "it cannot be found"
+            self.respond(400, json.dumps({"error": {"message": message}}).encode())
+            return
+        if "lora_path" in body:
+            self.folders[body["lora_name"]] = body["lora_path"]
+        else:
+            del self.folders[body["lora_name"]]
+        self.respond(200, b"Success")
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def deployment_and_requests(
     blueprint = (ROOT / "blueprints/multi-model/blueprint.yaml").read_text()
     (working_folder / "mine/blueprint.yaml").write_text(blueprint.replace("# adapters:", "adapters:"))
     make_tiny.make_adapter(working_folder / "mine/adapters/tone")
-    _Engine.requests = []
+    _Engine.requests, _Engine.folders = [], {}
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         deployment = planning.plan(working_folder / "mine", working_folder / "fleet.yaml", target="local").deployment
@@ -81,17 +90,22 @@ def test_an_adapter_is_loaded_and_unloaded_over_the_engines_api(
 ) -> None:
     deployment, requests = deployment_and_requests
     folder = make_tiny.make_adapter(tmp_path / "late")
+    # A second run finds what the first one, which a replica may have ended, did.
+    adapter_loading.load(deployment, "long", "late", folder)
     adapter_loading.load(deployment, "long", "late", folder)
     adapter_loading.unload(deployment, "long", "late")
     assert requests == [
         ("/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(folder)}),
         ("/v1/unload_lora_adapter", {"lora_name": "late"}),
     ]
+    with pytest.raises(CheckFailed, match=r"^long-0 refuses: it cannot be found$"):
+        adapter_loading.unload(deployment, "long", "late")
 
 
 def test_a_refusal_has_the_engines_message(deployment_and_requests: DeploymentAndRequests, tmp_path: Path) -> None:
+    _Engine.folders["late"] = "/another"
     with pytest.raises(CheckFailed) as error:
-        adapter_loading.load(deployment_and_requests[0], "long", "twice", make_tiny.make_adapter(tmp_path / "late"))
+        adapter_loading.load(deployment_and_requests[0], "long", "late", make_tiny.make_adapter(tmp_path / "late"))
     assert str(error.value) == "long-0 refuses: it has already been loaded"
 
 

@@ -10,9 +10,10 @@ import base64
 import functools
 import json
 import urllib.error
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import AdapterApi
@@ -24,6 +25,8 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import remote_files
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replicas import ReplicaContainer
+
+T = TypeVar("T")
 
 _RUN_TIMEOUT_S = 300.0
 """Longest that one container takes, in seconds: to copy an adapter from S3, and its engine to load it."""
@@ -56,7 +59,7 @@ def parse_folder(text: str) -> Path:
 
 
 def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> None:
-    """Load the adapter in `folder` as `name` on every replica of `role`.
+    """Load the adapter in `folder` as `name` on every replica of `role`, or the rest of them after one that failed.
 
     Raises:
         InputError: there is no such role, or the adapter is of another model.
@@ -67,9 +70,10 @@ def load(deployment: ServingDeployment, role: str, name: str, folder: Path) -> N
     _require_own_name(deployment, deployed_role, name)
     if problem := adapters.find_folder_error(folder, *_describe_base(deployment, deployed_role)):
         _refuse_location(folder, problem)
-    api = _get_api(deployment)
+    api, path = _get_api(deployment), str(folder.resolve())
     for service in deployment.list_services(deployed_role):
-        _post(service, api.load, {api.name_field: name, api.path_field: str(folder.resolve())})
+        if _find_loaded(service, name) != path:
+            _post(service, api.load, {api.name_field: name, api.path_field: path})
 
 
 def change_remote(plan: DeploymentPlan, target: AwsTarget, role: str, name: str, location: str = "") -> list[Outcome]:
@@ -135,7 +139,7 @@ def _run_in_container(request: adapter_program.Request, container: ReplicaContai
 
 
 def unload(deployment: ServingDeployment, role: str, name: str) -> None:
-    """Unload the adapter `name` from every replica of `role`.
+    """Unload the adapter `name` from every replica of `role` that has it.
 
     Raises:
         InputError: there is no such role.
@@ -143,7 +147,8 @@ def unload(deployment: ServingDeployment, role: str, name: str) -> None:
         Unavailable: an engine does not answer.
     """
     deployed_role, api = _require_role(deployment, role), _get_api(deployment)
-    for service in deployment.list_services(deployed_role):
+    services = deployment.list_services(deployed_role)
+    for service in [service for service in services if _find_loaded(service, name)] or services:
         _post(service, api.unload, {api.name_field: name})
 
 
@@ -180,9 +185,18 @@ def _require_own_name(deployment: ServingDeployment, role: Role, name: str) -> N
             raise InputError(f"NAME: {quote_value(name)}: {reason}. Fix: use a name of its own.")
 
 
+def _find_loaded(service: Service, name: str) -> str | None:
+    return _ask(service, "", lambda url: adapter_program.find_loaded(url, name))
+
+
 def _post(service: Service, path: str, body: dict[str, str]) -> None:
+    _ask(service, path, lambda url: adapter_program.post(url, body))
+
+
+def _ask(service: Service, path: str, ask: Callable[[str], T]) -> T:
+    """Return what `ask` does of the URL of an engine's path."""
     try:
-        adapter_program.post(f"http://{service.host}:{service.port}{path}", body)
+        return ask(f"http://{service.host}:{service.port}{path}")
     except urllib.error.HTTPError as error:
         raise CheckFailed(f"{service.name} refuses: {adapter_program.read_error_message(error)}") from None
     except OSError as error:

@@ -52,7 +52,7 @@ def main(request: Request) -> dict[str, str]:
 def load(request: Request) -> str:
     """Copy the adapter from S3 and load it, unless the engine has this very one."""
     api = request["api"]
-    loaded_from = _find_loaded(request) if api else None
+    loaded_from = find_loaded(api["url"], request["name"]) if api else None
     with contextlib.ExitStack() as until_copied:
         bodies = {name: until_copied.enter_context(_open_object(name, url)) for name, url in request["files"].items()}
         folder = _get_folder(request["name"]) / _digest(*(body.headers["ETag"] for body in bodies.values()))
@@ -73,7 +73,7 @@ def load(request: Request) -> str:
 def unload(request: Request) -> str:
     """Unload the adapter, if the engine has it; what was copied for it goes later."""
     api = request["api"]
-    is_loaded = bool(api) and _find_loaded(request) is not None
+    is_loaded = bool(api) and find_loaded(api["url"], request["name"]) is not None
     if is_loaded:
         post(f"{api['url']}{api['unload']}", {api["name_field"]: request["name"]})
     for folder in _get_folder(request["name"]).glob("*"):
@@ -103,11 +103,11 @@ def read_error_message(error: urllib.error.HTTPError) -> str:
         return f"status {error.code}"
 
 
-def _find_loaded(request: Request) -> str | None:
-    """Return the folder of the engine's adapter of the name; None where it has none."""
-    with _open(urllib.request.Request(f"{request['api']['url']}/v1/models")) as answer:
+def find_loaded(url: str, name: str) -> str | None:
+    """Return the folder of an engine's adapter of the name; None where it has none."""
+    with _open(urllib.request.Request(f"{url}/v1/models")) as answer:
         models = json.load(answer)["data"]
-    return next((str(model.get("root")) for model in models if model["id"] == request["name"]), None)
+    return next((str(model.get("root")) for model in models if model["id"] == name), None)
 
 
 def _open(request: urllib.request.Request) -> Any:
