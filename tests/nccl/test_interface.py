@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from llm_serving.catalog import engines
 from llm_serving.fleet import join_nodes
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import on_demand
+from llm_serving.validation.on_demand import Tool
 
 TASK_INTERFACES = """\
 ip link add eth0 type veth peer name ecs-eth0
@@ -33,15 +33,10 @@ LOCK = Path(__file__).with_name("requirements.txt")
 pytestmark = pytest.mark.timeout(900)  # downloads the library once
 
 
-@dataclass(frozen=True)
-class Nccl:
+class Nccl(Tool):
     """The library, without GPUs: it opens its bootstrap socket before it looks for any."""
 
-    name: str = "nccl"
-    title: str = "NCCL"
-    lock: Path = LOCK
-    python: tuple[int, int] = (3, 8)
-    download_mib: int = 197
+    lock = LOCK
 
 
 def _run_in_namespace(script: str, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -64,7 +59,7 @@ def library() -> Path:
     if result.returncode:
         pytest.skip(f"no network namespace with two interfaces: {result.stderr.strip()}")
     try:
-        folder = on_demand.ensure(Nccl()).parent
+        folder = on_demand.ensure(Nccl(name="nccl", title="NCCL", download_mib=197)).parent
     except Unavailable as error:
         pytest.skip(f"no NCCL: {error}")
     [file] = folder.glob("lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2")

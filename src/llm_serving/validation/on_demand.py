@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from llm_serving import console, locked_env, paths
 from llm_serving.settings.errors import Unavailable
@@ -19,27 +19,24 @@ ENGINE = paths.ROOT / ".venv-engine"
 _LATEST_MINOR = 14
 
 
-class Tool(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Tool:
     """What an environment is for."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    title: str
+    """Its own name."""
 
-    @property
-    def title(self) -> str:
-        """Its own name."""
+    python: tuple[int, int] = (3, 11)
+    """Least version of Python that it runs on."""
+
+    download_mib: int = 0
+    """Wheels of its lock, in MiB."""
 
     @property
     def lock(self) -> Path:
         """File with its packages and their hashes."""
-
-    @property
-    def python(self) -> tuple[int, int]:
-        """Least version of Python that it runs on."""
-
-    @property
-    def download_mib(self) -> int:
-        """Wheels of its lock, in MiB."""
+        return paths.ROOT / "requirements" / f"{self.name}.txt"
 
 
 def locate_cache() -> Path:

