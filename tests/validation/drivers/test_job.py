@@ -11,8 +11,10 @@ import pytest
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation.drivers import job
+from llm_serving.validation.load import server
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prompt import Prompt
+from llm_serving.validation.load.server import Client
 from tests import known_server
 from tests.known_server import Behaviour
 
@@ -38,18 +40,17 @@ def url(patience_s: float) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_port}"
+        listener.shutdown()
 
 
 @pytest.mark.parametrize(("users", "failed", "patience_s"), [(USERS, 0, 60), (1, 8, 0.5)])
 def test_the_warm_up_sends_as_many_requests_at_once_as_the_load(url: str, users: int, failed: int) -> None:
     plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=users, requests=1), folder="/x")
     prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
-    assert job.Server(plan).warm_up(prompts) == (8, failed)
+    assert job.send_warm_up(Client(plan), prompts)[0] == failed
 
 
 def test_what_comes_before_the_load_is_no_more_at_once_than_the_server_admits() -> None:
@@ -57,15 +58,15 @@ def test_what_comes_before_the_load_is_no_more_at_once_than_the_server_admits() 
     with known_server.run_server(Behaviour(admitted=2)) as url:
         plan = LoadPlan(url=url, models=("tiny",), traffic=load, folder="/x", admitted=2)
         prompts = [Prompt(({"role": "user", "content": "Read"},), max_tokens=1)] * 8
-        assert job.Server(plan).warm_up(prompts) == (8, 0)
-        job._create_prompts(plan, job.Server(plan))
+        assert job.send_warm_up(Client(plan), prompts)[0] == 0
+        server.measure(Client(plan), Client(plan))
     with known_server.run_server(Behaviour(ttft_s=2, admitted=2)) as url:  # long enough for all six to come
         beyond = plan.model_copy(update={"url": url, "admitted": None})
-        assert job.Server(beyond).warm_up(prompts)[1] > 0, "the negative control"
+        assert job.send_warm_up(Client(beyond), prompts)[0] > 0, "the negative control"
 
 
 def test_a_service_that_only_streams_is_refused_by_its_answer() -> None:
     with known_server.run_server(Behaviour(only_streams=True)) as url:
         plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=1), folder="/x")
         with pytest.raises(Unavailable, match=r"/v1/chat/completions returned HTTP 200 .* no JSON object: 'data: \{"):
-            job.Server(plan).count_tokens("Read")
+            server.measure(Client(plan), Client(plan))

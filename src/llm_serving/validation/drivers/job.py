@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import http.client
 import itertools
 import json
 import shutil
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import gevent
+from gevent.pool import Pool
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llm_serving import console
@@ -24,13 +21,15 @@ from llm_serving.prediction.simulation import RAMP_ANSWERS
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import on_demand
 from llm_serving.validation.drivers.base import IS_USED, Driver, Job
-from llm_serving.validation.load import api_key, data_rows, load_plan, metrics_pages, prompts
+from llm_serving.validation.load import api_key, load_plan, metrics_pages, server
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
-from llm_serving.validation.load.load import SHOWN_ANSWERS, cycle_prompts, generate_prompts
-from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.load import SHOWN_ANSWERS
+from llm_serving.validation.load.load_plan import WHOLE, LoadPlan
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.prompt import Prompt
+from llm_serving.validation.load.server import Client
+from llm_serving.validation.load.stream import HttpError
 
 START_LIMIT_S = 300.0
 """Time for a driver to start and to write its results: GuideLLM imports for a minute on a busy machine."""
@@ -91,13 +90,15 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     folder = work.with_name(f"{work.name}-{driver.name}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
-    server = Server(plan)
-    job, warm_up = _build_job(driver, plan, server, folder)
+    client = Client(plan)
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # which it would print besides
+    job, warm_up = _build_job(driver, client, folder)
     _write_tokenizer(job.tokenizer)
     result = DriverResult(planned=len(job.prompts), engine_dialect=job.engine_dialect)
-    result.warm_up_sent, result.warm_up_failed = server.warm_up(warm_up)
+    result.warm_up_sent = len(warm_up)
+    result.warm_up_failed, answer_s = send_warm_up(client, warm_up)
     if job.due is None:
-        job = dataclasses.replace(job, ramp_s=RAMP_ANSWERS * server.answer_s)
+        job = dataclasses.replace(job, ramp_s=RAMP_ANSWERS * answer_s)
         result.ramp_s = job.ramp_s if driver.ramps else 0.0
     overlap = PrefixOverlap()
     for prompt in job.prompts:
@@ -147,14 +148,16 @@ def _complete(job: Job, samples: Sequence[Sample]) -> list[Sample]:
     return sorted(samples, key=lambda sample: sample.number)
 
 
-def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> tuple[Job, list[Prompt]]:
-    traffic = plan.traffic
+def _build_job(driver: Driver, client: Client, folder: Path) -> tuple[Job, list[Prompt]]:
+    plan, traffic = client.plan, client.plan.traffic
     due = load_plan.draw_arrivals(traffic, plan.trace)
     count = traffic.requests if due is None else len(due)
     with console.step("Make the prompts"):
-        dialect = server.detect_dialect()
-        warm_up, counted = _create_prompts(plan, server)
-        created = list(itertools.islice(counted, count))
+        setup = server.measure(client, client)
+        warm_up, created = (
+            list(itertools.islice(server.create_prompts(plan, WHOLE, phase, setup)[0], number))
+            for phase, number in (("warm-up", traffic.warm_up), ("load", count))
+        )
     if not driver.sends_messages:
         special = next((prompt for prompt in created if not prompt.is_plain), None)
         if special is not None:
@@ -164,20 +167,30 @@ def _build_job(driver: Driver, plan: LoadPlan, server: Server, folder: Path) -> 
                 f"{f'{count} messages' if count > 1 else 'other parts, or fields of its own'}. "
                 "Fix: use rows with a prompt, or remove --driver."
             )
-    job = Job(plan, created, due, dialect, folder)
-    return job, list(itertools.islice(warm_up, traffic.warm_up))
+    return Job(plan, created, due, setup.engine_dialect, folder), warm_up
 
 
-def _create_prompts(plan: LoadPlan, server: Server) -> tuple[Iterator[Prompt], Iterator[Prompt]]:
-    model = plan.models[0]
-    if plan.data:
-        rows = data_rows.read_rows(Path(plan.data), plan.traffic)
-        texts = [row.recorded_answer for row in rows if row.recorded_answer]
-        rates = {model: prompts.measure_tokens_per_character(server.count_tokens, texts)} if texts else {}
-        return cycle_prompts(plan, "warm-up", rows, rates), cycle_prompts(plan, "load", rows, rates)
-    with ThreadPoolExecutor(plan.bound(prompts.CONCURRENCY)) as pool:
-        costs = prompts.measure_costs(server.count_tokens, pool.map, plan.traffic.images, plan.nonce)
-    return generate_prompts(plan, "warm-up", {model: costs}), generate_prompts(plan, "load", {model: costs})
+def send_warm_up(client: Client, warm_up: Sequence[Prompt]) -> tuple[int, float]:
+    """Send prompts that are not counted, as many at once as load and server allow.
+
+    Returns:
+        How many failed, and the mean time of an answer in seconds.
+    """
+
+    def time_answer(prompt: Prompt) -> float | None:
+        start = time.monotonic()
+        try:
+            server.send(client, client.body(prompt))
+        except (HttpError, Unavailable):
+            return None
+        return time.monotonic() - start
+
+    users = client.plan.bound(load_plan.count_users(client.plan.traffic, client.plan.trace))
+    with console.step("Warm up") as step:
+        step.note = f"{len(warm_up)} requests"
+        times_s = Pool(users).map(time_answer, warm_up)
+    answers_s = [time_s for time_s in times_s if time_s is not None]
+    return len(warm_up) - len(answers_s), fmean(answers_s or [0.0])
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -187,67 +200,3 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "model_max_length": 10**9}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-class Server:
-    """The deployment, asked by plain requests before the load."""
-
-    def __init__(self, plan: LoadPlan) -> None:
-        self._plan = plan
-        self.answer_s = 0.0
-        """Mean time of an answer of the warm-up."""
-        self._url = f"{plan.url}{plan.path}"
-
-    def detect_dialect(self) -> bool:
-        """Return whether the server accepts the engines' own parameters; raises `Unavailable` without an answer."""
-        prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
-        try:
-            self._send(prompt, engine_dialect=True)
-        except urllib.error.HTTPError as error:
-            if error.code in (400, 422):
-                return False
-            raise Unavailable(f"{self._url} returned {error.code} {error.reason}. Fix: run blueprint logs.") from None
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            raise Unavailable(
-                f"{self._plan.url} is unreachable: {reason}. Fix: run blueprint status, or check --url."
-            ) from None
-        return True
-
-    def count_tokens(self, content: Any) -> int:
-        """Return the tokens of a prompt, from the server's usage; its words if the server reports none."""
-        prompt = Prompt(({"role": "user", "content": content},), max_tokens=1)
-        try:
-            return prompt.count_tokens(self._send(prompt, streams=False))
-        except ValueError as error:
-            raise Unavailable(f"{self._url} {error}") from None
-
-    def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
-        """Send prompts that are not counted, as many at once as load and server allow; return how many, and failed."""
-        answers_s = [0.0]
-
-        def has_failed(prompt: Prompt) -> bool:
-            start = time.monotonic()
-            try:
-                self._send(prompt)
-            except (OSError, http.client.HTTPException):
-                return True
-            answers_s.append(time.monotonic() - start)
-            return False
-
-        users = self._plan.bound(load_plan.count_users(self._plan.traffic, self._plan.trace))
-        with console.step("Warm up") as step, ThreadPoolExecutor(max(1, min(users, len(warm_up)))) as pool:
-            step.note = f"{len(warm_up)} requests"
-            failed = sum(pool.map(has_failed, warm_up))
-        self.answer_s = fmean(answers_s[1:] or answers_s)
-        return len(warm_up), failed
-
-    def _send(self, prompt: Prompt, *, engine_dialect: bool = False, streams: bool = True) -> bytes:
-        plan = self._plan
-        body = prompt.build_body(plan.models[0], plan.traffic.api, engine_dialect=engine_dialect)
-        if not streams:
-            del body["stream_options"]
-            body["stream"] = False
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=plan.traffic.deadline) as response:
-            return bytes(response.read())

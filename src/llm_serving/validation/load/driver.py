@@ -6,29 +6,22 @@ Runs inside Locust, in each process of the load; users and driver share Locust's
 from __future__ import annotations
 
 import datetime
-import functools
 import gc
-import http.client
-import json
 import platform
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gevent
 import locust
-from gevent.pool import Pool
 
-from llm_serving.services import tasks
-from llm_serving.validation.load import data_rows, driver_result, metrics_pages, prompts
+from llm_serving.settings.errors import Unavailable
+from llm_serving.validation.load import driver_result, metrics_pages, server
 from llm_serving.validation.load.driver_result import DriverResult, ProcessWatch
-from llm_serving.validation.load.load import Load, cycle_prompts, generate_prompts
-from llm_serving.validation.load.load_plan import WHOLE, LoadPlan, Shard
-from llm_serving.validation.load.prompt import Prompt
+from llm_serving.validation.load.load import Load
+from llm_serving.validation.load.load_plan import WHOLE
 from llm_serving.validation.load.rendezvous import LoadEnded, Rendezvous, Setup
-from llm_serving.validation.load.stream import Connection, HttpError
 from llm_serving.validation.statistics import sample_statistics
 
 SETTLE_S = 1.2
@@ -43,10 +36,6 @@ _SCHEDSTAT = Path("/proc/self/schedstat")
 the driver. Source: Documentation/scheduler/sched-stats.rst of the kernel."""
 
 
-class DriverError(Exception):
-    """The load cannot be sent; the message is the reason."""
-
-
 def drive(environment: Any) -> None:
     """Play this process's share of the load, and write its result."""
     load: Load = environment.load
@@ -58,7 +47,7 @@ def drive(environment: Any) -> None:
             _lead(environment, load, meeting, result)
         else:
             _follow(load, meeting, result)
-    except DriverError as error:
+    except Unavailable as error:
         result.error = str(error)
     except LoadEnded:
         pass
@@ -74,11 +63,11 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     plan = load.plan
     user = environment.user_classes[0](environment)
     result.kernel_times = user.connection.kernel_times
-    load.engine_dialect = result.engine_dialect = _detect_dialect(user, load)
-    setup = _measure_server(user, load)
+    setup = server.measure(user, load)
+    result.engine_dialect = setup.engine_dialect
     if plan.traffic.images:
         result.picture_tokens = max(cost.picture for cost in setup.costs.values())
-    warm_up, _ = _create_prompts(plan, WHOLE, "warm-up", setup)
+    warm_up, _ = server.create_prompts(plan, WHOLE, "warm-up", setup)
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
     meeting.announce_setup(setup.model_copy(update={"answer_s": load.answer_s}))
@@ -106,7 +95,7 @@ def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
 
 def _prepare(load: Load, setup: Setup) -> None:
     """Begin to generate the counted prompts, and to measure the text that they share."""
-    counted, unique_count = _create_prompts(load.plan, load.shard, "load", setup)
+    counted, unique_count = server.create_prompts(load.plan, load.shard, "load", setup)
     load.prepare(load.overlap.observe(counted, unique_count))
 
 
@@ -123,87 +112,6 @@ def _play(load: Load, start_time: float, result: DriverResult) -> None:
     result.duration_s = load.end_time - load.start_time
     result.ramp_s = load.ramp_s
     load.overlap.save(load.plan.locate(driver_result.OVERLAP_FILE, load.shard.index))
-
-
-def _measure_server(user: Any, load: Load) -> Setup:
-    """Return what all processes need to know of the server: tokens of words, or of recorded answers."""
-    plan = load.plan
-    if plan.data:
-        rows = data_rows.read_rows(Path(plan.data), plan.traffic)
-        texts = [row.recorded_answer for row in rows if row.recorded_answer]
-        rates = {
-            model: prompts.measure_tokens_per_character(functools.partial(_count_tokens, user, model), texts)
-            for model in plan.models
-            if texts
-        }
-        return Setup(engine_dialect=load.engine_dialect, tokens_per_character=rates)
-    if plan.task == tasks.DRAW:  # its prompts are no texts of so many tokens
-        return Setup(engine_dialect=load.engine_dialect)
-    map_concurrently = Pool(plan.bound(prompts.CONCURRENCY)).imap
-    costs = {
-        model: prompts.measure_costs(
-            functools.partial(_count_tokens, user, model), map_concurrently, plan.traffic.images, plan.nonce
-        )
-        for model in plan.models
-    }
-    return Setup(engine_dialect=load.engine_dialect, costs=costs)
-
-
-def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> tuple[Iterator[Prompt], int | None]:
-    if plan.data:
-        rows = data_rows.read_rows(Path(plan.data), plan.traffic)
-        unique_count = shard.count_own(len(rows) * len(plan.models))
-        return cycle_prompts(plan, phase, rows, setup.tokens_per_character, shard), unique_count
-    return generate_prompts(plan, phase, setup.costs, shard), None
-
-
-def _detect_dialect(user: Any, load: Load) -> bool:
-    """Return whether the server accepts the engines' own parameters, tested with a request like the load's."""
-    prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
-    for dialect in (True, False):
-        load.engine_dialect = dialect
-        try:
-            _send_request(user, user.body(prompt))
-        except HttpError as error:
-            if dialect and error.status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY):
-                continue
-            raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: run blueprint logs.") from None
-        return dialect
-    raise AssertionError("unreachable: the second try returns or raises")
-
-
-def _count_tokens(user: Any, model: str, content: Any) -> int:
-    prompt = Prompt(({"role": "user", "content": content},), max_tokens=1, model=model)
-    body = user.body(prompt)
-    if user.plan.pooled is None:
-        body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
-    try:
-        answer = _send_request(user, body)
-    except HttpError as error:
-        raise DriverError(f"{user.plan.url}{user.path()} returned {error}. Fix: run blueprint logs.") from None
-    try:
-        return prompt.count_tokens(answer)
-    except ValueError as error:
-        raise DriverError(f"{user.plan.url}{user.path()} {error}") from None
-
-
-def _send_request(user: Any, body: dict[str, Any]) -> bytes:
-    connection = Connection(user.plan.url, user.headers())
-    deadline = user.plan.traffic.deadline
-    try:
-        with gevent.Timeout(deadline):
-            connection.connect()
-            return b"".join(chunk for _, chunk in connection.post(user.path(), json.dumps(body).encode()))
-    except gevent.Timeout:
-        raise DriverError(
-            f"{user.plan.url} did not answer the first request within {deadline:g} s. Fix: run blueprint logs."
-        ) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise DriverError(
-            f"{user.plan.url} is unreachable: {error}. Fix: run blueprint status, or check --url."
-        ) from None
-    finally:
-        connection.close()
 
 
 class Watch:
