@@ -12,6 +12,7 @@ from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel
 from llm_serving.services.service import ResolvedData, Service
 from llm_serving.services.traffic import Slo
+from llm_serving.settings.choices import Task
 
 
 class Door(ResolvedData):
@@ -101,7 +102,7 @@ class Traits(ResolvedData):
 
 
 class FoundDeployment(ResolvedData):
-    """What others need of a deployment to call it. Facts that are not known are empty."""
+    """What others need of a deployment to call it. Facts that are not known are empty or None."""
 
     name: str
     kind: str = ""
@@ -111,8 +112,8 @@ class FoundDeployment(ResolvedData):
     models: tuple[str, ...] = ()
     """What clients can put in `model`."""
 
-    task: str = ""
-    """What its models are for, of `tasks`."""
+    task: Task | None = None
+    """What its models are for."""
 
     usd_h: float | None = None
     """Cost per hour; None without prices, and where its replicas follow the load."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from llm_serving.catalog import frameworks
 from llm_serving.fleet.model import Fleet
@@ -12,6 +12,7 @@ from llm_serving.services import inputs, kinds
 from llm_serving.services.blueprint import DEFAULT_KIND, FILE_NAME, resolve_name
 from llm_serving.services.deployment import Deployment, FoundDeployment, Traits
 from llm_serving.services.environment import Environment
+from llm_serving.settings.choices import Task
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 
@@ -75,11 +76,15 @@ def require_serving(
     fleet: Document[Fleet],
     environment: Environment,
     key_path: Sequence[str | int] = ("endpoint", "deployment"),
+    tasks: Sequence[Task] = get_args(Task),
 ) -> FoundDeployment:
     """Return the serving deployment that a blueprint names at `key_path`.
 
+    Args:
+        tasks: what it is asked for, one of them.
+
     Raises:
-        InputError: it does not run, or names its way back to this one.
+        InputError: it does not run, has another task, or names its way back to this one.
     """
     if name in environment.dependents:
         circle = (*environment.dependents[environment.dependents.index(name) :], name)
@@ -89,6 +94,13 @@ def require_serving(
     if deployment is None or deployment.kind not in ("", DEFAULT_KIND):
         reason = "no serving deployment of this name is up here"
         fix = f"run blueprint deploy {name} first, from this directory"
+        raise InputError([blueprint.build_mistake(key_path, name, reason, fix)])
+    if deployment.task not in (None, *tasks):
+        asked = " or ".join(tasks)
+        reason, fix = (
+            f"its task is {deployment.task}, and it is asked to {asked}",
+            f"name a deployment with task: {asked}",
+        )
         raise InputError([blueprint.build_mistake(key_path, name, reason, fix)])
     return deployment
 

@@ -234,17 +234,24 @@ def test_litellm_is_told_what_makes_vectors_and_each_model_of_it_has_an_index(
     assert json.loads(again[gateway_program.SEMANTIC_VARIABLE])["chat"]["index"] != semantic["chat"]["index"]
 
 
-def test_a_deployment_that_writes_text_makes_no_vectors(
+def test_a_deployment_is_asked_for_what_its_models_are_for(
     tmp_path: Path, big: FoundDeployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"task": "rerank"}))
+    with pytest.raises(InputError) as refused:
+        resolve(tmp_path / "edge", MINIMAL.replace("mock: Hello.", "deployment: big-a"))
+    assert str(refused.value) == (
+        f'{tmp_path}/edge/blueprint.yaml:3:43: routes.chat.deployments.deployment: "big-a": its task is rerank, and it is '
+        "asked to generate or embed or draw. Fix: name a deployment with task: generate or embed or draw."
+    )
     monkeypatch.setattr(deployments, "find", lambda *_: big.model_copy(update={"task": "generate"}))
     monkeypatch.setattr(search, "has_search", lambda _: True)
     text = SEMANTIC.replace('{url: "http://127.0.0.1:9", model: m}', "{deployment: big-a}")
     with pytest.raises(InputError) as refused:
         resolve(tmp_path / "edge", f"{text}shared_counts: redis://127.0.0.1:6379\n")
     assert str(refused.value) == (
-        f'{tmp_path}/edge/blueprint.yaml:3:99: routes.chat.cache.semantic.embedding.deployment: "big-a": it answers with '
-        "task generate, and questions need vectors. Fix: name a deployment with task: embed."
+        f'{tmp_path}/edge/blueprint.yaml:3:99: routes.chat.cache.semantic.embedding.deployment: "big-a": its task is '
+        "generate, and it is asked to embed. Fix: name a deployment with task: embed."
     )
 
 

@@ -16,6 +16,8 @@ from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
 from llm_serving.kinds.streaming.resolve import SETTINGS_VARIABLE
+from llm_serving.services import deployments
+from llm_serving.services.deployment import FoundDeployment
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import planning
 
@@ -122,6 +124,16 @@ def test_a_schema_that_does_not_require_what_the_job_reads_is_refused(folder: Pa
 def test_a_schema_that_is_no_json_is_refused_at_its_line(folder: Path) -> None:
     (folder / "event.schema.json").write_text('{\n"type" "object"}')
     with pytest.raises(InputError, match=r"event\.schema\.json:2:1: it is not JSON: .*\. Fix: correct the line\."):
+        resolve(folder)
+
+
+def test_a_deployment_that_writes_no_text_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = FoundDeployment(name="vectors", kind="serving", url="http://127.0.0.1:9", task="embed")
+    monkeypatch.setattr(deployments, "find", lambda *_: vectors)
+    change(folder / "blueprint.yaml", "mock: {latency: 0.1s}", "deployment: vectors")
+    with pytest.raises(
+        InputError, match=r"its task is embed, and it is asked to generate\. Fix: name a deployment with task"
+    ):
         resolve(folder)
 
 

@@ -8,6 +8,7 @@ from llm_serving.kinds.gateway.blueprint import GatewaySlo, Sample, Team
 from llm_serving.kinds.gateway.stack import GatewayStack
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import ResolvedData
+from llm_serving.settings.choices import Task
 
 GATEWAY, METER, DATABASE = "gateway", "meter", "postgres"
 """Names of its processes; the first and the last are names of ports too."""
@@ -29,6 +30,9 @@ class Backend(ResolvedData):
     route: str
     name: str
     """Deployment, or the host of a URL; `mock` for a mock."""
+
+    task: Task | None = None
+    """What its models are for; None where that is unknown."""
 
     usd_h: float | None = None
     """What the deployment costs an hour; None where that is unknown, or no deployment."""

@@ -29,9 +29,10 @@ from llm_serving.services.deployments import ENTRY_PORT
 from llm_serving.services.environment import Environment, format_peer_name
 from llm_serving.services.rendered import split_location
 from llm_serving.services.service import Probe, Resources, Service
-from llm_serving.services.tasks import EMBED
+from llm_serving.services.tasks import DRAW, EMBED, GENERATE
+from llm_serving.settings.choices import Task
 from llm_serving.settings.document import Document, raise_mistakes
-from llm_serving.settings.errors import ErrorCollector, InputError
+from llm_serving.settings.errors import ErrorCollector
 from llm_serving.settings.yaml_source import KeyPath
 
 _START_S = 600.0
@@ -102,12 +103,8 @@ def _find_deployments(
 ) -> dict[str, FoundDeployment]:
     serving: dict[str, FoundDeployment] = {}
 
-    def require(name: str, key_path: KeyPath, *, is_embedding: bool) -> None:
-        deployment = deployments.require_serving(blueprint, name, fleet, environment, key_path)
-        if is_embedding and deployment.task not in ("", EMBED):
-            reason = f"it answers with task {deployment.task}, and questions need vectors"
-            raise InputError([blueprint.build_mistake(key_path, name, reason, f"name a deployment with task: {EMBED}")])
-        serving[name] = deployment
+    def require(name: str, key_path: KeyPath, *tasks: Task) -> None:
+        serving[name] = deployments.require_serving(blueprint, name, fleet, environment, key_path, tasks)
 
     collect = ErrorCollector()
     for place in litellm_settings.list_places(blueprint.value):
@@ -115,11 +112,11 @@ def _find_deployments(
             single_path = ("routes", place.route, "deployments", "deployment")
             list_path = ("routes", place.route, "deployments", place.number, "deployment")
             key_path: KeyPath = single_path if single_path in blueprint.positions else list_path
-            collect(functools.partial(require, name, key_path, is_embedding=False))
+            collect(functools.partial(require, name, key_path, GENERATE, EMBED, DRAW))
     for route, embedding in litellm_settings.list_embeddings(blueprint.value).items():
         if name := embedding.backend.deployment:
             key_path = ("routes", route, "cache", "semantic", "embedding", "deployment")
-            collect(functools.partial(require, name, key_path, is_embedding=True))
+            collect(functools.partial(require, name, key_path, EMBED))
     collect.raise_if_any()
     return serving
 
@@ -133,6 +130,7 @@ def _build_backend(place: Place[Any], serving: dict[str, FoundDeployment]) -> Ba
         id=place.id,
         route=place.route,
         name=name,
+        task=deployment.task,
         usd_h=deployment.usd_h,
         metrics_urls=deployment.metrics_urls,
         prompt_tokens=deployment.metrics.get("prompt-tokens", ""),

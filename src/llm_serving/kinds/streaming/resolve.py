@@ -27,6 +27,7 @@ from llm_serving.services import deployments
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.environment import Environment
 from llm_serving.services.service import LOOPBACK, Probe, Resources, Service
+from llm_serving.services.tasks import GENERATE
 from llm_serving.settings import own_yaml
 from llm_serving.settings.document import Document, raise_mistakes
 
@@ -116,7 +117,7 @@ def _find_endpoint(blueprint: Document[Blueprint], fleet: Document[Fleet], envir
         return f"http://{environment.hidden_host}:{environment.ports[ENDPOINT]}", endpoint.model or MOCK_MODEL
     if endpoint.url:
         return endpoint.url.rstrip("/").removesuffix("/v1"), str(endpoint.model)
-    serving = deployments.require_serving(blueprint, str(endpoint.deployment), fleet, environment)
+    serving = deployments.require_serving(blueprint, str(endpoint.deployment), fleet, environment, tasks=(GENERATE,))
     return serving.url, endpoint.model or next(iter(serving.models), "")
 
 

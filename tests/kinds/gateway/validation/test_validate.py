@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
+import urllib.request
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -82,3 +85,20 @@ def test_whole_answers_are_complete_with_and_without_a_stream() -> None:
     with known_server.run_server(Behaviour(0.001, 0.0)) as url:
         calls = [validate.call(url, "", "known", 8, is_stream=is_stream) for is_stream in (False, True)]
     assert [(call.status, call.failure) for call in calls] == [(200, ""), (200, "")]
+
+
+def test_each_route_is_asked_for_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, Any]] = []
+
+    def open_url(request: urllib.request.Request, timeout: float) -> Any:
+        sent.append((request.full_url, json.loads(cast(bytes, request.data))))
+        body = b'{"data": []}' if len(sent) == 1 else b'{"choices": []}'
+        return contextlib.closing(SimpleNamespace(status=200, read=lambda: body, close=lambda: timeout))
+
+    monkeypatch.setattr(validate, "OPENER", SimpleNamespace(open=open_url))
+    calls = [validate.call("http://edge", "", "m", 8, task=task, is_stream=True) for task in ("embed", "draw")]
+    assert [call.failure for call in calls] == ["", "incomplete answer"]
+    assert sent == [
+        ("http://edge/v1/embeddings", {"model": "m", "encoding_format": "base64", "input": ["Say hello."]}),
+        ("http://edge/v1/images/generations", {"model": "m", "response_format": "b64_json", "prompt": "Say hello."}),
+    ]

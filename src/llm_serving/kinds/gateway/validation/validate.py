@@ -28,6 +28,8 @@ from llm_serving.kinds.gateway.blueprint import GatewaySlo
 from llm_serving.kinds.gateway.client import AdminClient
 from llm_serving.kinds.gateway.deployment import GatewayDeployment
 from llm_serving.kinds.gateway.validation.report import GatewayReport, Refusal, TeamCalls
+from llm_serving.services.tasks import GENERATE, POOLED
+from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import InputError, quote_value
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
@@ -41,6 +43,7 @@ from llm_serving.validation.statistics.gate import Findings, MissedObjective
 _TIMEOUT_S = 120.0
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _UNKNOWN_KEY = f"sk-{'0' * 24}"
+_TEXT = "Say hello."
 
 
 class Call(NamedTuple):
@@ -94,8 +97,10 @@ def _measure(
         with console.step(f"Call as {team}"), _lend_key(client, team) as key:
             for model in deployment.routes:
                 if model in settings.models:
+                    task = deployment.routes[model][0].task or GENERATE
                     calls[team, model] = [
-                        call(url, key, model, output_tokens, is_stream=bool(number % 2)) for number in range(count)
+                        call(url, key, model, output_tokens, task=task, is_stream=bool(number % 2))
+                        for number in range(count)
                     ]
                 else:
                     status = call(url, key, model, output_tokens).status
@@ -114,21 +119,20 @@ def _lend_key(client: AdminClient, team: str) -> Iterator[str]:
         client.revoke_key(key)
 
 
-def call(url: str, key: str, model: str, output_tokens: int, *, is_stream: bool = False) -> Call:
-    """Send a chat, and wait for its whole answer."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Say hello."}],
-        "max_tokens": output_tokens,
-        "stream": is_stream,
-    }
+def call(url: str, key: str, model: str, output_tokens: int, *, task: Task = GENERATE, is_stream: bool = False) -> Call:
+    """Send a chat, or a request of another task, and wait for its whole answer."""
+    pooled = POOLED.get(task)
+    is_stream = is_stream and pooled is None
+    chat = {"messages": [{"role": "user", "content": _TEXT}], "max_tokens": output_tokens, "stream": is_stream}
+    path, fields = (pooled.path, pooled.build([_TEXT])) if pooled else ("/v1/chat/completions", chat)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(f"{url}{path}", json.dumps({"model": model, **fields}).encode(), headers)
     start = time.monotonic()
     try:
         with OPENER.open(request, timeout=_TIMEOUT_S) as response:
             text, status = response.read().decode(errors="replace"), response.status
-        failure = "" if _is_complete(text, is_stream) else "incomplete answer"
+        is_complete = _is_complete(text, pooled.field if pooled else "finish_reason", is_stream=is_stream)
+        failure = "" if is_complete else "incomplete answer"
     except urllib.error.HTTPError as error:
         status, failure = error.code, str(error.code)
     except (OSError, http.client.HTTPException) as error:
@@ -136,11 +140,11 @@ def call(url: str, key: str, model: str, output_tokens: int, *, is_stream: bool 
     return Call(status, failure, 1000 * (time.monotonic() - start))
 
 
-def _is_complete(text: str, is_stream: bool) -> bool:
+def _is_complete(text: str, field: str, *, is_stream: bool) -> bool:
     """Return whether an answer has its end: an error can come within a stream whose status is 200."""
     if is_stream:
         return text.rstrip().endswith("data: [DONE]") and '"error"' not in text
-    return '"finish_reason"' in text
+    return f'"{field}"' in text
 
 
 def build_report(
