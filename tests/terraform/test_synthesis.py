@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,28 @@ def test_stacks_come_with_their_needs_in_the_order_to_apply_them_in(tmp_path: Pa
         "eks": ("network",),
     }
     assert [list(wave) for wave in synthesis.split_waves(folders)] == [["network", "storage"], ["ecs", "eks"]]
+
+
+def test_two_commands_that_write_to_one_folder_get_stacks_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two deployments do that are brought up from one directory."""
+    document, out, names = write_fleet(tmp_path), tmp_path / "out", ["serving-a", "serving-b"]
+    for name in names:
+        write_stack(out / "stacks" / name, [])
+    second = threading.Thread(target=lambda: synthesis.synthesize(document, out, stack_names=names[1:]))
+
+    def run_app(environment: Mapping[str, str]) -> None:
+        name = environment["BLUEPRINT_STACKS"]
+        stacks = {name: {"workingDirectory": f"stacks/{name}"}}
+        (out / "manifest.json").write_text(json.dumps({"stacks": stacks}))
+        if name == names[0]:
+            second.start()
+            second.join(0.05)
+
+    monkeypatch.setattr(synthesis, "_run_app", run_app)
+    assert list(synthesis.synthesize(document, out, stack_names=names[:1])) == names[:1]
+    second.join(60)
 
 
 def test_some_stacks_can_be_written_alone(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ def synthesize(
     if deployments is not None:
         environment["BLUEPRINT_DEPLOYMENTS"] = os.pathsep.join(map(str, deployments))
     _run_app(environment)
-    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    folders = {name: out / stack["workingDirectory"] for name, stack in sorted(manifest["stacks"].items())}
+    # The manifest may be that of a deployment which is brought up beside this one.
+    written = stack_names or json.loads((out / "manifest.json").read_text(encoding="utf-8"))["stacks"]
+    folders = {name: out / "stacks" / name for name in sorted(written)}
     return {name: folder for wave in split_waves(folders) for name, folder in wave.items()}
 
 
