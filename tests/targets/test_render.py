@@ -326,8 +326,13 @@ def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "local.conf").write_text("somebody's\n")
+    deployment, folder = _resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n")
     with pytest.raises(InputError, match="edited by hand since"):
-        render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), out)
+        render.render(deployment, folder, out)
+    (out / render.MANIFEST).write_text("<<<<<<< HEAD\n{}\n=======\n")  # rendered on two branches
+    with pytest.raises(InputError, match="edited by hand since"):
+        render.render(deployment, folder, out)
+    assert render.render(deployment, folder, out, force=True).read_text() == "one\n"
 
 
 @pytest.mark.parametrize("value", ["""it's "x\"""", "back\\slash", '"x"'])

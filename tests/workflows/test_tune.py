@@ -96,6 +96,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KnownTarget:
     shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
     shutil.copy(paths.ROOT / "fleet.yaml", tmp_path)
     Path("mine/blueprint.yaml").write_text(BLUEPRINT)
+    Path("mine/.#blueprint.yaml").symlink_to("me@here.1:2")  # Emacs's mark of a file that is being edited
     target_double = KnownTarget()
     monkeypatch.setattr(registry, "load_target", lambda _: target_double)
     return target_double

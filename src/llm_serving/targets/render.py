@@ -254,7 +254,11 @@ def _would_lose_edits(file: Path, rendered: str) -> bool:
 
 
 def _read_digests(manifest: Path) -> dict[str, str]:
-    return dict(json.loads(manifest.read_text(encoding="utf-8"))) if manifest.exists() else {}
+    """Return the digest of each rendered file; none where Git left marks of a conflict, or there is no manifest."""
+    try:
+        return dict(json.loads(manifest.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def _compute_digest(content: str) -> str:

@@ -34,7 +34,6 @@ from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError,
 from llm_serving.settings.overrides import Override
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, LoadOrigin
-from llm_serving.targets.deployment_dir import FOLDER as DEPLOYMENTS
 from llm_serving.validation import base
 from llm_serving.validation.pages import tune_page
 from llm_serving.validation.reports import run_folder
@@ -48,7 +47,7 @@ RESERVED = ("kind", "name", "traffic", "slo")
 
 MAX_TRIALS = 64
 
-_NOT_COPIED = ("__pycache__", paths.RUNS, DEPLOYMENTS, "rendered", "cdktf.out", ".venv")
+_NOT_COPIED = (".*", "__pycache__", paths.RUNS, "rendered", "cdktf.out")
 """What a working directory holds beside a blueprint that is in it."""
 
 NAME_SUFFIX, MAX_NAME = "-tune", 32
