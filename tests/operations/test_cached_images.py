@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
+from llm_serving.aws.session import AwsSession
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons, cached_images
@@ -83,9 +87,11 @@ def test_helm_renders_a_chart_with_the_cache_s_names(program: Program, tmp_path:
     assert f"image: {REGISTRY}/demo-quay/prometheus-operator/prometheus-operator:v0.92.1" in run.stdout
 
 
-def test_without_credentials_the_account_is_unknown(
+def test_without_the_account_the_reason_is_aws_s(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cached_images.identity, "find_account", lambda _: None)
+    answer = {"Error": {"Code": "ExpiredToken", "Message": "The security token included in the request is expired"}}
+    sts = SimpleNamespace(get_caller_identity=Mock(side_effect=ClientError(answer, "GetCallerIdentity")))
+    monkeypatch.setattr(AwsSession, "client", lambda *_: sts)
     assert cached_images.main(["us-west-2", "quay.io=ACCOUNT.dkr.ecr.us-west-2.amazonaws.com/demo-quay"]) == 3
-    assert "no AWS credentials" in capsys.readouterr().err
+    assert capsys.readouterr().err == "the AWS credentials have expired. Fix: sign in again (`aws sso login`).\n"

@@ -41,7 +41,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
 @pytest.fixture
 def account(aws: str) -> Iterator[AwsSession]:
     """A cluster of 1.34 in moto, with one node of Karpenter's and one of another fleet."""
-    session = AwsSession(REGION).with_emulator(aws)
+    session = AwsSession(REGION, emulator=aws)
     eks, ec2 = session.client("eks"), session.client("ec2")
     subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     role = "arn:aws:iam::123456789012:role/cluster"
@@ -98,7 +98,7 @@ def test_a_cluster_out_of_reach_is_said(account: AwsSession, fleet: Fleet, recor
 
 
 def test_a_fleet_that_was_not_applied_has_nothing_running(aws: str, fleet: Fleet) -> None:
-    session = AwsSession(REGION).with_emulator(aws)
+    session = AwsSession(REGION, emulator=aws)
     assert installed.read(session, fleet, Path()) == (installed.Installed(), [])
 
 
@@ -127,7 +127,7 @@ def test_images_of_tasks_are_read_from_ecs(aws: str, fleet: Fleet) -> None:
         session = AwsSession(REGION)
         session._clients["ecs"] = client
         assert list(installed._read_task_images(session, fleet)) == ["vllm/vllm-openai:v0.1.0"]
-    moto = AwsSession(REGION).with_emulator(aws)
+    moto = AwsSession(REGION, emulator=aws)
     assert list(installed._read_task_images(moto, fleet)) == []  # no cluster of the name
 
 

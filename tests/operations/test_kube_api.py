@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import yaml
 
 from llm_serving import processes
 from llm_serving.cli import main
-from llm_serving.operations import kube_api
+from llm_serving.operations import cluster
 from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi, is_ready
 from llm_serving.settings.errors import Unavailable
 from tests.control_plane import machines
@@ -223,15 +224,19 @@ def write_kubeconfig(file: Path, cluster: str) -> Path:
     return file
 
 
+def build_fleet(region: str, name: str) -> Any:
+    return SimpleNamespace(region=region, name=name, eks=SimpleNamespace(cluster=None))
+
+
 PROD = "arn:aws:eks:us-west-2:123456789012:cluster/prod"
 
 
 @pytest.mark.parametrize(("region", "name"), [("us-west-2", "dev"), ("eu-west-1", "prod")])
 def test_a_kubeconfig_of_another_fleet_s_cluster_is_refused(tmp_path: Path, region: str, name: str) -> None:
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", PROD)
-    kube_api.require_cluster(kubeconfig, "us-west-2", "prod")
+    cluster.require_own(build_fleet("us-west-2", "prod"), kubeconfig)
     with pytest.raises(Unavailable) as error:
-        kube_api.require_cluster(kubeconfig, region, name)
+        cluster.require_own(build_fleet(region, name), kubeconfig)
     assert str(error.value) == (
         f"the kubeconfig leads to {PROD}, and the fleet's cluster is {name} in {region}. Nothing was changed. "
         f"Fix: run aws eks update-kubeconfig --name {name} --region {region}, or set KUBECONFIG."
@@ -239,8 +244,8 @@ def test_a_kubeconfig_of_another_fleet_s_cluster_is_refused(tmp_path: Path, regi
 
 
 def test_a_cluster_of_any_other_name_may_be_the_fleet_s(tmp_path: Path) -> None:
-    kube_api.require_cluster(write_kubeconfig(tmp_path / "kubeconfig", "kind-dev"), "us-west-2", "dev")
-    kube_api.require_cluster(tmp_path / "none", "us-west-2", "dev")
+    cluster.require_own(build_fleet("us-west-2", "dev"), write_kubeconfig(tmp_path / "kubeconfig", "kind-dev"))
+    cluster.require_own(build_fleet("us-west-2", "dev"), tmp_path / "none")
 
 
 @pytest.mark.parametrize(

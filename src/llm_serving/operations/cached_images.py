@@ -21,7 +21,7 @@ from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context
-from llm_serving.settings.errors import BlueprintError, Unavailable
+from llm_serving.settings.errors import BlueprintError
 
 ACCOUNT = "ACCOUNT"
 
@@ -93,9 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     prefixes = dict(pair.split("=", 1) for pair in pairs)
     try:
         if any(ACCOUNT in prefix for prefix in prefixes.values()):
-            account = identity.find_account(context.open_session(region))
-            if account is None:
-                raise Unavailable("no AWS credentials: the image cache's registry is the account's own")
+            account = identity.fetch_identity(context.open_session(region)).account
             prefixes = {host: prefix.replace(ACCOUNT, account) for host, prefix in prefixes.items()}
         sys.stdout.write(rewrite_manifests(sys.stdin.read(), prefixes))
     except BlueprintError as error:

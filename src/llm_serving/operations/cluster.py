@@ -7,6 +7,7 @@ would leave them running, and costing.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,9 @@ _TIMEOUT_S = 60.0
 _MACHINES_TIMEOUT_S = 2400
 """Pods have up to half an hour to drain, and EC2 takes some minutes more."""
 
+_EKS_CLUSTER = re.compile(r"arn:[a-z-]+:eks:(?P<region>[a-z0-9-]+):\d{12}:cluster/(?P<name>.+)")
+"""Name of a cluster in a kubeconfig, as `aws eks update-kubeconfig` writes it, under whatever alias of the context."""
+
 _KARPENTER = (Kind("karpenter.sh/v1", "NodePool"), Kind("karpenter.sh/v1", "NodeClaim"))
 _GATEWAY = Kind("gateway.networking.k8s.io/v1", "Gateway")
 _INGRESS = Kind("networking.k8s.io/v1", "Ingress")
@@ -43,9 +47,15 @@ def require_own(fleet: Fleet, kubeconfig: Path | None = None) -> None:
     """Require that a kubeconfig does not lead to another fleet's cluster, where a release may have the same name.
 
     Raises:
-        Unavailable: it does.
+        Unavailable: it does, as far as the name that the cluster has there says.
     """
-    kube_api.require_cluster(kubeconfig, fleet.region, names.find_eks_cluster(fleet))
+    name, other = names.find_eks_cluster(fleet), kube_api.read_cluster_name(kube_api.locate_kubeconfig(kubeconfig))
+    match = _EKS_CLUSTER.fullmatch(other)
+    if match and (match["region"], match["name"]) != (fleet.region, name):
+        raise Unavailable(
+            f"the kubeconfig leads to {other}, and the fleet's cluster is {name} in {fleet.region}. Nothing was "
+            f"changed. Fix: run {console.quote_command(build_kubeconfig_command(fleet))}, or set KUBECONFIG."
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import socket
 import socketserver
 import threading
@@ -34,9 +33,6 @@ _POLL_S = 5.0
 
 _FIELD_MANAGER = "kubectl"
 """Owner of the fields that are applied: what `kubectl apply` on the same manifest would not conflict with."""
-
-_EKS_CLUSTER = re.compile(r"arn:[a-z-]+:eks:(?P<region>[a-z0-9-]+):\d{12}:cluster/(?P<name>.+)")
-"""Name of a cluster in a kubeconfig, as `aws eks update-kubeconfig` writes it, under whatever alias of the context."""
 
 _NO_CACHE = f"{os.devnull}/discovery"
 """Where nothing can be kept: the client's own choice is a file in the shared /tmp, whose name everybody knows."""
@@ -371,31 +367,16 @@ def open_api(kubeconfig: Path | None) -> KubeApi:
     Raises:
         ApiError: as of `KubeApi`.
     """
-    return _open(_locate_kubeconfig(kubeconfig))
+    return _open(locate_kubeconfig(kubeconfig))
 
 
-def _locate_kubeconfig(kubeconfig: Path | None) -> Path:
+def locate_kubeconfig(kubeconfig: Path | None) -> Path:
     # The client's own default is read when it is imported.
     return Path(kubeconfig or os.environ.get("KUBECONFIG", "~/.kube/config"))
 
 
-def require_cluster(kubeconfig: Path | None, region: str, name: str) -> None:
-    """Require that a kubeconfig does not lead to another cluster of EKS, as far as the name that it has there says.
-
-    Raises:
-        Unavailable: it does.
-    """
-    cluster_name = _read_cluster_name(_locate_kubeconfig(kubeconfig))
-    match = _EKS_CLUSTER.fullmatch(cluster_name)
-    if match and (match["region"], match["name"]) != (region, name):
-        raise Unavailable(
-            f"the kubeconfig leads to {cluster_name}, and the fleet's cluster is {name} in {region}. Nothing was "
-            f"changed. Fix: run aws eks update-kubeconfig --name {name} --region {region}, or set KUBECONFIG."
-        )
-
-
 @functools.cache
-def _read_cluster_name(kubeconfig: Path) -> str:
+def read_cluster_name(kubeconfig: Path) -> str:
     """Return the name of a kubeconfig's current cluster; "" where there is none, as whoever opens it says."""
     from kubernetes import config
 

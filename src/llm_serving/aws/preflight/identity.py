@@ -77,14 +77,6 @@ def resolve_account(document: Document[Fleet], aws: AwsSession) -> str | None:
         return account
 
 
-def find_account(aws: AwsSession) -> str | None:
-    """Return the account's number; None where there are no credentials, or AWS does not answer."""
-    try:
-        return fetch_identity(aws).account if aws.has_credentials() else None
-    except Unavailable:
-        return None
-
-
 def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
     """List the checks of who asks, and whether all that the fleet takes is allowed."""
     return [
