@@ -103,6 +103,13 @@ def test_the_same_weights_leave_a_fast_replica_idle_and_those_that_are_advised_d
     assert carried and unweighed and carried > 2 * unweighed
 
 
+def test_an_encoder_has_no_cache_that_could_bound_what_its_replicas_carry(tmp_path: Path) -> None:
+    text = WITHOUT_TRAINIUM.replace("Qwen/Qwen3-8B", "BAAI/bge-m3\ntask: embed").partition("slo:")[0] + "slo: {}\n"
+    loads = predicted_load.predict_workers(resolve(tmp_path, text.replace("accelerators: 8, ", "")))
+    assert [load.role.name for load in loads] == ["worker", "small"]
+    assert all(load.under_way > 0 for load in loads)
+
+
 def test_check_says_each_role_s_share_and_the_weights_that_use_all_of_them(tmp_path: Path) -> None:
     deployment = resolve(tmp_path, WITHOUT_TRAINIUM)
     document = load(tmp_path / "blueprint.yaml", Blueprint)

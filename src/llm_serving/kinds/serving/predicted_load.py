@@ -158,7 +158,8 @@ def _find_step(deployment: ServingDeployment, role: Role, lengths: list[Length])
     split = Split(own.tensor, own.pipeline, own.expert, own.data if spreads_experts and role.nodes == 1 else 1)
     # The batches of all stages share the engine's requests and its cache.
     running = min(role.batch.sequences, _count_running(deployment, role, model, lengths) or role.batch.sequences)
-    limits = Limits(max(1, running // own.pipeline), role.batch.tokens, role.cache_tokens // own.pipeline)
+    cache_tokens = role.cache_tokens if not model.encoder else role.batch.sequences * served.context  # it keeps none
+    limits = Limits(max(1, running // own.pipeline), role.batch.tokens, cache_tokens // own.pipeline)
     lanes = max(1, role.replicas.max) * role.accelerators / own.tensor
     return _RoleStep(StepTime(apply_quantization(model, tuning), device, split, tuning.kv_cache), limits, lanes)
 
