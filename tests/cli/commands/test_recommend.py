@@ -127,9 +127,10 @@ def test_whole_experts_are_written_as_such(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("--model", "Qwen/Qwen3-235B-A22B-FP8", "--arrivals", "0.2/s", "--input-tokens", "500..1000",
-             "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p4d.24xlarge")  # fmt: skip
+             "--output-tokens", "50..100", "--ttft-p95", "5000", "--type", "p4d.24xlarge", "--region", "eu-west-1")  # fmt: skip
     (role,) = run_json(capsys, *words, "--write", "mine")["chosen"]["roles"]
     assert (role["tensor"], role["expert"]) == (8, 8)
+    assert "zones:\n- eu-west-1a\n- eu-west-1c\n" in Path("mine/fleet.yaml").read_text(), "a cluster takes two"
     assert main.run(["check", "mine", "--fleet", "mine/fleet.yaml", "--target", "eks"]) == 0
 
 

@@ -14,6 +14,7 @@ import yaml
 from llm_serving.catalog import instances, models, quotas, step_times
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
+from llm_serving.fleet.aws_limits import MIN_EKS_ZONES
 from llm_serving.kinds.serving import blueprint as blueprints
 from llm_serving.kinds.serving import measured_loads, predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
@@ -437,12 +438,13 @@ def write(answer: Answer, folder: Path) -> None:
     }
     zones = own.instance.zones.get(answer.region, ())
     pool: dict[str, Any] = {"types": own.instance.name, "buy": answer.buy, "size": f"0..{candidate.nodes}"}
+    pool |= {"zones": zones[0]} if len(zones) == 1 else {}
     if zones and (own.is_disaggregated or own.split.pipeline > 1):
         pool |= {"efa": True, "zones": zones[0]}
     fleet = {
         "name": folder.name,
         "region": answer.region,
-        "zones": list(zones),
+        "zones": _add_zones(zones, answer.region),
         "orchestrator": "eks",
         "pools": {POOL: pool},
         **({"add_ons": {"schedulers": True}} if own.split.pipeline > 1 else {}),
@@ -450,3 +452,9 @@ def write(answer: Answer, folder: Path) -> None:
     title = f"# Written by `blueprint recommend`: {describe(candidate)}.\n"
     (folder / "blueprint.yaml").write_text(title + yaml.safe_dump(blueprint, sort_keys=False), encoding="utf-8")
     (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet, sort_keys=False), encoding="utf-8")
+
+
+def _add_zones(zones: Sequence[str], region: str) -> list[str]:
+    """Return the zones of a type, with others of the region where a cluster takes more."""
+    others = {zone for row in instances.load().values() for zone in row.zones.get(region, ())}.difference(zones)
+    return sorted((*zones, *sorted(others)[: max(0, MIN_EKS_ZONES - len(zones))]))
