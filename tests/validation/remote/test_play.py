@@ -5,20 +5,24 @@ The containers are processes of this machine, on the image's own files; the embe
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.rehearsal import emulator
+from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.validation import run
 from llm_serving.validation.base import LoadSource, MetricsPage
+from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.remote import play as remote_play
 from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 from llm_serving.validation.remote.play import Containers, RemoteDrivers
@@ -104,6 +108,24 @@ def test_two_containers_send_one_load_and_leave_nothing(
     assert sorted(sample.number for sample in read_samples(folder)) == list(range(60))
     assert {"locust.log", "locust-1.log"} <= {path.name for path in folder.iterdir()}
     assert list_objects(aws) == [], "nothing is left in the bucket, old versions included"
+
+
+def test_prompts_keep_no_name_that_the_driver_has_for_its_own_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their file was emptied in the containers where it was called requests.jsonl, as the driver's samples are."""
+    (tmp_path / "requests.jsonl").write_text('{"prompt": "Hi"}')
+    (tmp_path / "user.py").touch()
+    traffic = Traffic.model_validate({"users": 1, "data": "requests.jsonl"})
+    data = str(tmp_path / "requests.jsonl")
+    plan = LoadPlan(url="http://x", models=("tiny",), traffic=traffic, data=data, folder=str(tmp_path))
+    mailbox = MagicMock()
+    monkeypatch.setattr(RemoteDrivers, "_open_mailbox", lambda *_: contextlib.nullcontext(mailbox))
+    monkeypatch.setattr(RemoteDrivers, "_run", lambda _, load, *__, **___: load.post_inputs())
+    monkeypatch.setattr(remote_play, "_unpack", lambda *_: None)
+    RemoteDrivers(MagicMock(), BUCKET, MagicMock(), 1.0).play(plan, tmp_path / "user.py")
+    posted, files = mailbox.post_inputs.call_args.args
+    assert (posted.data, files) == ("prompts", {"user.py": "", "prompts": '{"prompt": "Hi"}'})
 
 
 @pytest.mark.timeout(900)

@@ -14,8 +14,9 @@ from llm_serving.settings.plain import PlainData
 from llm_serving.validation.load.driver_result import Progress
 from llm_serving.validation.load.load_plan import LoadPlan
 
-USER_FILE = "user.py"
-"""Name, in the driver's folder, of the file with the Locust user."""
+USER_FILE, DATA_FILE = "user.py", "prompts"
+"""Names, in the driver's folder, of the files with the Locust user and with the user's own prompts: none of a name that
+the driver has for its own."""
 
 INPUTS_VARIABLE = "BLUEPRINT_LOAD_INPUTS"
 """Where containers that have no file of their own find the URLs of all inputs, packed."""
@@ -35,11 +36,11 @@ class DriverInput(PlainData):
     """What one container needs; rewritten with new URLs before the old ones expire."""
 
     plan: LoadPlan
-    """The whole load; its folder is of another machine, and its file of prompts has its name only."""
+    """The whole load; its folder is of another machine, and its `data` is DATA_FILE."""
 
     shard: int
     files: dict[str, str]
-    """Texts by name: USER_FILE, and the plan's file of prompts."""
+    """Texts by name: USER_FILE and DATA_FILE."""
 
     input_url: str
     """To read this object again."""

@@ -19,7 +19,7 @@ from llm_serving.validation.load import driver_result
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.remote import mailbox as mailboxes
 from llm_serving.validation.remote.mailbox import Mailbox
-from llm_serving.validation.remote.messages import USER_FILE, DriverState
+from llm_serving.validation.remote.messages import DATA_FILE, USER_FILE, DriverState
 
 POLL_S = 2.0
 RENEW_S = 120.0
@@ -81,10 +81,9 @@ class RemoteDrivers:
             Unavailable: AWS or the cluster cannot be asked.
         """
         files = {USER_FILE: user_file.read_text(encoding="utf-8")}
-        data_file = Path(plan.data) if plan.data else None
-        if data_file:
-            files[data_file.name] = data_file.read_text(encoding="utf-8")
-        plan = plan.model_copy(update={"lead_s": LEAD_S, "data": data_file.name if data_file else None})
+        if plan.data:
+            files[DATA_FILE] = Path(plan.data).read_text(encoding="utf-8")
+        plan = plan.model_copy(update={"lead_s": LEAD_S, "data": DATA_FILE if plan.data else None})
         with self._open_mailbox(plan.nonce) as mailbox:
             load = _Load(
                 mailbox,
