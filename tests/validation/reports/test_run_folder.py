@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.kinds.batch.validation.report import BatchReport
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import run
 from llm_serving.validation.reports import run_folder
 from tests.validation.conftest import TargetFactory, build_options
@@ -32,6 +33,13 @@ def test_a_folder_that_cannot_hold_reports_is_refused_before_a_load_is_sent(
     with pytest.raises(Unavailable, match=r"runs: no report can be written there: it is a file\. Fix: use a directory"):
         run.validate(deployment, build_options(tmp_path))
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_deployment_named_as_the_link_to_the_newest_run_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / run_folder.LATEST
+    reason = re.escape(f"name: latest: {folder} is the link to the newest validation. Fix: use another name.")
+    with pytest.raises(InputError, match=reason):
+        run_folder.require_writable(folder)
 
 
 def test_a_read_only_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from llm_serving import console, processes
 from llm_serving.services.runs import REPORT_FILE as REPORT_FILE
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation.load import driver_result
 
 PAGE_FILE = "report.html"
@@ -59,8 +59,11 @@ def require_writable(runs: Path) -> None:
     """Refuse, before a load is sent for nothing, a folder of reports that cannot be written to or made.
 
     Raises:
+        InputError: the deployment's name is that of the link to the newest run.
         Unavailable: they cannot.
     """
+    if runs.name == LATEST:
+        raise InputError(f"name: {LATEST}: {runs} is the link to the newest validation. Fix: use another name.")
     existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "it is read-only, or another user's" if existing.is_dir() else "it is a file"
