@@ -474,22 +474,44 @@ class User(OpenAIUser):
 """
 
 
+_CHECKS = """
+from llm_serving.validation.user import OpenAIUser
+
+class User(OpenAIUser):
+    def check(self, prompt, answer):
+        return answer.text != ""
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [(_BREAKS, "LookupError: odd"), (_CHECKS, "TypeError: check returned True, not the name of an error")],
+)
 def test_a_request_that_the_driver_itself_cannot_measure_has_failed(
-    validate_server: ServerValidator, tmp_path: Path
+    validate_server: ServerValidator, tmp_path: Path, text: str, detail: str
 ) -> None:
     file = tmp_path / "breaks.py"
-    file.write_text(_BREAKS)
+    file.write_text(text)
     traffic = {"arrivals": "40/s", "requests": 8, "warm_up": 0}
     finished = validate_server(Behaviour(), traffic, {"errors": "5%"}, user_file=file)
     assert finished.report.verdict == "fail"
     assert finished.report.requests.by_error == {"client": 8}
-    assert {sample.detail for sample in finished.samples} == {"LookupError: odd"}
+    assert {sample.detail for sample in finished.samples} == {detail}
 
 
-def test_an_invalid_user_file_ends_with_python_s_error(validate_server: ServerValidator, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("from llm_serving.validation.user import NoSuchUser\n", "cannot import name 'NoSuchUser'"),
+        ("from locust import HttpUser\nclass User(HttpUser):\n    pass\n", r"OpenAIUser, and no other\."),
+    ],
+)
+def test_an_invalid_user_file_ends_with_its_error(
+    validate_server: ServerValidator, tmp_path: Path, text: str, error: str
+) -> None:
     file = tmp_path / "broken.py"
-    file.write_text("from llm_serving.validation.user import NoSuchUser\n")
-    with pytest.raises(CommandFailed, match="cannot import name 'NoSuchUser'"):
+    file.write_text(text)
+    with pytest.raises(CommandFailed, match=error):
         validate_server(Behaviour(), TRAFFIC, user_file=file)
 
 

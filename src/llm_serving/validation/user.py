@@ -165,7 +165,10 @@ class OpenAIUser(User):  # type: ignore[misc]
 
     def _run_check(self, item: Item, sample: Sample, answer: Answer) -> None:
         try:
-            sample.error = self.check(item.prompt, answer)
+            error = self.check(item.prompt, answer) or None
+            if not isinstance(error, str | None):
+                raise TypeError(f"check returned {error!r}, not the name of an error")
+            sample.error = error
         except Exception as error:  # noqa: BLE001  a user's class may raise anything
             sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
 

@@ -37,6 +37,7 @@ from llm_serving import processes
 from llm_serving.validation.load import driver, driver_result, load_plan
 from llm_serving.validation.load.load import Load
 from llm_serving.validation.load.load_plan import LoadPlan, Shard
+from llm_serving.validation.user import OpenAIUser
 
 
 def main() -> None:
@@ -53,9 +54,10 @@ def main() -> None:
 
 def run(plan: LoadPlan, shard: Shard, user_file: Path) -> None:
     user_classes, _ = load_locustfile(str(user_file.resolve()))
-    if not user_classes:
+    if not user_classes or not all(issubclass(user_class, OpenAIUser) for user_class in user_classes.values()):
         raise SystemExit(
-            f"{user_file}: no Locust user. Fix: define a subclass of llm_serving.validation.user.OpenAIUser."
+            f"{user_file}: no Locust user, or another one. Fix: define a subclass of "
+            "llm_serving.validation.user.OpenAIUser, and no other."
         )
     environment = Environment(user_classes=list(user_classes.values()), events=locust.events)
     environment.load = Load(plan, shard)
