@@ -46,21 +46,11 @@ _TUNING = {"quantization", "kv_cache", "batch_tokens"}
 """Settings of the engine that the search chooses too."""
 
 
-class Setup(NamedTuple):
-    """How each replica ran."""
-
-    instance: Instance
-    split: Split
-    precision: str
-    kv_type: str
-    batch_tokens: int | None
-
-
 class MeasuredLoad(NamedTuple):
     """One report of `validate` or `sweep`."""
 
     file: Path
-    setup: Setup
+    configuration: Configuration
     traffic: Traffic
     replicas: int
     requests: int
@@ -87,18 +77,8 @@ def collect(
 ) -> Evidence:
     """Return what the reports of a blueprint, in the folder of its runs, say of a model on types with a price."""
     runs = Path.cwd() / paths.RUNS / resolve_name(document)
-    priced_instances = {instance.name: (instance, usd_h) for instance, usd_h in prices}
-    loads = [load for load in read_all(runs, name) if load.setup.instance.name in priced_instances]
-    measured = [
-        Measured(
-            Configuration(
-                *priced_instances[setup.instance.name], setup.split, setup.precision, setup.kv_type, setup.batch_tokens
-            ),
-            tuple(load.point for load in swept),
-            source,
-        )
-        for setup, swept, source in _list_sweeps(loads, traffic)
-    ]
+    loads = read_all(runs, name, {instance.name: usd_h for instance, usd_h in prices})
+    measured = list(_list_sweeps(loads, traffic))
     calibrations, notes = {}, list[str]()
     for (device, split, precision), of_engine in _group(loads).items():
         low, burst = (choose(of_engine, key=lambda load: load.at_once) for choose in (min, max))
@@ -115,14 +95,18 @@ def collect(
     return Evidence(measured, calibrations, [*(f"measured: {row.source}" for row in measured), *notes])
 
 
-def read_all(runs: Path, model: str) -> list[MeasuredLoad]:
-    """Return the loads of a model that can be simulated, the newest first; broken reports are left out."""
+def read_all(runs: Path, model: str, usd_h: Mapping[str, float]) -> list[MeasuredLoad]:
+    """Return the loads of a model that can be simulated, the newest first; broken reports are left out.
+
+    Args:
+        usd_h: prices by type; loads of other types are left out too.
+    """
     files = [*runs.glob(f"[0-9]*/{REPORT_FILE}"), *runs.glob(f"{SWEEP_FOLDER}*/*/*/{REPORT_FILE}")]
     newest = sorted(files, key=lambda file: str(file.relative_to(runs)).removeprefix(SWEEP_FOLDER), reverse=True)
-    return [load for file in newest[:MAX_REPORTS] if (load := _read(file, model))]
+    return [load for file in newest[:MAX_REPORTS] if (load := _read(file, model, usd_h))]
 
 
-def _read(file: Path, model: str) -> MeasuredLoad | None:
+def _read(file: Path, model: str, usd_h: Mapping[str, float]) -> MeasuredLoad | None:
     try:
         report = untrusted_json.read(file, infinite=True)
         settings, tuning = report["settings"], report["settings"].get("tuning", {})
@@ -134,15 +118,17 @@ def _read(file: Path, model: str) -> MeasuredLoad | None:
         is_one_node = role["pipeline"] * role["data"] == 1
         if not (is_known and is_simulated and is_one_node and precision in ("bf16", "fp8")):
             return None
-        setup = Setup(
-            instances.find(role["type"]),
+        instance = instances.find(role["type"])
+        if not (instance.accelerators and has_facts(instance.accelerators)):
+            return None
+        configuration = Configuration(
+            instance,
+            usd_h[instance.name],
             Split(role["tensor"], whole_experts=role["expert"]),
             precision,
             tuning.get("kv_cache", "auto"),
             tuning.get("batch_tokens"),
         )
-        if not (setup.instance.accelerators and has_facts(setup.instance.accelerators)):
-            return None
         replicas, metrics = int(role["replicas"]), report["metrics"]
         upper = {
             metric: {name: _read_upper(bound) for name, bound in bounds.items()}
@@ -152,7 +138,7 @@ def _read(file: Path, model: str) -> MeasuredLoad | None:
         rate = traffic.arrivals / replicas if traffic.arrivals and not report["not_shown"] else 0.0
         point = MeasuredPoint(rate, metrics, upper)
         requests = int(report["requests"]["total"])
-        return MeasuredLoad(file, setup, traffic, replicas, requests, at_once, point)
+        return MeasuredLoad(file, configuration, traffic, replicas, requests, at_once, point)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BlueprintError):
         return None
 
@@ -163,17 +149,17 @@ def _read_upper(bound: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _list_sweeps(
-    loads: Iterable[MeasuredLoad], traffic: Mapping[str, Any]
-) -> Iterator[tuple[Setup, list[MeasuredLoad], str]]:
-    """Yield the newest sweep of each setup with such traffic: its loads from the lowest on, and its folder."""
-    wanted, seen = _describe_shape(Traffic.model_validate(dict(traffic))), list[Setup]()
+def _list_sweeps(loads: Iterable[MeasuredLoad], traffic: Mapping[str, Any]) -> Iterator[Measured]:
+    """Yield the newest sweep of each configuration with such traffic."""
+    wanted, seen = _describe_shape(Traffic.model_validate(dict(traffic))), list[Configuration]()
     alike = (load for load in loads if load.point.rate and _describe_shape(load.traffic) == wanted)
     for folder, of_folder in itertools.groupby(alike, key=lambda load: load.file.parents[2]):
         swept = sorted(of_folder, key=lambda load: load.point.rate)
-        if folder.name.startswith(SWEEP_FOLDER) and swept[0].setup not in seen:
-            seen.append(swept[0].setup)
-            yield swept[0].setup, swept, str(folder.relative_to(Path.cwd()))
+        configuration = swept[0].configuration
+        if folder.name.startswith(SWEEP_FOLDER) and configuration not in seen:
+            seen.append(configuration)
+            points = tuple(load.point for load in swept)
+            yield Measured(configuration, points, str(folder.relative_to(Path.cwd())))
 
 
 def _describe_shape(traffic: Traffic) -> dict[str, Any]:
@@ -183,21 +169,20 @@ def _describe_shape(traffic: Traffic) -> dict[str, Any]:
 def _group(loads: Iterable[MeasuredLoad]) -> dict[tuple[str, Split, str], list[MeasuredLoad]]:
     groups: dict[tuple[str, Split, str], list[MeasuredLoad]] = {}
     for load in loads:
-        assert load.setup.instance.accelerators
-        key = (step_times.build_key(load.setup.instance.accelerators), load.setup.split, load.setup.precision)
+        own = load.configuration
+        assert own.instance.accelerators
+        key = (step_times.build_key(own.instance.accelerators), own.split, own.precision)
         groups.setdefault(key, []).append(load)
     return groups
 
 
 def _build_load(load: MeasuredLoad, model: Model) -> Load:
-    setup, traffic, device = load.setup, load.traffic, load.setup.instance.accelerators
+    own, traffic, device = load.configuration, load.traffic, load.configuration.instance.accelerators
     assert device
-    step, batch = StepTime(model, device, setup.split, setup.kv_type), vllm.select_batch(device)
+    step, batch = StepTime(model, device, own.split, own.kv_type), vllm.select_batch(device)
     context = traffic.input_tokens.max + traffic.output_tokens.max
-    fit = vllm.compute_fit(
-        model, setup.instance, ReplicaSetup(setup.split.tensor, dtype=setup.kv_type, context=context)
-    )
-    limits = Limits(batch.sequences, setup.batch_tokens or batch.tokens, fit.cache_tokens)
+    fit = vllm.compute_fit(model, own.instance, ReplicaSetup(own.split.tensor, dtype=own.kv_type, context=context))
+    limits = Limits(batch.sequences, own.batch_tokens or batch.tokens, fit.cache_tokens)
     count = max(1, min(MAX_REQUESTS, load.requests // load.replicas))
     return build_load(step, limits, traffic, load.point.metrics, count, load.replicas)
 
