@@ -181,7 +181,7 @@ def test_a_request_sets_nothing_of_litellm_s_and_keeps_what_its_proxy_wrote(hook
     ("field", "value"),
     [
         ("messages", "hi"), ("messages", [5]), ("messages", [{"role": "user", "content": 5}]), ("prompt", 5),
-        ("tools", "x"), ("tools", [5]), ("response_format", "json"), ("timeout", "soon"), ("stream", "yes"), ("prompt", []), ("messages", None),
+        ("tools", [5]), ("response_format", "json"), ("timeout", "soon"), ("stream", "yes"), ("prompt", []), ("messages", None),
         ("prompt", ["hi", 5]), ("prompt", [{}]), ("messages", [{"role": "assistant", "tool_calls": 5}]),
         *[
             ("messages", [{"role": "user", "content": [part]}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from typing import Any
 
 import pytest
@@ -74,11 +75,11 @@ def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypat
         'team_input_tokens_total{team="ads",model="tiny"} 30\nteam_output_tokens_total{team="search",model="a/b"} 4\n'
         'team_refused_requests_total{team="",status="401"} 9\n'
     )
-    urls = [f"http://127.0.0.{host}:1/metrics" for host in (1, 2, 3)]
+    urls = [f"http://127.0.0.{host}:1/metrics" for host in (1, 2, 3, 4)]
 
     def read_page(url: str) -> str:
-        if url == urls[2]:
-            raise OSError
+        if url in urls[2:]:
+            raise OSError if url == urls[2] else http.client.IncompleteRead(b"")
         return page if url == urls[0] else 'team_answers_total{team="ads",model="tiny"} 7\n'
 
     monkeypatch.setattr(meter, "list_pages", lambda _: urls)

@@ -7,6 +7,7 @@ deployment's own routers, with keys, is in a second table, a row where a counter
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import urllib.request
@@ -86,7 +87,7 @@ def _read_pages(urls: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Read each page that answers, at each address of its host, by its URL."""
     with contextlib.suppress(OSError):  # of the names
         for page in [page for url in urls for page in list_pages(url)]:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                 yield page, _read_page(page)
 
 

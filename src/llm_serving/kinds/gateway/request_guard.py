@@ -77,7 +77,7 @@ _PROMPT_FIELDS = (
 )  # fmt: skip
 
 _FORMS: dict[str, type | tuple[type, ...]] = {
-    "messages": list, "prompt": (str, list), "input": (str, list, dict), "tools": list, "functions": list,
+    "messages": list, "prompt": (str, list), "input": (str, list, dict), "functions": list,
     "tool_choice": (str, dict), "response_format": dict, "logit_bias": dict, "timeout": (int, float),
     "stream": bool,
 }  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from llm_serving.fleet import names
+from llm_serving.fleet import names, rented_cost
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.streaming import programs
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
-from llm_serving.kinds.streaming.stack import ZONES, AnswerFiles, StreamStack
+from llm_serving.kinds.streaming.stack import CACHE_NODES, ZONES, AnswerFiles, StreamStack
 from llm_serving.services import addresses, team_keys
 from llm_serving.services.environment import Environment
 from llm_serving.services.rendered import split_location
@@ -112,6 +113,26 @@ def list_notes(settings: Blueprint) -> Iterator[str]:
             f"Each broker remembers the producers of a day's checkpoints, which take {heap_bytes / 1e9:.0f} GB of its "
             "heap: raise checkpoint, or let brokers forget them sooner, as the pattern's README says."
         )
+
+
+def list_units(stack: StreamStack) -> Iterator[Units]:
+    """Yield what the stack rents by the hour, used or not."""
+    for service, count in (
+        (stack.broker_type, stack.brokers),
+        ("kafka-storage-gib", stack.brokers * stack.broker_gib),
+        ("flink-kpu", stack.parallelism + 1),  # one manages the others, and has no storage
+        ("flink-storage", stack.parallelism),
+        (stack.cache_type, CACHE_NODES),
+        ("kms-key", 1),
+    ):
+        yield Units(service, count, stack.name)
+
+
+def find_excess(stack: StreamStack, units: Sequence[Units], fleet: Fleet) -> Iterator[Conflict]:
+    """Yield that the fleet with this stream costs more than its spend limit, or that a price is not known."""
+    types = {"broker_type": stack.broker_type, "cache_type": stack.cache_type}
+    size = ("aws", "brokers"), stack.brokers
+    yield from rented_cost.find_excess(fleet, units, "the stream", size, types)
 
 
 def find_large_files(job: str) -> Iterator[Conflict]:

@@ -12,7 +12,7 @@ from llm_serving.catalog import images
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
-from llm_serving.kinds.streaming import operators, price, programs
+from llm_serving.kinds.streaming import cloud, operators, programs
 from llm_serving.kinds.streaming import resolve as resolving
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
@@ -110,7 +110,7 @@ class StreamingKind(Kind[Blueprint, StreamingDeployment]):
         return deployment.model_copy(update={"brokers": str(properties[PLACE_GROUP]["brokers"])})
 
     def list_rented(self, file: Path, fleet: Document[Fleet]) -> Iterable[Units]:
-        return price.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)
+        return cloud.list_units(rendered.read(file, fleet, Rendered[StreamStack]).value.stack)
 
     def describe(self, blueprint: Document[Blueprint], deployment: StreamingDeployment) -> Iterable[tuple[str, str]]:
         settings = blueprint.value

@@ -11,7 +11,7 @@ from typing import Any
 from llm_serving import paths
 from llm_serving.fleet import rented_cost
 from llm_serving.fleet.model import Fleet
-from llm_serving.kinds.streaming import cloud, operators, price, programs, prompt
+from llm_serving.kinds.streaming import cloud, operators, programs, prompt
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.kinds.streaming.deployment import (
     ENDPOINT,
@@ -96,8 +96,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         return deployment.model_copy(update={"operators": operators.resolve(settings, fleet.value, deployment, job)})
     raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
     stack = cloud.resolve(settings, fleet.value, deployment, job)
-    raise_mistakes(blueprint.locate(price.find_excess(stack, fleet.value)))
-    cost = rented_cost.describe(fleet.value, list(price.list_units(stack)))
+    units = list(cloud.list_units(stack))
+    raise_mistakes(blueprint.locate(cloud.find_excess(stack, units, fleet.value)))
+    cost = rented_cost.describe(fleet.value, units)
     notes = tuple(cloud.list_notes(settings))
     return deployment.model_copy(update={"stack": stack, "cost": cost, "notes": notes})
 
