@@ -308,17 +308,15 @@ def test_litellm_hides_behind_the_front_and_the_meter_knows_price_and_counters(
     )
 
 
-def test_teams_become_rows(tmp_path: Path, big: FoundDeployment) -> None:
+def test_the_gateway_is_told_what_teams_have_and_nothing_of_what_they_leave_out(
+    tmp_path: Path, big: FoundDeployment
+) -> None:
     assert big
-    deployment = resolve(tmp_path / "edge", EVERY_KEY)
-    (gateway,) = deployment.entries
-    teams = litellm_settings.load_teams(gateway.env[gateway_program.TEAMS_VARIABLE])
-    assert teams == deployment.teams
-    [_, rows] = litellm_settings.build_team_sql(teams).split("recordset('")
-    assert json.JSONDecoder().raw_decode(rows)[0] == [
-        {"name": "search", "models": ["chat", "small"], "requests_per_minute": 60, "tokens_per_minute": 20000, "day": 5.0, "month": 50.0},
-        {"name": "ads", "models": ["small"], "requests_per_minute": None, "tokens_per_minute": None, "day": None, "month": None},
-    ]  # fmt: skip
+    (gateway,) = resolve(tmp_path / "edge", EVERY_KEY).entries
+    budget = {"day": 5.0, "month": 50.0}
+    search = {"models": ["chat", "small"], "budget": budget, "requests_per_minute": 60, "tokens_per_minute": 20000}
+    teams = {"search": search, "ads": {"models": ["small"]}}
+    assert json.loads(gateway.env[gateway_program.TEAMS_VARIABLE]) == teams
 
 
 REFUSALS = {

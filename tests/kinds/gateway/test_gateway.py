@@ -52,6 +52,7 @@ from llm_serving.kinds.gateway import (
 )
 from llm_serving.kinds.gateway.blueprint import Team
 from llm_serving.kinds.gateway.deployment import DATABASE, MAX_BODY_MIB, GatewayDeployment
+from llm_serving.kinds.gateway.litellm_settings import build_team_sql, dump_teams
 from llm_serving.kinds.gateway.usage import REFUSED
 from llm_serving.services import deployments
 from llm_serving.services.deployment import Door, FoundDeployment, Traits
@@ -1433,7 +1434,7 @@ def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running)
         return {row["team_id"]: row for row in rows}
 
     def apply(teams: dict[str, Team]) -> None:
-        database.execute(gateway.login, litellm_settings.build_team_sql(teams))
+        database.execute(gateway.login, build_team_sql(dump_teams(teams)))
 
     with contextlib.suppress(openai.APIError):  # where earlier tests have stopped its first deployment, they have spent
         ask(gateway.connect(gateway.get_key("search")), "chat")
@@ -1448,5 +1449,5 @@ def test_a_removed_team_is_blocked_and_what_a_team_spent_stays(gateway: Running)
     table, path = '"LiteLLM_TeamTable"', "'{0,reset_at}'"
     over = f"""UPDATE {table} SET budget_limits = jsonb_set(budget_limits, {path}, '"2026-01-02T00:00:00Z"')"""
     read = f"SELECT budget_limits #>> {path} FROM {table} WHERE team_id = 'poor'"
-    statements = f"{over};\n{litellm_settings.build_team_sql(gateway.deployment.teams)}\n{read}"
+    statements = f"{over};\n{build_team_sql(dump_teams(gateway.deployment.teams))}\n{read}"
     assert database.execute(gateway.login, statements).strip() == "2026-01-02T00:00:00Z"

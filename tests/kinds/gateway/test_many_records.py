@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from llm_serving.kinds.gateway import access, audit, commands, database, meter, usage
+from llm_serving.kinds.gateway.blueprint import Budget, Team
 from llm_serving.kinds.gateway.database import Login
+from llm_serving.kinds.gateway.litellm_settings import build_team_sql, dump_teams
 from llm_serving.kinds.gateway.usage import Period
 from llm_serving.settings.errors import InputError, Unavailable
 from tests.kinds.gateway.test_cloud_program import run_postgres
@@ -23,7 +25,9 @@ CREATE TABLE "LiteLLM_SpendLogs" (
   model_group text, model_id text, prompt_tokens int, completion_tokens int, spend float8, status text, metadata jsonb,
   cache_hit text, litellm_call_id text);
 CREATE TABLE "LiteLLM_VerificationToken" (token text);
-CREATE TABLE "LiteLLM_TeamTable" (team_id text);
+CREATE TABLE "LiteLLM_TeamTable" (
+  team_id text PRIMARY KEY, team_alias text, budget_reset_at timestamp, models text[], rpm_limit bigint, tpm_limit bigint,
+  max_budget float8, budget_duration text, budget_limits jsonb, blocked bool);
 CREATE TABLE "LiteLLM_EndUserTable" (user_id text);
 CREATE TABLE "LiteLLM_SpendLogToolIndex" (start_time timestamp);
 CREATE TABLE "LiteLLM_ToolTable" (last_used_at timestamp, created_at timestamp);
@@ -66,6 +70,24 @@ def build_statement(name: str) -> str:
 def test_a_statement_may_be_longer_than_an_argument_of_a_program(login: Login) -> None:
     """As that of a meter with the pages of 3,000 engines."""
     assert database.query(login, f"SELECT length('{'x' * 200_000}') AS length") == [{"length": 200_000}]
+
+
+def test_teams_become_rows(login: Login) -> None:
+    teams = {
+        "search": Team(models=("a", "b"), requests_per_minute=60, budget=Budget(day=5)),
+        "ads": Team(models=("a",)),
+    }
+    limits = "rpm_limit AS rpm, max_budget AS month, budget_limits -> 0 -> 'max_budget' AS day, blocked"
+    query = f'SELECT team_id AS name, models, {limits} FROM "LiteLLM_TeamTable" ORDER BY name'
+    database.execute(login, build_team_sql(dump_teams(teams)))
+    ads, search = database.query(login, query)
+    assert search == {"name": "search", "models": ["a", "b"], "rpm": 60, "month": None, "day": 5, "blocked": False}
+    assert ads == {"name": "ads", "models": ["a"], "rpm": None, "month": None, "day": None, "blocked": False}
+    teams = {"search": Team(models=("b",), budget=Budget(month=50))}
+    database.execute(login, build_team_sql(dump_teams(teams)))
+    ads, search = database.query(login, query)
+    assert search == {"name": "search", "models": ["b"], "rpm": None, "month": 50, "day": None, "blocked": False}
+    assert ads["blocked"]
 
 
 def test_the_meter_s_rows_are_found_without_a_look_at_all_of_them_for_each(login: Login) -> None:
@@ -142,7 +164,7 @@ def test_an_hour_is_exported_a_minute_at_a_time(login: Login, monkeypatch: pytes
 def test_more_entries_than_fit_beside_a_gateway_are_not_read(
     login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(audit.read(login, Period(HOUR), 3)) == 3
+    assert len(audit.read(login, Period(HOUR, HOUR + 3600), 3)) == 3
     monkeypatch.setattr(audit, "MAX_ENTRIES", 2)
     found = [{"at": str(number)} for number in range(3)]
 

@@ -56,9 +56,7 @@ def build_settings(
     """
     return {
         CONFIG_VARIABLE: litellm_settings.dump(config),
-        TEAMS_VARIABLE: litellm_settings.dump(
-            {name: team.model_dump(exclude_defaults=True) for name, team in settings.teams.items()}
-        ),
+        TEAMS_VARIABLE: litellm_settings.dump_teams(settings.teams),
         PERSONAL_DATA_VARIABLE: litellm_settings.dump(litellm_settings.find_personal_data(settings)),
         CACHED_VARIABLE: litellm_settings.dump(
             {name: route.cache.keep for name, route in settings.routes.items() if route.cache}
@@ -82,8 +80,7 @@ def prepare(login: Login, program: Path) -> None:
     """Bring the database up to date: LiteLLM's tables, the audit, the teams of the blueprint."""
     migrate(login, find_migrations(program))
     audit.prepare(login)
-    teams = litellm_settings.load_teams(os.environ[TEAMS_VARIABLE])
-    database.execute(login, litellm_settings.build_team_sql(teams))
+    database.execute(login, litellm_settings.build_team_sql(os.environ[TEAMS_VARIABLE]))
 
 
 def start(login: Login, secret: str, folder: Path, address: tuple[str, str], program: Path) -> NoReturn:

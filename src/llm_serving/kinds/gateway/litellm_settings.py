@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Budget, Embedding, Price, Source, Team
+from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Embedding, Price, Source, Team
 from llm_serving.kinds.gateway.database import quote, read_statement
 from llm_serving.validation.load import api_key
 
@@ -294,21 +293,16 @@ def _build_cache(settings: Blueprint, redis: Mapping[str, Any]) -> dict[str, Any
     return {"type": "redis", "supported_call_types": [*_CACHED_CALLS] if is_kept else [], **redis}
 
 
-def build_team_sql(teams: dict[str, Team]) -> str:
-    """Build the statements that make LiteLLM's teams those of the blueprint. The keys of others no longer work."""
-    limits = {"models", "requests_per_minute", "tokens_per_minute"}
-    rows = [
-        {"name": name, **team.model_dump(include=limits), **(team.budget or Budget()).model_dump()}
-        for name, team in teams.items()
-    ]
-    return read_statement("teams", teams=quote(json.dumps(rows)))
+def build_team_sql(teams: str) -> str:
+    """Build the statements that make LiteLLM's teams those that `dump_teams` wrote. Keys of others no longer work."""
+    return read_statement("teams", teams=quote(teams))
+
+
+def dump_teams(teams: Mapping[str, Team]) -> str:
+    """Write the teams, without what they leave out."""
+    return dump({name: team.model_dump(exclude_defaults=True) for name, team in teams.items()})
 
 
 def dump(value: Any) -> str:
     """Write JSON, which is YAML too, for a variable; supervisord's hold no backslash."""
     return json.dumps(to_jsonable_python(value), separators=(",", ":"), ensure_ascii=False)
-
-
-def load_teams(text: str) -> dict[str, Team]:
-    """Read the teams that `dump` wrote."""
-    return TypeAdapter(dict[str, Team]).validate_json(text)
