@@ -155,7 +155,9 @@ class LoadTasks:
         return None
 
     def _list_tasks(self) -> list[dict[str, Any]]:
-        return ecs_tasks.describe_tasks(self._client, self._cluster, self._tasks)
+        with contextlib.suppress(*session.get_error_types()):  # ECS may answer the next time, and the load goes on
+            return ecs_tasks.describe_tasks(self._client, self._cluster, self._tasks)
+        return []
 
 
 def build_definition(
