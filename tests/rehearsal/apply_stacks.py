@@ -12,6 +12,7 @@ from llm_serving import processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.settings.document import load
+from llm_serving.terraform import stack_folder
 
 if __name__ == "__main__":
     fleet, data, endpoint, *names = sys.argv[1:]
@@ -19,5 +20,6 @@ if __name__ == "__main__":
     with processes.handle_interrupts():
         document = load(Path(fleet), Fleet)
         folders = stacks.prepare(document, out=Path(data) / "out", data=Path(data), stacks=names)
-        outputs = stacks.apply(document, folders, data=Path(data), endpoint=endpoint)
+        program = stack_folder.find_terraform(folders, Path(data))
+        outputs = stacks.apply(document, folders, program, endpoint)
     print(json.dumps(outputs))

@@ -13,6 +13,8 @@ import pytest
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.settings.document import Document, load
+from llm_serving.terraform import stack_folder
+from llm_serving.terraform.runner import Terraform
 from tests.infra import deployments
 from tests.infra.functions.faulty_cluster import REGION, open_cluster
 
@@ -62,7 +64,8 @@ class Applied:
     """The stack, applied."""
 
     fleet: Document[Fleet]
-    data: Path
+    folders: dict[str, Path]
+    program: Terraform
     endpoint: str
 
     def create_client(self, service: str) -> Any:
@@ -78,14 +81,15 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applied]:
         deployments.synthesize_here(patch)
         folders = stacks.prepare(fleet, out=data / "out", data=data, stacks=["network", "ecs"])
     with emulator.start(data, bare=True) as endpoint:
-        stacks.apply(fleet, folders, data=data, endpoint=endpoint)
-        yield Applied(fleet, data, endpoint)
+        program = stack_folder.find_terraform(folders, data)
+        stacks.apply(fleet, folders, program, endpoint)
+        yield Applied(fleet, folders, program, endpoint)
 
 
 def test_an_apply_leaves_the_tag_that_stops_repairs(applied: Applied) -> None:
     ecs = applied.create_client("ecs")
     ecs.tag_resource(resourceArn=f"{ARN}:cluster/demo", tags=[{"key": "gpu-repair", "value": "stopped"}])
-    stacks.check_unchanged(applied.fleet, data=applied.data, endpoint=applied.endpoint)
+    stacks.check_unchanged(applied.fleet, applied.folders, applied.program, applied.endpoint)
     ecs.untag_resource(resourceArn=f"{ARN}:cluster/demo", tagKeys=["gpu-repair"])
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from llm_serving.rehearsal import emulator, inventory, override, stacks
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.terraform import stack_folder
+from llm_serving.terraform.runner import Terraform
 from tests.infra import deployments
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
@@ -65,6 +66,10 @@ def is_logged(log: Path, text: str) -> Callable[[], bool]:
     return lambda: log.is_file() and text.encode() in log.read_bytes()
 
 
+Applied = tuple[Mapping[str, Path], Terraform, str]
+"""Working folders of stacks, the program that applied them, and the embedded AWS."""
+
+
 @dataclass
 class ApplyProcess:
     """A process that applies the storage stack, whose user has set endpoints that lead nowhere."""
@@ -83,6 +88,11 @@ class ApplyProcess:
             environment = {**os.environ, **dict.fromkeys(ENDPOINTS, UNREACHABLE), **key}
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=error_log, text=True)
         return cls(fleet, data, endpoint, process)
+
+    @property
+    def applied(self) -> Applied:
+        folders = {"storage": self.data / "stacks/storage"}
+        return folders, stack_folder.find_terraform(folders, self.data), self.endpoint
 
     def wait_for_outputs(self) -> dict[str, Any]:
         """Waits until it is done."""
@@ -108,6 +118,11 @@ class Network:
     endpoint: str
     outputs: dict[str, Any]
 
+    @property
+    def applied(self) -> Applied:
+        folders = {"network": self.data / "stacks/network"}
+        return folders, stack_folder.find_terraform(folders, self.data), self.endpoint
+
 
 @pytest.fixture(scope="module")
 def network(
@@ -132,7 +147,7 @@ def network(
 
 def apply(fleet: Document[Fleet], data: Path, endpoint: str) -> dict[str, Any]:
     folders = stacks.prepare(fleet, out=data / "out", data=data, stacks=["network"])
-    return stacks.apply(fleet, folders, data=data, endpoint=endpoint)["network"]
+    return stacks.apply(fleet, folders, stack_folder.find_terraform(folders, data), endpoint)["network"]
 
 
 @contextlib.contextmanager
@@ -170,7 +185,7 @@ def test_a_resource_that_drifted_fails_the_rehearsal(fleet: Document[Fleet], net
     ec2 = emulator.create_client("ec2", network.endpoint, REGION)
     ec2.modify_vpc_attribute(VpcId=network.outputs["vpc_id"], EnableDnsHostnames={"Value": False})
     with pytest.raises(CheckFailed, match="after the apply a plan must be empty") as error:
-        stacks.check_unchanged(fleet, data=network.data, endpoint=network.endpoint)
+        stacks.check_unchanged(fleet, *network.applied)
     assert "  network: aws_vpc.vpc will be updated in-place" in str(error.value)
 
 
@@ -181,7 +196,7 @@ def test_leftovers_after_a_destroy_fail_the_rehearsal(fleet: Document[Fleet], ne
 
 
 def test_the_network_is_destroyed_without_leftovers(fleet: Document[Fleet], network: Network) -> None:
-    stacks.destroy(data=network.data, endpoint=network.endpoint)
+    stacks.destroy(*network.applied)
     stacks.check_nothing_left(fleet, endpoint=network.endpoint)
     assert not list((network.data / "stacks/network").glob("*.tfstate*"))
 
@@ -192,7 +207,7 @@ def test_an_apply_makes_everything_whatever_endpoints_the_user_has(storage_apply
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
     names = storage_apply.fleet.value.storage.repositories
     assert outputs["repositories"] == {name: f"{registry}/{name}" for name in names}
-    stacks.check_unchanged(storage_apply.fleet, data=storage_apply.data, endpoint=storage_apply.endpoint)
+    stacks.check_unchanged(storage_apply.fleet, *storage_apply.applied)
 
 
 def test_buckets_with_versions_and_deleted_objects_go_without_a_trace(storage_apply: ApplyProcess) -> None:
@@ -202,7 +217,7 @@ def test_buckets_with_versions_and_deleted_objects_go_without_a_trace(storage_ap
         s3.put_object(Bucket=bucket, Key="model/weights", Body=body)
     s3.delete_object(Bucket=bucket, Key="model/weights")
     s3.put_object(Bucket=bucket, Key="model/config.json", Body=b"{}")
-    stacks.destroy(data=storage_apply.data, endpoint=storage_apply.endpoint)
+    stacks.destroy(*storage_apply.applied)
     stacks.check_nothing_left(storage_apply.fleet, endpoint=storage_apply.endpoint)
 
 

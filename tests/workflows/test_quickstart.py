@@ -122,6 +122,7 @@ def fake_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(supervisor, "start_attached", start_attached)
     monkeypatch.setattr(quickstart, "_start_engine_setup", lambda _: contextlib.nullcontext(lambda: None))
     monkeypatch.setattr(stacks, "prepare", note("prepare", {}))
+    monkeypatch.setattr(quickstart.stack_folder, "find_terraform", note("find_terraform"))
     monkeypatch.setattr(stacks, "check_unchanged", note("check_unchanged"))
     monkeypatch.setattr(quickstart, "_validate", note("validate", (None, Path("report"))))
     return done

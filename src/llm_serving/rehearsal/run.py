@@ -102,14 +102,14 @@ def rehearse(
         program = stack_folder.find_terraform(folders, data)
         planned = plan_mocked(folders, program=program, data=data)
         times.append(time.monotonic())
-        outputs = stacks.apply(document, folders, data=data, endpoint=endpoint)
+        outputs = stacks.apply(document, folders, program, endpoint)
         times.append(time.monotonic())
-        stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=stack_names)
+        stacks.check_unchanged(document, folders, program, endpoint)
         times.append(time.monotonic())
         stack_results = {
             name: _build_result(folder, planned[name], state.count_managed(folder)) for name, folder in folders.items()
         }
-        stacks.destroy(data=data, endpoint=endpoint, stacks=stack_names)
+        stacks.destroy(folders, program, endpoint)
         times.append(time.monotonic())
         stacks.check_nothing_left(document, endpoint=endpoint)
     durations = [round(end - start, 1) for start, end in itertools.pairwise(times)]

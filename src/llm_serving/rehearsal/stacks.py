@@ -34,32 +34,28 @@ _POLL_S = 0.5
 
 
 def apply(
-    document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
+    document: Document[Fleet], folders: Mapping[str, Path], program: runner.Terraform, endpoint: str
 ) -> dict[str, dict[str, Any]]:
     """Apply stacks that `prepare` synthesized to a new embedded AWS, and return each stack's outputs.
 
     Args:
-        data: folder of the run: Terraform's state, working folders and logs.
         endpoint: URL of the embedded AWS.
 
     Raises:
-        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        Unavailable: the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    program = _prepare_apply(document, folders, data, endpoint)
+    _prepare_apply(document, folders, endpoint)
     with console.step(f"Apply {join_words(folders)} to the embedded AWS with {program}") as step:
         step.note = _apply_waves(program, folders, endpoint, lambda note: setattr(step, "note", note))
     return {name: state.read_outputs(folder) for name, folder in folders.items()}
 
 
-def _prepare_apply(
-    document: Document[Fleet], folders: Mapping[str, Path], data: Path, endpoint: str
-) -> runner.Terraform:
+def _prepare_apply(document: Document[Fleet], folders: Mapping[str, Path], endpoint: str) -> None:
     _require_emulator(endpoint)
     for folder in folders.values():
         state.delete(folder)  # of an embedded AWS that has ended, with its resources
         override.write_override(folder, document.value, endpoint)
-    return stack_folder.find_terraform(folders, data)
 
 
 def _apply_waves(
@@ -122,15 +118,15 @@ class BackgroundApply:
 
 @contextmanager
 def apply_in_background(
-    document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
+    document: Document[Fleet], folders: Mapping[str, Path], program: runner.Terraform, endpoint: str
 ) -> Iterator[BackgroundApply]:
     """Apply stacks that `prepare` synthesized beside the block, and stop Terraform if the block ends before.
 
     Raises:
-        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        Unavailable: the embedded AWS stopped answering.
         CommandFailed: Terraform could not be initialized.
     """
-    program = _prepare_apply(document, folders, data, endpoint)
+    _prepare_apply(document, folders, endpoint)
     stack_folder.initialize(program, folders)  # it may download the provider: here an interruption ends it at once
     background_apply = BackgroundApply(program, folders, endpoint)
     try:
@@ -140,11 +136,9 @@ def apply_in_background(
 
 
 def check_unchanged(
-    document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None
+    document: Document[Fleet], folders: Mapping[str, Path], program: runner.Terraform, endpoint: str
 ) -> None:
     """Plan applied stacks once more; a CheckFailed lists what would change."""
-    folders = _find_applied(data, stacks)
-    program = stack_folder.find_terraform(folders, data)
     with console.step(f"Check for drift: {', '.join(folders)}") as step, _explain_failure(endpoint):
         results = runner.run(program, folders, ("plan", "-detailed-exitcode", "-input=false"), success_codes=(0, 2))
         changes = {name: events.list_changes(result.events) for name, result in results.items() if result.code == 2}
@@ -158,15 +152,13 @@ def check_unchanged(
         step.note = "no changes"
 
 
-def destroy(*, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
+def destroy(folders: Mapping[str, Path], program: runner.Terraform, endpoint: str) -> None:
     """Destroy the applied stacks, and whatever their buckets hold.
 
     Raises:
-        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        Unavailable: the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    folders = _find_applied(data, stacks)
-    program = stack_folder.find_terraform(folders, data)
     with console.step(f"Destroy {join_words(folders)} in the embedded AWS") as step, _explain_failure(endpoint):
         for wave in reversed(synthesis.split_waves(folders)):
             runner.run(program, wave, _DESTROY, on_progress=lambda note: setattr(step, "note", note))
@@ -192,12 +184,6 @@ def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequenc
     for name, folder in folders.items():
         shutil.copytree(synthesized[name], folder, dirs_exist_ok=True)
     return folders
-
-
-def _find_applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
-    """Return the working folders of the stacks that `prepare` filled earlier."""
-    folders = sorted(path.parent for path in (data / "stacks").glob(f"*/{stack_folder.FILE}"))
-    return {folder.name: folder for folder in folders if stacks is None or folder.name in stacks}
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, engine_setups, environment, resource_check, supervisor
 from llm_serving.targets.local.engine_env import EngineEnv
+from llm_serving.terraform import stack_folder
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.reports import terminal_summary
 from llm_serving.validation.reports.report import Report
@@ -82,7 +83,8 @@ def _deploy_and_validate(plan: DeploymentPlan, wait_for_engine: Callable[[], Non
         with supervisor.start_attached(plan.directory) as supervisord:
             deploy.start_emulator(plan, supervisord)
             folders = stacks.prepare(plan.fleet, out=plan.directory.root / "cdktf.out", data=data_folder, stacks=STACKS)
-            with stacks.apply_in_background(plan.fleet, folders, data=data_folder, endpoint=endpoint) as terraform:
+            program = stack_folder.find_terraform(folders, data_folder)
+            with stacks.apply_in_background(plan.fleet, folders, program, endpoint) as terraform:
                 with console.step("Wait for Terraform to create the model bucket (the apply goes on)") as step:
                     terraform.wait_until(lambda: deploy.is_bucket_ready(plan), partial(setattr, step, "note"))
                 wait_for_engine()  # the replicas need it next
@@ -90,7 +92,7 @@ def _deploy_and_validate(plan: DeploymentPlan, wait_for_engine: Callable[[], Non
                 report, report_dir = _validate(plan)
                 with console.step(f"Wait for the end of the apply of {join_words(STACKS)}") as step:
                     terraform.wait(partial(setattr, step, "note"))
-            stacks.check_unchanged(plan.fleet, data=data_folder, endpoint=endpoint, stacks=STACKS)
+            stacks.check_unchanged(plan.fleet, folders, program, endpoint)
             with console.step("Stop everything"):
                 supervisord.shut_down()
     finally:
