@@ -68,8 +68,9 @@ def test_the_api_and_helm_are_led_to_the_fleets_own_cluster_alone(
     recorder: Recorder, tmp_path: Path, more: str, name: str
 ) -> None:
     recorder.install("aws", "helm")
-    connection = cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
-    assert connection.environment == {"KUBECONFIG": str(tmp_path / "kubeconfig")}
+    cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
+    environment = cluster.open_session(AwsSession(REGION), tmp_path).child_env
+    assert environment == {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     assert recorder.calls == [
         ["aws", "eks", "update-kubeconfig", "--name", name, "--region", "us-west-2"],
         ["api", "open", str(tmp_path / "kubeconfig")],
@@ -126,18 +127,14 @@ def write_kubeconfig(file: Path, server: str) -> None:
     file.write_text(yaml.safe_dump(config))
 
 
-def test_a_real_cluster_loses_only_nodes_and_load_balancers(
-    control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", control_plane.environment["PATH"])
-    aws = AwsSession(REGION).with_kubeconfig(control_plane.kubeconfig)
-    connection = cluster.ClusterContext(write_fleet(tmp_path), tmp_path, aws)
-    assert connection.fetch_uid() == control_plane.read(kube_api.NAMESPACE, "kube-system")["metadata"]["uid"]
+def test_a_real_cluster_loses_only_nodes_and_load_balancers(control_plane: ControlPlane) -> None:
+    api = control_plane.api
+    assert cluster.fetch_uid(api) == control_plane.read(kube_api.NAMESPACE, "kube-system")["metadata"]["uid"]
     definition = yaml.safe_load(KIND.format(plural="nodepools", kind="NodePool"))
     claims = yaml.safe_load(KIND.format(plural="nodeclaims", kind="NodeClaim"))
     gateways = yaml.safe_load(GATEWAYS)
-    cluster.terminate_machines(connection)  # where Karpenter never was
-    cluster.delete_load_balancers(connection)  # nor the Gateway API
+    cluster.terminate_machines(api)  # where Karpenter never was
+    cluster.delete_load_balancers(api)  # nor the Gateway API
     backend = {"service": {"name": "open", "port": {"number": 80}}}
     objects = [
         build_service("open", "LoadBalancer"),
@@ -157,8 +154,8 @@ def test_a_real_cluster_loses_only_nodes_and_load_balancers(
     ]
     control_plane.api.apply(custom_objects)
     try:
-        cluster.terminate_machines(connection)
-        cluster.delete_load_balancers(connection)
+        cluster.terminate_machines(api)
+        cluster.delete_load_balancers(api)
         assert control_plane.api.list_objects(kinds[0]) == []
         ingress = Kind("networking.k8s.io/v1", "Ingress")
         remaining = control_plane.list_names(kinds[2], ingress, kube_api.SERVICE, namespace="default")
@@ -207,11 +204,12 @@ spec:
 def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recorder, tmp_path: Path) -> None:
     recorder.install("aws", "helm")
     demo_fleet = write_fleet(tmp_path)
-    connection = cluster.ClusterContext(demo_fleet, tmp_path, cluster.open_session(AwsSession(REGION), tmp_path))
-    cluster.terminate_machines(connection)
-    cluster.delete_load_balancers(connection)
+    kubeconfig = tmp_path / "kubeconfig"
+    api = kube_api.open_api(kubeconfig)
+    cluster.terminate_machines(api)
+    cluster.delete_load_balancers(api)
     removals = platform.build_remove_commands(demo_fleet, tmp_path / "platform", tmp_path / "fleet.yaml")
-    platform.run_commands(removals, tmp_path / "platform", verb="Remove", kubeconfig=connection.aws.kubeconfig)
+    platform.run_commands(removals, tmp_path / "platform", verb="Remove", kubeconfig=kubeconfig)
     calls = [" ".join(call[:4]) for call in recorder.calls if call[:2] != ["api", "open"]]
     assert calls == [
         "api delete NodePool",

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +56,10 @@ def require_own(fleet: Fleet, kubeconfig: Path | None = None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ClusterContext:
-    """A cluster that can be reached."""
-
-    fleet: Fleet
-    data: Path
-    aws: AwsSession
-    """Its kubeconfig leads to this cluster only."""
-
-    @cached_property
-    def api(self) -> KubeApi:
-        return kube_api.open_api(self.aws.kubeconfig)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables of the programs that talk to the cluster."""
-        return self.aws.child_env
-
-    def fetch_uid(self) -> str:
-        """Return an identity that no other cluster has, not even the next one of the same name."""
-        namespace = self.api.find(NAMESPACE, "kube-system") or {}
-        return str(namespace["metadata"]["uid"])
+def fetch_uid(api: KubeApi) -> str:
+    """Return an identity that no other cluster has, not even the next one of the same name."""
+    namespace = api.find(NAMESPACE, "kube-system") or {}
+    return str(namespace["metadata"]["uid"])
 
 
 def open_session(aws: AwsSession, data: Path) -> AwsSession:
@@ -91,30 +71,27 @@ def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
     return ("aws", "eks", "update-kubeconfig", "--name", names.find_eks_cluster(fleet), "--region", fleet.region)
 
 
-def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
-    """Write the fleet's own kubeconfig, and require that the cluster responds.
+def connect(aws: AwsSession, fleet: Fleet, data: Path) -> KubeApi:
+    """Write the fleet's own kubeconfig, which `open_session` has, and require that the cluster responds.
 
     Raises:
         Unavailable: a program is missing, or the cluster cannot be reached from this machine.
         CommandFailed: there is no such cluster.
     """
     add_ons.require_tools(TOOLS)
-    cluster = ClusterContext(fleet, data, open_session(aws, data))
-    console.run(
-        build_kubeconfig_command(fleet),
-        log=data / "kubeconfig.log",
-        environment=cluster.environment,
-        timeout_s=_TIMEOUT_S,
-    )
+    own = open_session(aws, data)
+    command, log = build_kubeconfig_command(fleet), data / "kubeconfig.log"
+    console.run(command, log=log, environment=own.child_env, timeout_s=_TIMEOUT_S)
     if open_tunnel := tunnel.find_open(data):
         tunnel.redirect(data / "kubeconfig", open_tunnel)
     try:
-        cluster.api.require_ready()
+        api = kube_api.open_api(own.kubeconfig)
+        api.require_ready()
     except ApiError as error:
         raise Unavailable(
             f"the cluster {names.find_eks_cluster(fleet)} does not respond ({error}). {describe_endpoint_access(fleet)}"
         ) from None
-    return cluster
+    return api
 
 
 @contextlib.contextmanager
@@ -158,25 +135,25 @@ def describe_endpoint_access(fleet: Fleet) -> str:
     )
 
 
-def terminate_machines(cluster: ClusterContext) -> None:
+def terminate_machines(api: KubeApi) -> None:
     """Have Karpenter terminate every instance that it started, and wait; do nothing without Karpenter.
 
     Raises:
         ApiError: they were not terminated in time.
     """
-    for kind in filter(cluster.api.has_kind, _KARPENTER):
-        cluster.api.delete_all(kind, timeout_s=_MACHINES_TIMEOUT_S)
+    for kind in filter(api.has_kind, _KARPENTER):
+        api.delete_all(kind, timeout_s=_MACHINES_TIMEOUT_S)
 
 
-def delete_load_balancers(cluster: ClusterContext) -> None:
+def delete_load_balancers(api: KubeApi) -> None:
     """Delete gateways, ingresses and services with load balancers, while the controller that ends those still runs.
 
     Raises:
         ApiError: they were not deleted in time.
     """
-    for kind in filter(cluster.api.has_kind, (_GATEWAY, _INGRESS)):
-        cluster.api.delete_all(kind, timeout_s=add_ons.LIMIT_S)
-    cluster.api.delete_all(SERVICE, fields="spec.type=LoadBalancer", timeout_s=add_ons.LIMIT_S)
+    for kind in filter(api.has_kind, (_GATEWAY, _INGRESS)):
+        api.delete_all(kind, timeout_s=add_ons.LIMIT_S)
+    api.delete_all(SERVICE, fields="spec.type=LoadBalancer", timeout_s=add_ons.LIMIT_S)
 
 
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:

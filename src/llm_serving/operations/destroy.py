@@ -173,7 +173,7 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
         return
     try:
         with console.step(f"Connect to the cluster {context.fleet.name}"):
-            eks_cluster = cluster.connect(context.aws, context.fleet, context.data)
+            api = cluster.connect(context.aws, context.fleet, context.data)
     except (Unavailable, console.CommandFailed) as error:
         leftovers = [*plan.karpenter_instances, *cluster.list_load_balancers(context.aws, context.fleet)]
         if leftovers:
@@ -184,12 +184,12 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
         console.err.print(f"  Skipped the cluster, which has created no resources: {error}", markup=False)
         return
     with console.step("Terminate the instances that Karpenter started"):
-        cluster.terminate_machines(eks_cluster)
+        cluster.terminate_machines(api)
     with console.step("Delete load balancers"):
-        cluster.delete_load_balancers(eks_cluster)
+        cluster.delete_load_balancers(api)
     folder = Path("rendered") / context.fleet.name / "platform"
     commands = add_ons.build_remove_commands(context.fleet, folder, context.document.path)
-    add_ons.remove(commands, folder, kubeconfig=eks_cluster.aws.kubeconfig)
+    add_ons.remove(commands, folder, kubeconfig=cluster.open_session(context.aws, context.data).kubeconfig)
 
 
 def _list_instance_addresses(folder: Path) -> list[str]:

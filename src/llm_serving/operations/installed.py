@@ -16,7 +16,7 @@ from llm_serving.fleet.add_ons import load_add_ons
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.upgrade import Installed
 from llm_serving.operations import cluster, ecs_tasks
-from llm_serving.operations.kube_api import POD
+from llm_serving.operations.kube_api import POD, KubeApi
 from llm_serving.settings.errors import BlueprintError
 
 _HELM_TIMEOUT_S = 60.0
@@ -38,9 +38,9 @@ def read(aws: AwsSession, fleet: Fleet, data: Path) -> tuple[Installed, list[str
     if kubernetes:
         try:
             with cluster.reach(aws, fleet, data):
-                reached = cluster.connect(aws, fleet, data)
-                charts = _read_charts(reached)
-                images |= set(_read_pod_images(reached))
+                api = cluster.connect(aws, fleet, data)
+                charts = _read_charts(aws, data)
+                images |= set(_read_pod_images(api))
         except BlueprintError as error:
             unread.append(f"charts, and images of pods: {error}")
     return Installed(kubernetes, add_ons, amis, charts, frozenset(images)), unread
@@ -76,11 +76,11 @@ def _read_task_images(aws: AwsSession, fleet: Fleet) -> Iterator[str]:
     return _list_images(container for task in tasks for container in task["containers"])
 
 
-def _read_charts(reached: cluster.ClusterContext) -> dict[str, str]:
+def _read_charts(aws: AwsSession, data: Path) -> dict[str, str]:
     output = console.run(
         ["helm", "list", "--all-namespaces", "--output", "json"],
-        log=reached.data / "helm-list.log",
-        environment=reached.environment,
+        log=data / "helm-list.log",
+        environment=cluster.open_session(aws, data).child_env,
         timeout_s=_HELM_TIMEOUT_S,
     )
     releases = {row["name"]: str(row["chart"]) for row in json.loads(output)}
@@ -91,8 +91,8 @@ def _read_charts(reached: cluster.ClusterContext) -> dict[str, str]:
     }
 
 
-def _read_pod_images(reached: cluster.ClusterContext) -> Iterator[str]:
-    for pod in reached.api.list_objects(POD):
+def _read_pod_images(api: KubeApi) -> Iterator[str]:
+    for pod in api.list_objects(POD):
         yield from _list_images(pod["spec"]["containers"])
 
 

@@ -315,8 +315,7 @@ class Workflow:
         installs = self.request.target.installs_charts(fleet)
         commands = add_ons.build_install_commands(fleet, folder, fleet_file) if installs else []
         with console.step(f"Connect to the cluster {names.find_eks_cluster(fleet)}"):
-            cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)
-            cluster_identity = cluster_access.fetch_uid()
+            cluster_identity = cluster.fetch_uid(cluster.connect(fleet_context.aws, fleet, fleet_context.data))
 
         def compute_key(command: add_ons.Command) -> tuple[str, str]:
             key = compute_digest(*command.arguments, str(command.selected.values), cluster_identity)
@@ -331,7 +330,7 @@ class Workflow:
             pending,
             folder,
             fleet_file,
-            kubeconfig=cluster_access.aws.kubeconfig,
+            kubeconfig=cluster.open_session(fleet_context.aws, fleet_context.data).kubeconfig,
             on_done=lambda command: self.checkpoints.record(*compute_key(command)),
         )
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import images
 from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations.cluster import ClusterContext
 from llm_serving.operations.kube_api import NAMESPACE, KubeApi
 from llm_serving.operations.network_test import kubernetes
 from llm_serving.settings.document import load
@@ -36,28 +34,19 @@ def fleet(tmp_path: Path) -> Fleet:
     return load(file, Fleet).value
 
 
-@pytest.fixture
-def cluster(control_plane: ControlPlane, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in control_plane.environment.items():
-        monkeypatch.setenv(name, value)
-    return ClusterContext(fleet, tmp_path, AwsSession(fleet.region).with_kubeconfig(control_plane.kubeconfig))
-
-
 def _build(fleet: Fleet, limit_s: int = 240) -> list[dict[str, Any]]:
     group = groups.resolve_pool(fleet, "large")[0]
     return network_test.build_manifests(group, image=images.pin(images.NCCL_TESTS), nodes=2, limit_s=limit_s)
 
 
-def test_the_job_runs_on_two_instances_and_leaves_nothing(
-    control_plane: ControlPlane, cluster: ClusterContext, fleet: Fleet
-) -> None:
+def test_the_job_runs_on_two_instances_and_leaves_nothing(control_plane: ControlPlane, fleet: Fleet) -> None:
     nodes = machines.build_for_pool(fleet, "large", 2)
     control_plane.pods_log.write_text(
         "".join(f"2026-11-22T00:00:00.000000000Z stdout F {line}\n" for line in PUBLISHED.read_text().splitlines())
     )
     control_plane.api.apply(nodes)
     try:
-        text = kubernetes.run(cluster, _build(fleet), limit_s=240)
+        text = kubernetes.run(control_plane.api, _build(fleet), limit_s=240)
     finally:
         control_plane.api.delete_objects(nodes, timeout_s=60)
     assert text.strip() == PUBLISHED.read_text().strip()
@@ -65,7 +54,7 @@ def test_the_job_runs_on_two_instances_and_leaves_nothing(
 
 
 def test_without_instances_the_wait_ends_with_the_state_of_the_pods(
-    control_plane: ControlPlane, cluster: ClusterContext, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    control_plane: ControlPlane, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, describe_pods = SimpleNamespace(now=0.0), kubernetes._describe_pods
 
@@ -79,5 +68,5 @@ def test_without_instances_the_wait_ends_with_the_state_of_the_pods(
     monkeypatch.setattr(kubernetes, "_describe_pods", describe_late)
     monkeypatch.setattr(kubernetes, "_POLL_S", 0.2)
     with pytest.raises(CheckFailed, match="did not finish within 10 minutes: 2 Pending"):
-        kubernetes.run(cluster, _build(fleet), limit_s=600)
+        kubernetes.run(control_plane.api, _build(fleet), limit_s=600)
     assert control_plane.api.find(NAMESPACE, network_test.NAMESPACE) is None

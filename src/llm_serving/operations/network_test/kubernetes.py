@@ -6,7 +6,6 @@ import time
 
 from llm_serving import console
 from llm_serving.fleet.network_test import NAME, NAMESPACE, Manifest
-from llm_serving.operations.cluster import ClusterContext
 from llm_serving.operations.kube_api import POD, Kind, KubeApi
 from llm_serving.settings.errors import CheckFailed
 
@@ -15,14 +14,13 @@ _POLL_S = 5.0
 _DELETE_S = 120.0
 
 
-def run(cluster: ClusterContext, manifests: list[Manifest], *, limit_s: int) -> str:
+def run(api: KubeApi, manifests: list[Manifest], *, limit_s: int) -> str:
     """Run the job, return rank 0's output, and delete everything again, also if it fails.
 
     Raises:
         CheckFailed: the pods did not finish in time; the message has their state.
         ApiError: the cluster refused something.
     """
-    api = cluster.api
     # Of a run that was interrupted.
     _delete(api)
     try:
