@@ -215,8 +215,8 @@ def test_the_indexer_beside_keys_and_values_is_whole_and_in_16_bits_on_each_acce
 def test_a_request_takes_whole_blocks_of_those_that_sparse_attention_picks_by() -> None:
     model = models.find("MiniMaxAI/MiniMax-M3")
     block_bytes = 128 * memory.compute_kv_bytes_per_token(model)
-    assert vllm_blocks.count_cache_blocks(model, 10 * block_bytes, context=129).tokens == 5 * 129
-    assert vllm_blocks.count_cache_blocks(model, 10 * block_bytes, context=128).tokens == 10 * 128
+    assert vllm_blocks.count_cache_blocks(model, 10 * block_bytes, ReplicaSetup(context=129)).tokens == 5 * 129
+    assert vllm_blocks.count_cache_blocks(model, 10 * block_bytes, ReplicaSetup(context=128)).tokens == 10 * 128
 
 
 def test_experts_of_deepseek_v4_are_in_4_bits_unless_its_config_says_8() -> None:
@@ -308,7 +308,7 @@ def test_layers_of_deepseek_v4_may_be_told_by_names() -> None:
 def test_a_model_of_one_kind_of_compression_has_tokens(ratio: int) -> None:
     config = dict(models.read_config("deepseek-ai/DeepSeek-V4-Flash"))
     model = config_json.parse({**config, "compress_ratios": [ratio] * 44}, "made up")
-    assert vllm_blocks.count_cache_blocks(model, 20 * memory.GIB, context=8192).tokens > 8192
+    assert vllm_blocks.count_cache_blocks(model, 20 * memory.GIB, ReplicaSetup(context=8192)).tokens > 8192
 
 
 def test_a_stage_of_deepseek_v4_has_its_share_of_each_kind_of_layers() -> None:
@@ -395,7 +395,7 @@ def test_cache_tokens_match_vllms_report(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     # The log gives the cache in hundredths of a GiB, which is up to 0.16% of the smallest.
-    computed = vllm_blocks.count_cache_blocks(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways).tokens
+    computed = vllm_blocks.count_cache_blocks(model, int(cache * memory.GIB), ReplicaSetup(ways, context=8192)).tokens
     assert computed == pytest.approx(tokens, rel=0.002)
 
 
@@ -446,7 +446,7 @@ def _format_start(
     name: str, model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> str:
     computed_tokens = vllm_blocks.count_cache_blocks(
-        model, int(cache * memory.GIB), context=8192, tensor_parallel=ways
+        model, int(cache * memory.GIB), ReplicaSetup(ways, context=8192)
     ).tokens
     cells = (
         f"H100 x {ways}",
@@ -490,16 +490,15 @@ def test_a_gibibyte_of_cache_fits_as_many_tokens_as_vllm_on_cpu_reports(
 ) -> None:
     model, block = models.find(name), engines.load_engines()["vllm"].platforms["cpu"].kv_block
     assert (
-        vllm_blocks.count_cache_blocks(model, memory.GIB, context=context, tensor_parallel=ways, block=block).tokens
-        == tokens
+        vllm_blocks.count_cache_blocks(model, memory.GIB, ReplicaSetup(ways, context=context), block).tokens == tokens
     )
 
 
 def test_a_cache_with_a_draft_fits_as_many_tokens_as_vllm_on_cpu_reports() -> None:
     """vLLM 0.32.0 with --max-model-len 2048, --kv-cache-memory-bytes 67108864 and itself as draft_model, 2026-11-27."""
     tiny, block = models.find("tiny"), engines.load_engines()["vllm"].platforms["cpu"].kv_block
-    assert vllm_blocks.count_cache_blocks(tiny, 2**26, context=2048, block=block, draft=tiny).tokens == 16_384
-    assert vllm_blocks.count_cache_blocks(tiny, 2**26, context=2048, block=block).tokens == 32_768
+    assert vllm_blocks.count_cache_blocks(tiny, 2**26, ReplicaSetup(context=2048, draft=tiny), block).tokens == 16_384
+    assert vllm_blocks.count_cache_blocks(tiny, 2**26, ReplicaSetup(context=2048), block).tokens == 32_768
 
 
 DRAFT = models.find("Qwen/Qwen3-0.6B")
@@ -567,12 +566,12 @@ def test_a_sliding_window_limits_the_cache_of_long_requests() -> None:
     short_context, long_context = 8192, 131072
     cache_bytes = 20 * memory.GIB
     assert (
-        vllm_blocks.count_cache_blocks(model, cache_bytes, context=short_context).tokens
-        <= vllm_blocks.count_cache_blocks(full_attention, cache_bytes, context=short_context).tokens
+        vllm_blocks.count_cache_blocks(model, cache_bytes, ReplicaSetup(context=short_context)).tokens
+        <= vllm_blocks.count_cache_blocks(full_attention, cache_bytes, ReplicaSetup(context=short_context)).tokens
     )
     assert (
-        vllm_blocks.count_cache_blocks(model, cache_bytes, context=long_context).tokens
-        > 1.7 * vllm_blocks.count_cache_blocks(full_attention, cache_bytes, context=long_context).tokens
+        vllm_blocks.count_cache_blocks(model, cache_bytes, ReplicaSetup(context=long_context)).tokens
+        > 1.7 * vllm_blocks.count_cache_blocks(full_attention, cache_bytes, ReplicaSetup(context=long_context)).tokens
     )
 
 
@@ -955,8 +954,8 @@ def test_a_fit_covers_one_request_and_a_misfit_has_a_reason(
 def test_a_larger_cache_never_fits_fewer_tokens(name: str, size: int, more: int, context: int) -> None:
     model = models.find(name)
     assert (
-        vllm_blocks.count_cache_blocks(model, size + more, context=context).tokens
-        >= vllm_blocks.count_cache_blocks(model, size, context=context).tokens
+        vllm_blocks.count_cache_blocks(model, size + more, ReplicaSetup(context=context)).tokens
+        >= vllm_blocks.count_cache_blocks(model, size, ReplicaSetup(context=context)).tokens
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from llm_serving.catalog import config_json, engines, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm, vllm_blocks
+from llm_serving.engines.memory import ReplicaSetup
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation.load import pictures
 from tests.engines.test_memory import MIXED_SETTINGS
@@ -90,7 +91,7 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(runni
     for process in deployment.workers:
         cache_bytes = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
         computed = vllm_blocks.count_cache_blocks(
-            model, cache_bytes, context=deployment.served_models[0].context, block=CPU_BLOCK
+            model, cache_bytes, ReplicaSetup(context=deployment.served_models[0].context), CPU_BLOCK
         ).tokens
         reported = _parse_cache_sizes(running_plan.directory.get_log_path(process.name).read_text())
         assert reported, "the engine's log does not speak of its cache"
@@ -107,7 +108,7 @@ def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine
     reported = [answer["result"] for answer in engine_probe("planner", questions)]
     computed = [
         vllm_blocks.count_cache_blocks(
-            models.find(name), CACHE_BYTES, context=context, tensor_parallel=tensor_parallel, block=block
+            models.find(name), CACHE_BYTES, ReplicaSetup(tensor_parallel, context=context), block
         ).tokens
         for name, context, block, tensor_parallel in cases
     ]
@@ -126,7 +127,7 @@ def test_vllms_planner_counts_the_same_tokens_with_a_draft_s_layers(draft: str, 
         questions.append({**_build_question(models.find(name), context, 16, ways), "draft": heads})
         computed.append(
             vllm_blocks.count_cache_blocks(
-                models.find(name), CACHE_BYTES, context=context, tensor_parallel=ways, draft=guesser
+                models.find(name), CACHE_BYTES, ReplicaSetup(ways, context=context, draft=guesser)
             ).tokens
         )
     reported = [answer.get("result", answer) for answer in engine_probe("planner", questions)]
@@ -152,9 +153,7 @@ def test_vllms_planner_counts_the_same_tokens_with_layers_that_predict(engine_pr
         more = {key: question[key] + draft.layers for key in ("layers", *["indexed"] * bool(model.indexed_layers))}
         questions.append(question | more)
         computed.append(
-            vllm_blocks.count_cache_blocks(
-                model, CACHE_BYTES, context=context, tensor_parallel=ways, draft=draft
-            ).tokens
+            vllm_blocks.count_cache_blocks(model, CACHE_BYTES, ReplicaSetup(ways, context=context, draft=draft)).tokens
         )
     reported = [answer["result"] for answer in engine_probe("planner", questions)]
     assert [case for case, ours, theirs in zip(cases, computed, reported, strict=True) if abs(ours - theirs) > 1] == []
@@ -171,7 +170,11 @@ def test_vllms_planner_counts_the_same_tokens_for_caches_of_deepseek_v4(engine_p
         ratios = config["compress_ratios"][: model.layers]
         numbers = {"context": context, "bytes": CACHE_BYTES, "batch": batch, "window": model.window}
         questions.append({**numbers, "ratios": ratios})
-        computed.append(vllm_blocks.count_cache_blocks(model, CACHE_BYTES, context=context, batch_tokens=batch).tokens)
+        computed.append(
+            vllm_blocks.count_cache_blocks(
+                model, CACHE_BYTES, ReplicaSetup(context=context, batch=memory.Batch(tokens=batch, sequences=1))
+            ).tokens
+        )
     reported = [answer.get("result", answer) for answer in engine_probe("compressed", questions)]
     differing = [
         (case, ours, theirs)
@@ -356,7 +359,7 @@ def test_adapters_have_the_numbers_that_vllm_keeps_for_them(engine_probe: Engine
     for name, kind, own, modules in ADAPTED:
         config = {**SMALL, "architectures": [name], "model_type": kind, **own}
         requests.append({"config": config, "count": count, "rank": memory.ADAPTER_RANK, "modules": modules})
-        setup = memory.ReplicaSetup(adapters=count, adapter_modules=tuple(modules or ()))
+        setup = ReplicaSetup(adapters=count, adapter_modules=tuple(modules or ()))
         computed.append(vllm.compute_adapter_bytes(config_json.parse(config, "made up"), setup) // 2)
     answers = [answer.get("result", answer) for answer in engine_probe("adapters", requests)]
     # The routers of experts, whose adapters are small, are left out.

@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm_blocks
-from llm_serving.engines.memory import Split
+from llm_serving.engines.memory import ReplicaSetup, Split
 from llm_serving.prediction import configurations, problem, search
 from llm_serving.prediction.configurations import Preparation
 from llm_serving.prediction.problem import Limit, Problem
@@ -160,7 +160,7 @@ def test_short_requests_have_the_room_that_their_blocks_leave(name: str, kind: s
     own = problem.Configuration(instance, 1.0, split, "fp8", "auto", None)
     model = apply_precision(asked.model, "fp8")
     fit = configurations.compute_fit(model, instance, split, context, "auto")
-    total = vllm_blocks.count_cache_blocks(model, fit.cache_bytes, context=context).total
+    total = vllm_blocks.count_cache_blocks(model, fit.cache_bytes, ReplicaSetup(context=context)).total
     assert instance.accelerators
     preparation = Preparation(asked, search._Search(asked)._reject)
     [entry] = preparation.prepare(own, model, instance.accelerators, fit)

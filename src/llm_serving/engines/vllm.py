@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
@@ -38,7 +39,7 @@ from llm_serving.engines.memory import (
     estimate_tokens_per_s,
     select_stage,
 )
-from llm_serving.engines.vllm_blocks import BLOCK_TOKENS, RUNNING_STATE_BLOCKS, STATE_BLOCKS, count_cache_blocks
+from llm_serving.engines.vllm_blocks import BLOCK_TOKENS, count_cache_blocks
 from llm_serving.settings.units import format_bytes
 
 UTILIZATION = 0.92
@@ -134,15 +135,10 @@ def count_running(model: Architecture, cache_bytes: int, setup: ReplicaSetup, to
     """
     if model.full_layers == model.layers or model.compressed or model.encoder:
         return None
-    blocks = count_cache_blocks(
-        select_stage(model, setup.pipeline),
-        cache_bytes,
-        context=tokens,
-        tensor_parallel=setup.tensor,
-        batch_tokens=0,
-        dtype=setup.dtype,
-        state_blocks=RUNNING_STATE_BLOCKS,
+    running = ReplicaSetup(
+        setup.tensor, context=tokens, dtype=setup.dtype, batch=Batch(tokens=0, sequences=0), prefix_cache=False
     )
+    blocks = count_cache_blocks(select_stage(model, setup.pipeline), cache_bytes, running)
     return max(1, blocks.total // blocks.of_request)
 
 
@@ -371,18 +367,7 @@ def divide_memory(model: Model, instance: Instance, batch: Batch, context: int, 
     cache = budget - weights - reserve
     if device and device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
-    blocks = count_cache_blocks(
-        stage,
-        cache,
-        context=context,
-        tensor_parallel=setup.tensor,
-        block=block,
-        batch_tokens=batch.tokens,
-        dtype=dtype,
-        draft=setup.draft,
-        draft_tokens=setup.draft_tokens,
-        state_blocks=STATE_BLOCKS if setup.prefix_cache else RUNNING_STATE_BLOCKS,
-    )
+    blocks = count_cache_blocks(stage, cache, replace(setup, context=context, batch=batch, dtype=dtype), block)
     # A request keeps its state in a block: vLLM 0.32.0, config/compilation.py, resolve_cudagraph_mode_and_sizes.
     states = blocks.total if model.state and device else None
     return Division(budget, weights, reserve, cache, blocks.tokens, draft, with_video - step, adapters, states)

@@ -8,6 +8,7 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.engines.memory import (
     INDEX_NUMBERS,
     VECTOR_BYTES,
+    ReplicaSetup,
     compute_kv_bytes_per_token,
     compute_kv_layer_bytes,
     compute_state_bytes,
@@ -16,6 +17,9 @@ from llm_serving.engines.memory import (
 
 BLOCK_TOKENS = 16
 """Tokens in a block of the KV cache on GPUs (vLLM 0.32.0, `CacheConfig.DEFAULT_BLOCK_SIZE`)."""
+
+BATCH_TOKENS = 8192
+"""Of the largest step, where the setup has none."""
 
 STATE_BLOCKS = 2
 """Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
@@ -42,28 +46,17 @@ class CacheBlocks(NamedTuple):
 
 
 def count_cache_blocks(
-    model: Architecture,
-    cache_bytes: int,
-    *,
-    context: int,
-    tensor_parallel: int = 1,
-    block: int = BLOCK_TOKENS,
-    batch_tokens: int = 8192,
-    dtype: str = "auto",
-    draft: Architecture | None = None,
-    draft_tokens: int = 0,
-    state_blocks: int = STATE_BLOCKS,
+    model: Architecture, cache_bytes: int, setup: ReplicaSetup, block: int = BLOCK_TOKENS
 ) -> CacheBlocks:
-    """Return blocks of `cache_bytes` of each accelerator.
+    """Return blocks of `cache_bytes` of each accelerator, for requests of the setup's context.
 
-    Where some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches of
-    `batch_tokens` may be under way on top.
-
-    Args:
-        draft: a model whose layers have the same tokens in the same cache, all of them taken for full attention.
-        draft_tokens: that are drafted at a time, each with a state of its own in layers that keep one.
-        state_blocks: of a request in each of these layers.
+    Where some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches may be
+    under way on top. A draft has the same tokens in the same cache, all of its layers taken for full attention. Each
+    drafted token has a state of its own in layers that keep one.
     """
+    context, tensor_parallel, dtype, draft = setup.context, setup.tensor, setup.dtype, setup.draft
+    batch_tokens = setup.batch.tokens if setup.batch else BATCH_TOKENS
+    state_blocks = STATE_BLOCKS if setup.prefix_cache else RUNNING_STATE_BLOCKS
     if model.encoder:
         return CacheBlocks(0, 1, context)
     if model.compressed:
@@ -87,7 +80,7 @@ def count_cache_blocks(
     kinds = (
         (model.full_layers + merged_layers, divide_up(context, own_block)),
         (model.sliding_layers, _count_window_blocks(model, context, window_block, batch_tokens)),
-        (model.linear_layers, state_blocks + draft_tokens),
+        (model.linear_layers, state_blocks + setup.draft_tokens),
         (draft_layers - merged_layers, divide_up(context, draft_block)),
     )
     # Layers that share a block table: those of the smallest kind, or the largest if nearly as many (vLLM 0.32.0,
