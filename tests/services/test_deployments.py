@@ -74,6 +74,13 @@ def test_who_calls_a_deployment_is_found_before_it_is_removed(tmp_path: Path) ->
         file.parent.mkdir(parents=True)
         file.write_text(plan.text)
     assert rendered.find_callers("chat", fleet, tmp_path, "ecs") == ["catalog"]
+    edited = (
+        file.read_text()
+        .replace("\nfleet: ", "\nfleet:  ")
+        .replace(f": {fleet.value.name}\n", f': "{fleet.value.name}"  # ours\n')
+    )
+    file.write_text(edited.replace("\nkind: batch\n", "\nkind: 'batch' # as before\n"))
+    assert rendered.read_kind(file, fleet.value) == "batch", "comments and quotes of a user change nothing"
     assert rendered.find_callers("chat", fleet, tmp_path, "eks") == ["pods"]
     assert rendered.find_callers("catalog", fleet, tmp_path, "ecs") == []
 

@@ -113,10 +113,13 @@ def list_fargate(orchestrator: str, services: Sequence[Service], name: str) -> I
 
 
 def read_head(file: Path) -> dict[str, str]:
-    """Return the keys of a rendered file that are not in another, without reading all of it."""
+    """Return the keys of a rendered file that are not in another, without reading all of it.
+
+    A user may have added comments and quotes.
+    """
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    pairs = (line.partition(":") for line in lines if line[:1].isalpha())
-    return {key: value.strip() for key, _, value in pairs}
+    pairs = (line.partition(" #")[0].partition(":") for line in lines if line[:1].isalpha())
+    return {key: value.strip(" '\"") for key, _, value in pairs}
 
 
 def read(file: Path, fleet: Document[Fleet], model: type[Rendered[S]]) -> Document[Rendered[S]]:

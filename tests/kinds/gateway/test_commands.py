@@ -67,6 +67,8 @@ def invoke(runner: CliRunner, *arguments: str) -> str:
          '--team: "adz": there is no such team. Fix: choose search or ads.'),
         (["usage", "edge", "--month", "2026-13"],
          '--month: "2026-13": it is not a month. Fix: write it as 2026-11.'),
+        (["usage", "edge", "--month", "9999-12"],
+         '--month: "9999-12": it is not a month. Fix: write it as 2026-11.'),
         (["usage", "edge", "--month", "2026-11", "--since", "7d"],
          "--month: a month has a beginning of its own. Fix: remove --since or --month."),
         (["usage", "edge", "--by", "team,person"],

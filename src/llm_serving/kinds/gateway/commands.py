@@ -161,7 +161,7 @@ def _parse_period(since: str | None, month: str | None) -> usage.Period:
         raise InputError("--month: a month has a beginning of its own. Fix: remove --since or --month.")
     try:
         return usage.build_month(datetime.datetime.strptime(month, "%Y-%m").date())
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InputError(f"--month: {quote_value(month)}: it is not a month. Fix: write it as 2026-11.") from None
 
 
