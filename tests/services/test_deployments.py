@@ -74,12 +74,11 @@ def test_who_calls_a_deployment_is_found_before_it_is_removed(tmp_path: Path) ->
         file.parent.mkdir(parents=True)
         file.write_text(plan.text)
     assert rendered.find_callers("chat", fleet, tmp_path, "ecs") == ["catalog"]
-    edited = (
-        file.read_text()
-        .replace("\nfleet: ", "\nfleet:  ")
-        .replace(f": {fleet.value.name}\n", f': "{fleet.value.name}"  # ours\n')
-    )
-    file.write_text(edited.replace("\nkind: batch\n", "\nkind: 'batch' # as before\n"))
+    name = fleet.value.name
+    own = {f"fleet: {name}": f'fleet: "{name}"  # ours', "kind: batch": "kind: 'batch' # still"}
+    for text, edited in own.items():
+        assert f"\n{text}\n" in file.read_text()
+        file.write_text(file.read_text().replace(f"\n{text}\n", f"\n{edited}\n"))
     assert rendered.read_kind(file, fleet.value) == "batch", "comments and quotes of a user change nothing"
     assert rendered.find_callers("chat", fleet, tmp_path, "eks") == ["pods"]
     assert rendered.find_callers("catalog", fleet, tmp_path, "ecs") == []
