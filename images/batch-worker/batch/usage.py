@@ -21,6 +21,7 @@ class Usage:
 
     def __init__(self, store: Store, settings: Settings, now: Callable[[], float]) -> None:
         self._store, self._keys, self._worker, self._now = store, Layout(settings.prefix), settings.worker, now
+        self._teams = tuple(settings.teams)
         self._quotas = {name: team.tokens_per_day for name, team in settings.teams.items() if team.tokens_per_day}
         self._date = ""
         self._own: dict[str, int] = defaultdict(int)
@@ -48,25 +49,25 @@ class Usage:
             self._start_day(date)
         for team, tokens in list(self._own.items()):
             if tokens != self._saved.get(team):
-                self._store.write_json(self._get_own_key(team), {"tokens": tokens})
+                self._store.write_json(self._get_own_key(team, date), {"tokens": tokens})
                 self._saved[team] = tokens
         for team in self._quotas if is_needed else ():
-            counts = read_day(self._store, self._keys, team, self._date, self._known.get(team, {}))
-            self._known[team], own = counts, self._get_own_key(team)
+            counts = read_day(self._store, self._keys, team, date, self._known.get(team, {}))
+            self._known[team], own = counts, self._get_own_key(team, date)
             self._others[team] = sum(count for key, (_, count) in counts.items() if key != own)
 
     def _start_day(self, date: str) -> None:
-        is_first = not self._date
-        self._date, self._saved, self._others, self._known = date, {}, {}, {}
-        if not is_first:
+        if self._date:
             self._own.clear()
-            return
-        for team in self._quotas:  # a restarted worker continues its earlier counts
-            stored = self._store.read_json(self._get_own_key(team))
-            self._own[team] += stored.value["tokens"] if stored else 0
+        else:  # a restarted worker continues its earlier counts, of all teams or, after an error, of none yet
+            earlier = {team: self._store.read_json(self._get_own_key(team, date)) for team in self._teams}
+            for team, stored in earlier.items():
+                if stored:
+                    self._own[team] += stored.value["tokens"]
+        self._date, self._saved, self._others, self._known = date, {}, {}, {}
 
-    def _get_own_key(self, team: str) -> str:
-        return f"{self._keys.build(layout.USAGE, team, self._date)}{self._worker}.json"
+    def _get_own_key(self, team: str, date: str) -> str:
+        return f"{self._keys.build(layout.USAGE, team, date)}{self._worker}.json"
 
 
 def format_date(now: float) -> str:

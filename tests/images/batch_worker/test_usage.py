@@ -10,6 +10,7 @@ from batch import usage
 from batch.layout import Layout
 from batch.store import Store, Stored
 from batch.usage import Usage
+from botocore.exceptions import ClientError
 
 from tests.images.batch_worker.conftest import read_settings
 
@@ -125,3 +126,34 @@ def test_a_worker_that_restarts_goes_on_from_its_own_count(store: FakeStore, day
     assert not again.is_spent("ads")
     again.add("ads", 1)
     assert again.is_spent("ads")
+
+
+def test_a_worker_that_restarts_takes_nothing_from_what_a_team_without_a_quota_used(store: FakeStore, day: Day) -> None:
+    opened = open_usage(store, day)
+    opened.add("search", 60)
+    opened.exchange()
+    again = open_usage(store, day)
+    again.add("search", 9)
+    again.exchange()
+    [(_, count)] = usage.read_day(store, Layout("batch/mine"), "search", "1970-01-01").values()  # type: ignore[arg-type]
+    assert count == 69
+
+
+def test_a_worker_whose_first_read_is_throttled_counts_what_it_used_before_once(store: FakeStore, day: Day) -> None:
+    opened = open_usage(store, day)
+    for team in TEAMS:
+        opened.add(team, 60)
+    opened.exchange()
+    read, again = store.read_json, Usage(store, replace(read_settings(teams=TEAMS), worker="w0"), day)  # type: ignore[arg-type]
+    answers = iter([True, False])
+
+    def throttle(key: str) -> Any:
+        if not next(answers, True):
+            raise ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
+        return read(key)
+
+    store.read_json = throttle  # type: ignore[method-assign]
+    with pytest.raises(ClientError):
+        again.exchange()
+    again.exchange()
+    assert dict(again._own) == dict.fromkeys(TEAMS, 60)
