@@ -50,20 +50,13 @@ class Committer:
             if is_due:
                 self._committed_at = time.monotonic()
             free = [chunk for chunk in self._chunks if not chunk.lock.locked()]
-            commits = [asyncio.create_task(self._try_commit(chunk)) for chunk in free if is_due or chunk.is_complete]
+            commits = [asyncio.create_task(self._commit(chunk)) for chunk in free if is_due or chunk.is_complete]
             if commits:
                 done, _ = await asyncio.wait(commits, timeout=COMMIT_INTERVAL_S)
                 await asyncio.gather(*done)  # raises what nobody expected
 
-    async def _try_commit(self, chunk: OpenChunk) -> None:
-        """Save a chunk; if AWS refuses it for now, such as by throttling, the next time is soon."""
-        try:
-            await self._commit(chunk)
-        except (BotoCoreError, ClientError) as error:
-            log.warning("%s chunk %d: %s: %s", chunk.job["id"], chunk.state.index, type(error).__name__, error)
-
     async def commit(self, chunks: Iterable[OpenChunk]) -> None:
-        """Save finished rows, and finish chunks that have no more."""
+        """Save finished rows, and finish chunks that have no more; what AWS refuses for now stays as it is."""
         await asyncio.gather(*(self._commit(chunk) for chunk in chunks))
 
     async def _commit(self, chunk: OpenChunk) -> None:
@@ -78,9 +71,10 @@ class Committer:
             except Conflict:
                 log.info("lost %s chunk %d to another worker", chunk.job["id"], chunk.state.index)
                 self._mailbox.release(chunk.message)
-            except ClientError as error:
-                if not classify(error)[2]:
-                    raise
+            except (BotoCoreError, ClientError) as error:
+                if not classify(error)[2]:  # such as throttling
+                    log.warning("%s chunk %d: %s: %s", chunk.job["id"], chunk.state.index, type(error).__name__, error)
+                    return
                 await asyncio.to_thread(self._step_runner.fail, chunk.message, error)
             self._chunks.remove(chunk)
 

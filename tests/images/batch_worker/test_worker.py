@@ -125,6 +125,19 @@ def test_a_worker_that_stops_keeps_its_chunk_and_saves_rows_until_the_last_in_fl
     assert (visibility_s[:3], visibility_s[-1], opened.queues.answers) == ([1, 1, 1], 0, [])
 
 
+def test_a_worker_that_stops_while_s3_refuses_hands_its_chunk_back(
+    open_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_worker()
+
+    def refuse(_: Any) -> None:
+        raise ClientError({"Error": {"Code": "SlowDown"}}, "PutObject")
+
+    monkeypatch.setattr(opened.chunk.state, "commit", refuse)
+    opened.shut_down()
+    assert opened.queues.visibility_s == [0]
+
+
 def test_rows_that_outlast_a_stopping_worker_run_elsewhere(open_worker: Any, store: Store) -> None:
     """The last rows of a chunk are in flight for longer than a worker may take to stop: none of them is lost."""
     opened = open_worker(drain_s=0.05)
