@@ -95,6 +95,7 @@ class Steps:
         stored = self._store.read_json(key)
         attempts = (stored.value if stored else 0) + 1
         if attempts > MAX_ATTEMPTS:
+            self._store.write_json(key, 0)  # the job may be resumed, on workers with more memory
             raise Permanent("too_many_attempts", f"{task} ended {MAX_ATTEMPTS} workers in a row")
         self._store.write_json(key, attempts)
         try:

@@ -645,6 +645,8 @@ def test_a_step_that_ends_its_workers_ends_the_job(
             steps.run("plan", {"job": job["id"]})
     with pytest.raises(Permanent, match="plan ended 10 workers in a row"):
         steps.run("plan", {"job": job["id"]})
+    with pytest.raises(SystemExit):  # of a job that is resumed, on workers with more memory
+        steps.run("plan", {"job": job["id"]})
 
 
 def test_a_cancelled_job_whose_step_fails_ends_cancelled(store: Store, steps: Steps, write_input: Any) -> None:
