@@ -74,8 +74,8 @@ class Template:
         """Render the row of a record, as a line without its end."""
         row = _fill(self._row, values)
         if (custom_id := row.get("custom_id")) is not None:  # an id that is missing is a fault of the row
-            row["custom_id"] = str(custom_id)
-        return json.dumps(row, ensure_ascii=False, default=str).encode()
+            row["custom_id"] = _format(custom_id)
+        return json.dumps(row, ensure_ascii=False, default=_format).encode()
 
 
 def _find_names(node: Any, depth: int) -> Iterator[str]:
@@ -101,6 +101,9 @@ def _fill(node: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _format(value: Any) -> str:
+    """Format a value within a text; bytes are a text whose writer did not name its type, as older ones do not."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
     return "" if value is None else str(value)
 
 
