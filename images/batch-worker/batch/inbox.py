@@ -47,9 +47,11 @@ class Inbox:
         if schedule := parse_schedule(text):
             yield self._submit_scheduled(schedule)
         for bucket, key in parse_event(text):
-            if not key.endswith(("/", layout.TEMPLATE_FILE)):
-                # The name of another folder `submit` refuses.
-                team = key.removeprefix(self._keys.build(layout.INBOXES)).partition("/")[0]
+            # The name of another folder `submit` refuses.
+            team, *path = key.removeprefix(self._keys.build(layout.INBOXES)).split("/")
+            # Spark, Hadoop and Athena read no file of such a name either: _SUCCESS, _temporary/, .crc.
+            is_hidden = any(name.startswith(("_", ".")) for name in path)
+            if not is_hidden and not key.endswith(("/", layout.TEMPLATE_FILE)):
                 yield self._jobs.submit(Submission(key, team=team, bucket=bucket))["id"]
 
     def _submit_scheduled(self, schedule: dict[str, str]) -> str:
