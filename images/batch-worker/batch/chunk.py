@@ -6,6 +6,7 @@ changed. A worker that lost its chunk to another without knowing can therefore a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from batch import layout, reader, rows
 from batch.errors import Permanent
@@ -144,7 +147,12 @@ class ChunkState:
             head["fruitless"] = before["fruitless"] + has_ended
         etag = store.write_json(head_key, head, etag=stored.etag if stored else None, new=stored is None)
         state = cls(store, keys, job, chunk, head, etag)
-        state._read_rows(chunk)
+        try:
+            state._read_rows(chunk)
+        except Exception:  # such as throttling, which ends no worker
+            with contextlib.suppress(BotoCoreError, ClientError, Conflict):
+                state.hand_back()
+            raise
         if in_flight:
             state._find_suspects(in_flight)
         return state
@@ -245,7 +253,7 @@ class ChunkState:
         self._write_head(Head(**{**self.head, "parts": joined, "done": True}))
 
     def hand_back(self) -> None:
-        """Note that the worker stops by itself: the chunk did not end it.
+        """Note that the chunk did not end the worker, which stops by itself or cannot read the rows.
 
         Raises:
             Conflict: another worker has the chunk.

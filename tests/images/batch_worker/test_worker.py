@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batch import chunk as chunk_module
 from batch import dispatcher as dispatcher_module
 from batch import jobs as jobs_module
 from batch import layout, rows
@@ -178,6 +179,23 @@ def test_a_chunk_that_waits_in_a_worker_for_half_a_day_ended_none(
     monkeypatch.setattr(time, "time", lambda: now() + hours * 3600)
     taken = [take_chunk(store, KEYS, job["id"], 0, worker, 1)[0] for worker in ("next", "last")]
     assert [state.head["fruitless"] for state in taken] == counted
+
+
+def test_a_chunk_whose_rows_cannot_be_read_for_a_while_ended_no_worker(
+    open_worker: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = open_worker().chunk.job
+
+    def refuse(*_: Any) -> None:
+        raise ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(chunk_module, "read_chunk_lines", refuse)
+        for _ in range(MAX_FRUITLESS):
+            with pytest.raises(ClientError):
+                take_chunk(store, KEYS, job["id"], 0, "next", 1)
+    state, _ = take_chunk(store, KEYS, job["id"], 0, "last", 1)
+    assert (len(state.pending), state.head["fruitless"]) == (5, 1)
 
 
 class Ended(Exception):
