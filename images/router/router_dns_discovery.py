@@ -26,6 +26,7 @@ An engine is registered only while it answers `/health` and `/v1/models`, whatev
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import re
@@ -307,8 +308,11 @@ def _send_request(method: str, url: str, body: Mapping[str, Any] | None = None, 
     request = urllib.request.Request(url, data=payload, method=method, headers={"Content-Type": "application/json"})
     # No proxy: engines and router are in this network, whatever the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout_s) as response:
-        return bytes(response.read())
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            return bytes(response.read())
+    except http.client.HTTPException as error:  # an answer that is cut off, or another protocol's
+        raise OSError(f"{url}: {error!r}") from error
 
 
 def main(arguments: Sequence[str]) -> int:

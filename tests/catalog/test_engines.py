@@ -257,7 +257,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     assert "--enable-igw" not in command, "with it vllm-router asks no engine for its events"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
-        f"{registry}/router:0.1.17-14",
+        f"{registry}/router:0.1.17-15",
         f"{registry}/vllm:0.32.0-efa.8",
     )
     [engine] = deployment.workers

@@ -107,7 +107,7 @@ def test_no_text_of_the_product_names_an_image_that_moves_or_is_unknown() -> Non
         ("vllm/vllm-router:nightly-20260710-b93cbcb", "its tag moves or expires"),
         ("vllm/vllm-openai:latest", "its tag moves or expires"),
         ("quay.io/someone/else:1.0", "no row of images.yaml"),
-        ("{registry}/router:0.1.17-14", None),
+        ("{registry}/router:0.1.17-15", None),
     ],
 )
 def test_what_the_walk_refuses(image: str, fault: str | None) -> None:

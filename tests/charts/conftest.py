@@ -26,7 +26,7 @@ EFA_IMAGE = "registry.example/vllm-efa:0.32.0"
 """What a user would name for presets that leave it open."""
 
 
-ROUTER_IMAGE = "registry.example/router:0.1.17-14"
+ROUTER_IMAGE = "registry.example/router:0.1.17-15"
 """What a user names for every preset with a router."""
 
 ROUTER_OPTION = ("--set", f"defaults.router.image={ROUTER_IMAGE}")

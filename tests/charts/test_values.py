@@ -189,7 +189,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
         (
             {**build_release(), "roles": {**build_release()["roles"], "router": {**ROUTER, "image": ""}}},
-            "roles.router.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-14",
+            "roles.router.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-15",
         ),
         (
             build_release({"image": ""}),

@@ -153,7 +153,7 @@ class Started:
 
 
 STACKS = ("network", "storage", "eks")
-ROUTER = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small/router:0.1.17-14"
+ROUTER = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small/router:0.1.17-15"
 
 
 def run_steps(context: FleetContext, monkeypatch: pytest.MonkeyPatch) -> None:

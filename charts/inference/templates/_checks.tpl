@@ -129,7 +129,7 @@
 {{- $added := concat (include "inference.additionChecks" (dict "at" (printf "%s.initContainers" $at) "containers" $role.initContainers) | fromYamlArray) (include "inference.additionChecks" (dict "at" (printf "%s.sidecars" $at) "containers" $role.sidecars) | fromYamlArray) (include "inference.volumeChecks" (dict "at" $at "role" $role) | fromYamlArray) -}}
 {{- $wrong = concat $wrong $added -}}
 {{- if and (not $image) (eq $role.kind "router") -}}
-{{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-14" $at) -}}
+{{- $wrong = append $wrong (printf "%s.image: empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-15" $at) -}}
 {{- else if not $image -}}
 {{- $wrong = append $wrong (printf "%s.image: empty. Fix: pass --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}

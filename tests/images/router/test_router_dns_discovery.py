@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -488,6 +489,26 @@ def test_prefill_and_decode_are_listed_as_such_and_removed_by_the_routers_own_nu
         lists["decode"].sync({"http://d:2": ("tiny",)})
         assert list(router.workers.values()) == [prefill, decodes[1]]
         router.shutdown()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"SSH-2.0-another\r\n"])
+def test_an_engine_that_ends_as_it_answers_or_left_its_address_to_another_server_ends_no_router(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.syspath_prepend(dns_discovery.FOLDER)
+    import router_dns_discovery
+
+    def send() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=send, daemon=True).start()
+        name = router_dns_discovery.DnsName("worker", server.getsockname()[1])
+        assert name.refresh(lambda _: {"127.0.0.1"}, router_dns_discovery.fetch_models) == {}
+        assert name.misses == {"127.0.0.1": 1}
 
 
 def test_replicas_beyond_one_dns_answer_are_all_registered(monkeypatch: pytest.MonkeyPatch) -> None:

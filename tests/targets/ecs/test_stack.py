@@ -60,7 +60,7 @@ class Ecs:
     tagged: list[dict[str, Any]] = field(default_factory=list)
     """ECS services of other deployments and of earlier ones, as described with their tags."""
 
-    images: tuple[str, ...] = ("fabric/router:0.1.17-14",)
+    images: tuple[str, ...] = ("fabric/router:0.1.17-15",)
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:
@@ -304,7 +304,7 @@ def test_a_missing_image_is_reported_before_anything_changes(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
-    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-14 is not in the fleet's registry") as error:
+    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-15 is not in the fleet's registry") as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert "whose newest, 0.1.16, was built from another version" in str(error.value)
     assert "images/build router --fleet" in str(error.value)

@@ -46,7 +46,7 @@ def build_plan(ecr: Ecr) -> Any:
         deployment=SimpleNamespace(
             door=None,
             environment=SimpleNamespace(registry=REGISTRY, image_digests={}),
-            services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-14")],
+            services=[SimpleNamespace(image=f"{REGISTRY}/router:0.1.17-15")],
         ),
         aws=SimpleNamespace(client=lambda _: ecr),
         fleet=SimpleNamespace(value=SimpleNamespace(name="demo", account=None), path=Path("fleet.yaml")),
@@ -69,16 +69,16 @@ def test_a_deployment_pulls_by_the_fleets_image_cache() -> None:
 
 
 def test_only_images_of_the_fleets_own_registry_are_looked_up() -> None:
-    ecr = Ecr("demo/router:0.1.17-14")
-    images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-14", "vllm/vllm-openai:v0.32.0"])
-    assert ecr.requests == ["demo/router:0.1.17-14"]
+    ecr = Ecr("demo/router:0.1.17-15")
+    images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-15", "vllm/vllm-openai:v0.32.0"])
+    assert ecr.requests == ["demo/router:0.1.17-15"]
 
 
 def test_a_missing_image_is_refused_with_the_command_that_builds_it() -> None:
     with pytest.raises(CheckFailed) as error:
-        images.require_images(build_plan(Ecr()), [f"{REGISTRY}/router:0.1.17-14"])
+        images.require_images(build_plan(Ecr()), [f"{REGISTRY}/router:0.1.17-15"])
     assert str(error.value) == (
-        f"{REGISTRY}/router:0.1.17-14 is not in the fleet's registry. Nothing was changed. "
+        f"{REGISTRY}/router:0.1.17-15 is not in the fleet's registry. Nothing was changed. "
         "Fix: run images/build router --fleet fleet.yaml"
     )
 
@@ -87,19 +87,19 @@ def test_a_registry_without_the_repository_is_refused_with_the_stack_that_create
     ecr = Ecr()
     ecr.missing_code = "RepositoryNotFoundException"
     with pytest.raises(CheckFailed) as error:
-        images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-14"])
+        images.require_images(build_plan(ecr), [f"{REGISTRY}/router:0.1.17-15"])
     assert str(error.value) == (
-        f"{REGISTRY}/router:0.1.17-14 is not in the fleet's registry, which has no repository for it. Nothing was changed. "
+        f"{REGISTRY}/router:0.1.17-15 is not in the fleet's registry, which has no repository for it. Nothing was changed. "
         "Fix: add router to storage.repositories of fleet.yaml, apply the stack storage, and run images/build router "
         "--fleet fleet.yaml"
     )
 
 
 def test_an_image_pinned_by_its_build_is_looked_up_and_refused_by_its_digest() -> None:
-    image, ecr = f"{REGISTRY}/router:0.1.17-14@sha256:{'1' * 64}", Ecr(f"demo/router@sha256:{'1' * 64}")
+    image, ecr = f"{REGISTRY}/router:0.1.17-15@sha256:{'1' * 64}", Ecr(f"demo/router@sha256:{'1' * 64}")
     images.require_images(build_plan(ecr), [image])
     with pytest.raises(CheckFailed) as error:
-        images.require_images(build_plan(Ecr("demo/router:0.1.17-14")), [image])
+        images.require_images(build_plan(Ecr("demo/router:0.1.17-15")), [image])
     assert str(error.value) == (
         f"{image} is not in the fleet's registry. Nothing was changed. Fix: run images/build router --fleet fleet.yaml, or "
         f"remove its line from {Path('images.lock.yaml').resolve()} to pull it by its tag"
