@@ -32,9 +32,11 @@ IMAGE_NAMES = sorted(path.parent.name for path in IMAGES.glob("*/Dockerfile"))
 ROUTER_CONTEXT = "--build-context batch=images/batch-worker/batch"
 
 
-def _build(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command, variables = [str(IMAGES / "build"), *words], {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=variables)
+def _build(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    command, variables = [os.path.relpath(IMAGES / "build", folder), *words], {**os.environ, **environment}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=variables, cwd=folder
+    )
 
 
 def _list_image_versions() -> dict[str, str]:
@@ -84,6 +86,14 @@ def test_the_build_pushes_to_the_fleets_own_registry_by_the_name_that_deployment
         f"  $ aws ecr get-login-password --region us-east-1 | docker login --username AWS --password-stdin {registry}",
         f"  $ docker buildx build --platform linux/amd64 --tag {registry}/one-gpu/vllm:{_list_image_versions()['vllm']} --push images/vllm",
     ]
+
+
+def test_a_fleet_file_is_that_of_the_callers_folder() -> None:
+    """The repository has a fleet.yaml of its own, for which the image would be built."""
+    folder = ROOT / "infra" / "fleets"
+    assert "/one-gpu/vllm:" in _build("vllm", "--fleet", "one-gpu.yaml", "--print", folder=folder).stderr
+    printed = _build("--all", "--load", "--print", folder=folder)
+    assert " images/vllm-cpu\n" in printed.stderr, printed.stderr
 
 
 def test_a_base_without_a_digest_is_pulled_by_the_one_that_images_pin_kept(tmp_path: Path) -> None:
