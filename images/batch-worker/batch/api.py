@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import os
 import re
@@ -468,7 +469,9 @@ def _read_metadata(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_text(body: dict[str, Any], name: str, maximum: int) -> str:
-    text = str(body.get(name) or "")
+    """Read a text; of anything else, such as a template that is an object, its JSON."""
+    value = body.get(name) or ""
+    text = value if isinstance(value, str) else json.dumps(value)
     if len(text) > maximum:
         raise BadSubmission(name, f"it has more than {maximum} characters")
     return text

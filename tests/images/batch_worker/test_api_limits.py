@@ -114,6 +114,11 @@ def test_what_is_at_the_limits_is_taken(batch_settings: Any) -> None:
     assert refuse(batch_settings, body) == (400, "input_file_id", "it is missing: the id of an uploaded file")
 
 
+def test_a_template_may_be_the_object_itself() -> None:
+    row = {"custom_id": "{sku}", "body": {"prompt": "{title}"}}
+    assert Template(api._read_text({"template": row}, "template", 99)).columns == ["sku", "title"]
+
+
 @pytest.mark.parametrize("limit", ["²", "0", "-1", "ten", "1e3", "9999999999"])
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/files"])
 def test_a_limit_that_is_no_number_is_refused(batch_settings: Any, path: str, limit: str) -> None:
