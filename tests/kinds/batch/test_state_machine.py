@@ -157,7 +157,8 @@ def test_each_step_is_repeated_alike_and_ends_in_the_job_where_it_fails_for_good
     assert [rule["ErrorEquals"] for rule in retried[0]] == [
         ["Transient", "SQS.SdkClientException", "SQS.AmazonSQSException"]
     ]
-    assert all(state["TimeoutSeconds"] for state in steps), "a lost answer holds no execution for ever"
+    waits_s = {state["TimeoutSeconds"] for state in steps}
+    assert waits_s == {14 * 86400}, "as long as a queue keeps its message: days without a worker fail no job"
 
 
 MAX_PAYLOAD_BYTES = 262_144
