@@ -34,9 +34,7 @@ ROUTER_CONTEXT = "--build-context batch=images/batch-worker/batch"
 
 def _build(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     command, variables = [os.path.relpath(IMAGES / "build", folder), *words], {**os.environ, **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=variables, cwd=folder
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=variables, cwd=folder)
 
 
 def _list_image_versions() -> dict[str, str]:

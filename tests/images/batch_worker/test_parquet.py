@@ -68,7 +68,7 @@ def test_each_record_becomes_a_row_by_the_template() -> None:
 
 def test_texts_that_older_writers_keep_as_bytes_are_texts() -> None:
     sink = io.BytesIO()
-    pq.write_table(pa.table({"sku": ["é".encode()], "title": ["a thing".encode()], "raw": [b"\xff"]}), sink)
+    pq.write_table(pa.table({"sku": ["é".encode()], "title": [b"a thing"], "raw": [b"\xff"]}), sink)
     template = {"custom_id": "{sku}", "url": "/v1/completions", "body": {"prompt": "{title}", "user": "{title}: {raw}"}}
     [row] = read_rows(sink.getvalue(), json.dumps(template))
     assert (row["custom_id"], row["body"]) == ("é", {"prompt": "a thing", "user": "a thing: \ufffd"})
