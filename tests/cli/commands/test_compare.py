@@ -84,6 +84,7 @@ def test_the_gate_exits_1_if_the_traffic_was_another(capsys: pytest.CaptureFixtu
             ["first", "old"],
             "RUN: old: another version of this program wrote it (0.0.9): it has no 'duration_s'. Fix: validate again.",
         ),
+        (["first", "older"], "RUN: older: another version of this program wrote it: it has no 'queue_share'."),
         (
             ["first", "cut"],
             "RUN: cut: it is not a validation's folder: line 400 of requests.jsonl is not a request.",
@@ -101,6 +102,8 @@ def test_what_is_no_run_is_refused(arguments: list[str], message: str, capsys: p
     old = json.loads(Path("old/report.json").read_text())
     del old["duration_s"]
     Path("old/report.json").write_text(json.dumps({**old, "versions": {"blueprint": "0.0.9"}}))
+    _write_run(Path("older"), 4)
+    Path("older/report.json").write_text(Path("older/report.json").read_text()[:-1] + ', "driver": [{"cpu_share": 0}]}')
     for name, length in (("cut", -5), ("half", None)):
         _write_run(Path(name), 4)
         file = Path(name, "requests.jsonl")

@@ -43,13 +43,14 @@ class ValidationRun:
     """Further validations that count with this one."""
 
     def require_fields(self) -> None:
-        """Refuse, by a `ValueError` or `KeyError`, a report without what a comparison reads, as of another version."""
+        """Refuse, by an error of Python's own, a report without what a comparison reads, as of another version."""
         if not isinstance(self.report["settings"]["traffic"], dict):
             raise ValueError("settings.traffic is no mapping")
         Slo.model_validate(self.report["settings"]["slo"])
         steady = self.report.get("steady") or {"from_s": 0, "to_s": 0}
-        for number in (self.report["duration_s"], steady["from_s"], steady["to_s"]):
+        for number in (self.report["duration_s"], self.waiting_share, steady["from_s"], steady["to_s"]):
             float(number)
+        select_measures((self,))
 
     @property
     def answered(self) -> list[Sample]:
