@@ -23,7 +23,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(relay.time, "sleep", lambda _: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), BreaksOff) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             assert relay._ask_s3(f"http://127.0.0.1:{server.server_port}") == b"whole"
         finally:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import re
@@ -90,7 +91,7 @@ class _JudgeHandler(QuietHandler):
 def judge_url() -> Iterator[str]:
     _JudgeHandler.requests, _JudgeHandler.reply = [], "8"
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _JudgeHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
 
@@ -128,13 +129,38 @@ def test_a_judge_that_leads_elsewhere_gets_no_key_and_gives_no_score(
 
     monkeypatch.setenv("BLUEPRINT_JUDGE_API_KEY", "sk-judge")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
         sample = _build_sample("Rome", "Rome")
         with pytest.raises(Unavailable, match="did not answer: HTTP Error 302"):
             scoring.score(_build_traffic(score_by="judge", judge={"url": url, "model": "m"}), [sample], tmp_path)
         server.shutdown()
     assert _JudgeHandler.requests == [], "urllib would have asked there with GET, and with the key"
+
+
+@pytest.mark.parametrize("refusals", [1, 4])
+def test_a_judge_that_takes_no_more_for_a_moment_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    statuses = [429] * refusals
+
+    class Limited(QuietHandler):
+        def do_POST(self) -> None:
+            if statuses:
+                self.respond(statuses.pop())
+            else:
+                self.respond_json({"choices": [{"message": {"content": "8"}}]})
+
+    monkeypatch.setattr(scoring, "JUDGE_PAUSES_S", (0.0, 0.0, 0.0))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Limited) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        judge = {"url": f"http://127.0.0.1:{server.server_port}", "model": "m"}
+        sample = _build_sample("Rome", "Rome")
+        error = pytest.raises(Unavailable, match="HTTP Error 429") if refusals > 3 else contextlib.nullcontext()
+        with error:
+            scoring.score(_build_traffic(score_by="judge", judge=judge), [sample], tmp_path)
+        server.shutdown()
+    assert sample.score == (None if refusals > 3 else 0.8)
 
 
 @pytest.mark.parametrize("port", ["cut", "80a0"])
@@ -146,7 +172,7 @@ def test_a_judge_that_breaks_off_or_has_no_such_port_gives_no_score(tmp_path: Pa
             self.end_headers()
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cut) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port if port == 'cut' else port}"
         traffic = _build_traffic(score_by="judge", judge={"url": url, "model": "m"})
         with pytest.raises(Unavailable, match=rf"the judge at {url} did not answer: .+ Fix: correct traffic.judge"):
@@ -229,7 +255,7 @@ def test_a_schema_that_names_a_url_fetches_nothing(tmp_path: Path) -> None:
             self.respond(200, b"{}")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Schema) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         schema = json.dumps({"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"})
         samples = [_build_sample("{}", schema)]
         scoring.score(_build_traffic(score_by="json_schema"), samples, tmp_path)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
+import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +40,9 @@ from llm_serving.validation.on_demand import Tool
 JUDGE_KEY = "BLUEPRINT_JUDGE_API_KEY"
 JUDGE_CONCURRENCY = 8
 JUDGE_LIMIT_S = 120.0
+JUDGE_PAUSES_S = (1.0, 4.0, 16.0)
+"""Before a judge is asked again that takes no more requests at the moment, or fails."""
+
 SIMILARITY_LIMIT_S = 600.0
 PATTERN_LIMIT_S = 1.0
 
@@ -221,8 +226,7 @@ def _judge_one(judge: Judge, sample: Sample) -> float:
     url = f"{judge.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with api_key.OPENER.open(request, timeout=JUDGE_LIMIT_S) as response:
-            reply = str(untrusted_json.parse(response.read())["choices"][0]["message"]["content"])
+        reply = str(untrusted_json.parse(_send_to_judge(request))["choices"][0]["message"]["content"])
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise Unavailable(
             f"the judge at {judge.url} did not answer: {error}. "
@@ -235,3 +239,15 @@ def _judge_one(judge: Judge, sample: Sample) -> float:
             "Fix: set traffic.judge.model to a model that follows instructions."
         )
     return int(match[1]) / 10
+
+
+def _send_to_judge(request: urllib.request.Request) -> bytes:
+    for pause_s in (*JUDGE_PAUSES_S, None):
+        try:
+            with api_key.OPENER.open(request, timeout=JUDGE_LIMIT_S) as response:
+                return bytes(response.read())
+        except urllib.error.HTTPError as error:
+            if pause_s is None or error.code not in (429, 500, 502, 503, 504):
+                raise
+            time.sleep(pause_s)
+    raise AssertionError("unreachable: the last try returns or raises")
