@@ -16,10 +16,11 @@ import pytest
 
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
+from llm_serving.cli import main
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import image_pins
 from llm_serving.operations.checkpoints import Checkpoints
-from llm_serving.operations.context import FleetContext
+from llm_serving.operations.context import FleetContext, build_data_path
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
@@ -84,6 +85,17 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     assert resumed.result.skipped == [f"chart {name}" for name in skipped]
     assert image_pins.read_charts(context.document.path) == {"kuberay-operator:1.7.0": UNKNOWN_DIGEST}
     assert "✓ chart nvidia-device-plugin: skipped, installed before" in capsys.readouterr().err
+
+
+def test_charts_that_were_removed_meanwhile_are_installed_again(recorder: Recorder, context: FleetContext) -> None:
+    recorder.install("aws", "helm")
+    context = replace(context, data=build_data_path(context.fleet))
+    context.data.mkdir(parents=True)
+    build_workflow(context)._install_add_ons(context)
+    first = list_installed(recorder)
+    assert main.run(["platform", "remove", "--yes", "--fleet", str(context.document.path)]) == 0
+    build_workflow(context)._install_add_ons(context)
+    assert list_installed(recorder) == [*first, *first]
 
 
 def test_a_chart_whose_helm_was_killed_is_named_with_the_way_out(recorder: Recorder, context: FleetContext) -> None:

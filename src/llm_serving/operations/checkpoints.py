@@ -15,8 +15,8 @@ from typing import Any
 
 from llm_serving import console, processes
 
-FILE = "journal.json"
-"""In the fleet's data directory."""
+FILE, CHARTS_FILE = "journal.json", "charts.json"
+"""In the fleet's data directory; the latter has the charts of the cluster, which may be removed alone."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Checkpoints:
         """Read the file.
 
         Args:
-            scope: account and region, or the embedded AWS; checkpoints of another scope are ignored.
+            scope: account and region, the embedded AWS, or a cluster; checkpoints of another scope are ignored.
         """
         self.file = file
         self._scope = scope

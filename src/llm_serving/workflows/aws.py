@@ -315,13 +315,14 @@ class Workflow:
         installs = self.request.target.installs_charts(fleet)
         commands = add_ons.build_install_commands(fleet, folder, fleet_file) if installs else []
         with console.step(f"Connect to the cluster {names.find_eks_cluster(fleet)}"):
-            cluster_identity = cluster.fetch_uid(cluster.connect(fleet_context.aws, fleet, fleet_context.data))
+            uid = cluster.fetch_uid(cluster.connect(fleet_context.aws, fleet, fleet_context.data))
+        installed = Checkpoints(fleet_context.data / checkpoints.CHARTS_FILE, f"the cluster {uid}")
 
         def compute_key(command: add_ons.Command) -> tuple[str, str]:
-            key = compute_digest(*command.arguments, str(command.selected.values), cluster_identity)
+            key = compute_digest(*command.arguments, str(command.selected.values))
             return f"chart {command.selected.add_on.name}", key
 
-        pending = [command for command in commands if not self.checkpoints.find(*compute_key(command))]
+        pending = [command for command in commands if not installed.find(*compute_key(command))]
         skipped = [compute_key(command)[0] for command in commands if command not in pending]
         for name in skipped:
             console.err.print(f"[green]✓[/green] {name}: skipped, installed before")
@@ -331,7 +332,7 @@ class Workflow:
             folder,
             fleet_file,
             kubeconfig=cluster.open_session(fleet_context.aws, fleet_context.data).kubeconfig,
-            on_done=lambda command: self.checkpoints.record(*compute_key(command)),
+            on_done=lambda command: installed.record(*compute_key(command)),
         )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from llm_serving import console
 from llm_serving.aws.preflight.check import build_group_payloads, count_by_status
 from llm_serving.fleet import model, names
-from llm_serving.operations import add_ons, cluster, cluster_check, context, kube_api
+from llm_serving.operations import add_ons, checkpoints, cluster, cluster_check, context, kube_api
 from llm_serving.operations import tunnel as forwarding
 from llm_serving.operations.add_ons import Command
 from llm_serving.options import confirm
@@ -55,6 +55,7 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
         add_ons.require_tools()
         cluster.require_own(fleet_settings)
         confirm.ask(f"Remove {', '.join(command.selected.add_on.name for command in commands)}?", yes)
+        (context.build_data_path(fleet_settings) / checkpoints.CHARTS_FILE).unlink(missing_ok=True)
         add_ons.remove(commands, folder)
 
 
