@@ -17,7 +17,7 @@ from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant
 from infra.constructs.security_group import HTTPS, add_client_rules, add_security_group
 from llm_serving.catalog import eks
-from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
+from llm_serving.fleet.eks_add_ons import list_eks_add_ons
 from llm_serving.fleet.model import Fleet, NewNetwork
 
 _SERVICE_CIDRS = ("172.20.0.0/16", "10.100.0.0/16")
@@ -201,7 +201,7 @@ def add_add_ons(
 
 def _add_eks_add_on(
     stack: FleetStack,
-    add_on: EksAddOn,
+    add_on: eks.AddOn,
     permissions: _Permissions | None,
     cluster: aws.eks_cluster.EksCluster,
     system: aws.eks_node_group.EksNodeGroup | None,
@@ -225,8 +225,8 @@ def _add_eks_add_on(
         add_on.name,
         cluster_name=cluster.name,
         addon_name=add_on.name,
-        addon_version=add_on.version,
-        configuration_values=add_on.configuration,
+        addon_version=add_on.versions[stack.fleet.eks.version],
+        configuration_values=json.dumps(add_on.configuration) if add_on.configuration else None,
         pod_identity_association=associations or None,
         resolve_conflicts_on_create="OVERWRITE",
         resolve_conflicts_on_update="OVERWRITE",

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from llm_serving.catalog import eks
-from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
+from llm_serving.fleet.eks_add_ons import list_eks_add_ons
 from llm_serving.fleet.model import Fleet
 
 SCHEMAS = {
@@ -35,8 +35,8 @@ CONFIGURED = [
 
 
 @pytest.mark.parametrize("add_on", CONFIGURED, ids=[add_on.name for add_on in CONFIGURED])
-def test_what_eks_is_sent_fits_the_add_ons_published_schema(add_on: EksAddOn) -> None:
-    assert validate(add_on.name, json.loads(add_on.configuration or "")) == []
+def test_what_eks_is_sent_fits_the_add_ons_published_schema(add_on: eks.AddOn) -> None:
+    assert validate(add_on.name, add_on.configuration) == []
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,29 @@ def test_every_schema_has_its_version_and_source_and_an_add_on_that_uses_it() ->
 
 def test_the_dcgm_server_runs_on_every_gpu_node_whatever_its_taints() -> None:
     (agent,) = [add_on for add_on in CONFIGURED if add_on.name == "eks-node-monitoring-agent"]
-    assert json.loads(agent.configuration or "")["dcgmAgent"] == {"tolerations": [{"operator": "Exists"}]}
+    assert (agent.configuration or {})["dcgmAgent"] == {"tolerations": [{"operator": "Exists"}]}
 
 
 def test_only_the_agent_s_check_of_networks_is_off_which_calls_healthy_nodes_broken() -> None:
     (agent,) = [add_on for add_on in CONFIGURED if add_on.name == "eks-node-monitoring-agent"]
-    assert json.loads(agent.configuration or "")["nodeAgent"] == {"monitors": {"networking": {"enabled": False}}}
+    assert (agent.configuration or {})["nodeAgent"] == {"monitors": {"networking": {"enabled": False}}}
 
 
 def test_volumes_of_claims_have_the_fleets_tags_by_which_a_budget_counts_them() -> None:
     fleet = build_fleet().model_copy(update={"tags": {"team": "ads"}})
     (driver,) = [add_on for add_on in list_eks_add_ons(fleet) if add_on.name == "aws-ebs-csi-driver"]
-    assert json.loads(driver.configuration or "") == {
-        "controller": {"extraVolumeTags": {"team": "ads", "fleet": "demo"}}
-    }
+    assert driver.configuration == {"controller": {"extraVolumeTags": {"team": "ads", "fleet": "demo"}}}
 
 
 def test_names_are_looked_up_at_more_replicas_the_more_nodes_there_are() -> None:
     (dns,) = [add_on for add_on in CONFIGURED if add_on.name == "coredns"]
-    scaling = json.loads(dns.configuration or "")["autoScaling"]
+    scaling = (dns.configuration or {})["autoScaling"]
     assert scaling["enabled"] and 2 < scaling["minReplicas"] < scaling["maxReplicas"]
 
 
 def test_the_network_plugin_enforces_network_policies() -> None:
     (cni,) = [add_on for add_on in CONFIGURED if add_on.name == "vpc-cni"]
-    assert json.loads(cni.configuration or "")["enableNetworkPolicy"] == "true"
+    assert (cni.configuration or {})["enableNetworkPolicy"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -112,10 +110,3 @@ def test_a_cluster_has_the_drivers_of_volumes_that_its_fleet_asks_for(
 ) -> None:
     add_ons = list_eks_add_ons(build_fleet(csi_drivers=csi_drivers))
     assert [add_on.name for add_on in add_ons if add_on.name.endswith("csi-driver")] == expected
-
-
-@pytest.mark.parametrize("version", list(eks.END_OF_STANDARD_SUPPORT))
-def test_every_add_on_has_the_version_of_the_clusters_kubernetes(version: str) -> None:
-    pinned = {row.name: row.versions[version] for row in eks.ADD_ONS}
-    for add_on in list_eks_add_ons(build_fleet(version=version)):
-        assert add_on.version == pinned[add_on.name]

@@ -200,7 +200,7 @@ def _list_minors(running: str) -> Iterator[tuple[str, str]]:
 def _compare_cluster(fleet: Fleet, installed: Installed, running: str) -> Iterator[str]:
     """Yield what of a cluster is not as pinned for the version that its control plane has."""
     for add_on in list_eks_add_ons(fleet):
-        pinned = _pin(add_on.name, running)
+        pinned = add_on.versions.get(running)
         version = installed.add_ons.get(add_on.name)
         if installed.add_ons and pinned and version != pinned:
             yield f"{add_on.name} {version or 'none'} -> {pinned}"
@@ -217,13 +217,9 @@ def _compare_cluster(fleet: Fleet, installed: Installed, running: str) -> Iterat
 
 def _compare_pins(fleet: Fleet, before: str, after: str) -> Iterator[str]:
     for add_on in list_eks_add_ons(fleet):
-        old, new = _pin(add_on.name, before), _pin(add_on.name, after)
+        old, new = add_on.versions.get(before), add_on.versions.get(after)
         if old != new:
             yield f"{add_on.name} {old or 'other'} -> {new}"
-
-
-def _pin(add_on: str, version: str) -> str | None:
-    return next(row.versions.get(version) for row in eks.ADD_ONS if row.name == add_on)
 
 
 def _list_ecs(fleet: Fleet, groups: Sequence[Group], installed: Installed) -> Iterator[Step]:

@@ -48,7 +48,7 @@ def test_the_kubernetes_version_is_looked_for_among_those_that_eks_offers(
 
 def _stub_versions(stubbed_aws: Any, fleet: Fleet, missing: str = "") -> None:
     for add_on in list_eks_add_ons(fleet):
-        offered = "v9.9.9-eksbuild.1" if add_on.name == missing else add_on.version
+        offered = "v9.9.9-eksbuild.1" if add_on.name == missing else add_on.versions["1.35"]
         rows = [
             {"addonVersion": "v9.9.10-eksbuild.1", "compatibilities": [{"clusterVersion": "1.35"}]},
             {"addonVersion": offered, "compatibilities": [{"clusterVersion": "1.35", "defaultVersion": True}]},
@@ -73,7 +73,7 @@ def test_a_version_that_eks_does_not_offer_fails_and_names_the_default(stubbed_a
     _stub_versions(stubbed_aws, fleet, missing="coredns")
     lines = _execute(stubbed_aws, fleet, "add-ons")
     assert [name for name, line in lines.items() if line.status != "pass"] == ["coredns"]
-    pinned = next(add_on.version for add_on in list_eks_add_ons(fleet) if add_on.name == "coredns")
+    pinned = next(add_on.versions["1.35"] for add_on in list_eks_add_ons(fleet) if add_on.name == "coredns")
     assert lines["coredns"].message == (
         f"EKS does not offer {pinned} for Kubernetes 1.35; it offers v9.9.10-eksbuild.1 and v9.9.9-eksbuild.1"
     )
@@ -90,7 +90,7 @@ def _stub_schemas(stubbed_aws: Any, fleet: Fleet, schemas: dict[str, Any], accou
                     "configurationSchema": json.dumps(schemas.get(add_on.name, {})),
                     "podIdentityConfiguration": [{"serviceAccount": account}] if account else [],
                 },
-                {"addonName": add_on.name, "addonVersion": add_on.version},
+                {"addonName": add_on.name, "addonVersion": add_on.versions["1.35"]},
             )
 
 

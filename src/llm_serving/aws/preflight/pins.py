@@ -12,9 +12,10 @@ from typing import Any
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
 from llm_serving.aws.session import AwsSession
+from llm_serving.catalog.eks import AddOn
 from llm_serving.fleet import machine_images
 from llm_serving.fleet.checks import join_words
-from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
+from llm_serving.fleet.eks_add_ons import list_eks_add_ons
 from llm_serving.fleet.groups import Group, has_known_types
 from llm_serving.fleet.model import Fleet
 
@@ -58,13 +59,14 @@ def _check_versions(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     return [_check_version(aws, fleet, add_on) for add_on in list_eks_add_ons(fleet)]
 
 
-def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResult:
-    version, query = fleet.eks.version, {"addonName": add_on.name, "kubernetesVersion": fleet.eks.version}
+def _check_version(aws: AwsSession, fleet: Fleet, add_on: AddOn) -> CheckResult:
+    version, pinned = fleet.eks.version, add_on.versions[fleet.eks.version]
+    query = {"addonName": add_on.name, "kubernetesVersion": version}
     entries = session.list_all(aws.client("eks"), "describe_addon_versions", "addons", **query)
     rows = [row for entry in entries for row in entry["addonVersions"]]
     offered = [row["addonVersion"] for row in rows]
-    if add_on.version in offered:
-        return CheckResult(add_on.name, "pass", f"{add_on.version} offered for Kubernetes {version}")
+    if pinned in offered:
+        return CheckResult(add_on.name, "pass", f"{pinned} offered for Kubernetes {version}")
     if not offered:
         message = f"EKS has no version of it for Kubernetes {version}"
         return CheckResult(add_on.name, "fail", message, "set another eks.version, or use a fleet without it")
@@ -72,48 +74,49 @@ def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResu
         row["addonVersion"] for row in rows if any(entry.get("defaultVersion") for entry in row["compatibilities"])
     ]
     shown_versions = [*offered[:_MAX_SHOWN_VERSIONS], *(["others"] if len(offered) > _MAX_SHOWN_VERSIONS else [])]
-    message = f"EKS does not offer {add_on.version} for Kubernetes {version}; it offers {join_words(shown_versions)}"
+    message = f"EKS does not offer {pinned} for Kubernetes {version}; it offers {join_words(shown_versions)}"
     return CheckResult(add_on.name, "fail", message, f"pin {(default or offered)[0]} in {_CATALOG_FILE}")
 
 
 def _check_values(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     """Values and service accounts, held against what the add-on's version takes, for each add-on with any."""
+    version = fleet.eks.version
     return [
-        _check_configuration(add_on, response)
+        _check_configuration(add_on, add_on.versions[version], response)
         for add_on in list_eks_add_ons(fleet)
         if add_on.configuration or add_on.service_account
-        if (response := _fetch_configuration(aws, add_on)) is not None
+        if (response := _fetch_configuration(aws, add_on.name, add_on.versions[version])) is not None
     ]
 
 
-def _fetch_configuration(aws: AwsSession, add_on: EksAddOn) -> Mapping[str, Any] | None:
+def _fetch_configuration(aws: AwsSession, add_on: str, version: str) -> Mapping[str, Any] | None:
     """Return what EKS takes for that version; None for a version that it does not know, which has its own result."""
     with session.ignore_errors("ResourceNotFoundException", "InvalidParameterException"):
         response: Mapping[str, Any] = aws.client("eks").describe_addon_configuration(
-            addonName=add_on.name, addonVersion=add_on.version
+            addonName=add_on, addonVersion=version
         )
         return response
     return None
 
 
-def _check_configuration(add_on: EksAddOn, response: Mapping[str, Any]) -> CheckResult:
+def _check_configuration(add_on: AddOn, version: str, response: Mapping[str, Any]) -> CheckResult:
     check_name = f"{add_on.name} values"
     mistakes = list(_find_value_mistakes(add_on, str(response.get("configurationSchema") or "{}")))
     accounts = [row["serviceAccount"] for row in response.get("podIdentityConfiguration", ())]
     if add_on.service_account and accounts and add_on.service_account not in accounts:
         mistakes.append(f"service account {add_on.service_account}: EKS takes {join_words(accounts)}")
     if mistakes:
-        message = f"EKS would refuse them for {add_on.version}: {'; '.join(mistakes)}"
+        message = f"EKS would refuse them for {version}: {'; '.join(mistakes)}"
         return CheckResult(check_name, "fail", message, f"correct its row in {_CATALOG_FILE}")
-    return CheckResult(check_name, "pass", f"write it as the schema of {add_on.version} has it")
+    return CheckResult(check_name, "pass", f"write it as the schema of {version} has it")
 
 
-def _find_value_mistakes(add_on: EksAddOn, schema: str) -> Iterator[str]:
+def _find_value_mistakes(add_on: AddOn, schema: str) -> Iterator[str]:
     import jsonschema
 
     parsed = json.loads(schema)
     validator = jsonschema.validators.validator_for(parsed, default=jsonschema.Draft7Validator)(parsed)
-    for error in sorted(validator.iter_errors(json.loads(add_on.configuration or "{}")), key=lambda error: error.path):
+    for error in sorted(validator.iter_errors(add_on.configuration or {}), key=lambda error: error.path):
         field = ".".join(map(str, error.absolute_path))
         yield f"{field}: {error.message}" if field else error.message
 
