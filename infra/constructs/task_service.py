@@ -12,7 +12,7 @@ from infra.constructs.fleet_stack import FleetStack, format_expression
 from infra.constructs.task_load_balancer import TaskLoadBalancer
 from infra.constructs.task_place import TaskPlace
 from llm_serving.fleet import names
-from llm_serving.fleet.ecs_services import PlacementChoice, format_service_name, list_choices
+from llm_serving.fleet.ecs_services import format_service_name, list_choices
 from llm_serving.fleet.model import Fleet
 from llm_serving.services.service import Service
 
@@ -68,22 +68,22 @@ def add_services(context: ServiceContext, service: Service, parts: ServiceParts)
     """Add an ECS service for each choice; the first one has the tasks, the others take those that find no instance."""
     choices = list_service_choices(context.stack.fleet, service)
     ecs_services = []
-    for choice in choices:
-        ecs_service = _add_service(context, service, choice, parts)
-        if choice.providers or context.may_use_spot:
+    for choice, providers in enumerate(choices):
+        ecs_service = _add_service(context, service, parts, choice, providers)
+        if providers or context.may_use_spot:
             ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
-        gives_way = service.placement.gives_way and not choice.number
+        gives_way = service.placement.gives_way and not choice
         # Autoscaling and the fallback move these; an apply must not move them back.
-        moved = ["desired_count"] if service.replicas.scale or choice.number or gives_way else []
-        tags: dict[str, str] = {}
+        moved = ["desired_count"] if service.replicas.scale or choice or gives_way else []
+        tags: dict[str, str] = {}  # as `infra.functions.ecs_fallback` reads them
         if len(choices) > 1:
-            tags |= names.build_fallback_tags(f"{context.deployment}-{service.name}", choice.number)
+            tags |= {"fallback": f"{context.deployment}-{service.name}", "choice": str(choice)}
         if gives_way:
-            tags |= names.build_gives_way_tag(service.replicas.max)
+            tags["gives-way"] = str(service.replicas.max)
         # Where the tasks are not `replicas.min`, the percent of these would stop too many at once, or none.
         is_moving = len(choices) > 1 or service.replicas.scale
-        if choice.providers and is_moving and not service.replicas.surge and service.replicas.unavailable:
-            tags |= names.build_unavailable_tag(service.replicas.unavailable)
+        if providers and is_moving and not service.replicas.surge and service.replicas.unavailable:
+            tags["unavailable"] = str(service.replicas.unavailable)
             moved.append("deployment_minimum_healthy_percent")
         if tags:
             ecs_service.add_override("tags", tags)
@@ -93,29 +93,31 @@ def add_services(context: ServiceContext, service: Service, parts: ServiceParts)
     return ecs_services
 
 
-def list_service_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
+def list_service_choices(fleet: Fleet, service: Service) -> list[list[str]]:
+    """List the capacity providers of each of a service's choices, in order of preference."""
     return list_choices(fleet, service.placement.pool, service.node.group if service.node else None)
 
 
 def list_names(fleet: Fleet, deployment: str, service: Service) -> list[str]:
     """List the names of a service's ECS services, in order of preference."""
-    return [format_service_name(deployment, service.name, choice) for choice in list_service_choices(fleet, service)]
+    choices = list_service_choices(fleet, service)
+    return [format_service_name(deployment, service.name, choice) for choice in range(len(choices))]
 
 
 def _add_service(
-    context: ServiceContext, service: Service, choice: PlacementChoice, parts: ServiceParts
+    context: ServiceContext, service: Service, parts: ServiceParts, choice: int, providers: Sequence[str]
 ) -> aws.ecs_service.EcsService:
     ecs_service, registry = aws.ecs_service, parts.registry
     min_percent, max_percent = _compute_healthy_percent(service)
-    strategy = _build_strategy(context, service, choice)
+    strategy = _build_strategy(context, service, providers)
     targets = _build_targets(context, service)
     return ecs_service.EcsService(
         context.stack,
-        f"{service.name}-{choice.number}",
+        f"{service.name}-{choice}",
         name=format_service_name(context.deployment, service.name, choice),
         cluster=context.place.cluster_arn,
         task_definition=parts.definition.arn,
-        desired_count=0 if choice.number else max(1, service.replicas.min),
+        desired_count=0 if choice else max(1, service.replicas.min),
         launch_type=None if strategy else "FARGATE",
         capacity_provider_strategy=strategy or None,
         deployment_circuit_breaker={"enable": True, "rollback": True},
@@ -129,7 +131,7 @@ def _add_service(
         placement_constraints=_build_placement_constraints(service) or None,
         # Fill instances one after the other, so that unneeded ones can be terminated.
         ordered_placement_strategy=[ecs_service.EcsServiceOrderedPlacementStrategy(type="binpack", field="memory")]
-        if choice.providers
+        if providers
         else None,
         service_registries={"registry_arn": registry.arn} if registry else None,
         load_balancer=targets or None,
@@ -145,15 +147,15 @@ def _add_service(
 
 
 def _build_strategy(
-    context: ServiceContext, service: Service, choice: PlacementChoice
+    context: ServiceContext, service: Service, providers: Sequence[str]
 ) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
     """Return the strategy; with spot one task runs on Fargate and the others on Fargate Spot, so that work goes on.
 
     Source: ECS developer guide, "Amazon ECS clusters for Fargate", capacity provider strategies, 2026-11.
     """
     strategy = aws.ecs_service.EcsServiceCapacityProviderStrategy
-    if choice.providers:
-        return [strategy(capacity_provider=provider, weight=1) for provider in choice.providers]
+    if providers:
+        return [strategy(capacity_provider=provider, weight=1) for provider in providers]
     if service.placement.spot:
         return [
             strategy(capacity_provider="FARGATE", base=1, weight=0),

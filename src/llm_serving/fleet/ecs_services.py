@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet
 
 
-@dataclass(frozen=True)
-class PlacementChoice:
-    """One placement choice of an ECS service's tasks."""
-
-    number: int
-    """Rank in the pool's order of preference, from 0."""
-
-    providers: tuple[str, ...]
-    """Capacity providers; empty on Fargate."""
-
-
-def list_choices(fleet: Fleet, pool: str, replica: int | None = None) -> list[PlacementChoice]:
-    """List the choices of a pool; one without providers for Fargate, which has no pool.
+def list_choices(fleet: Fleet, pool: str, replica: int | None = None) -> list[list[str]]:
+    """List the capacity providers of each choice of a pool, in order of preference; one choice with none for Fargate.
 
     Args:
         replica: index of the replica of several nodes that the tasks are a node of: all of its nodes are next to each
             other, so it has one provider of the first choice.
     """
     if not pool:
-        return [PlacementChoice(0, ())]
+        return [[]]
     strategies = groups.group_by_choice(groups.resolve_pool(fleet, pool))
     if replica is not None:
         peers = strategies[0]
-        return [PlacementChoice(0, (groups.format_provider_name(fleet, peers[replica % len(peers)]),))]
-    return [
-        PlacementChoice(number, tuple(groups.format_provider_name(fleet, group) for group in peers))
-        for number, peers in enumerate(strategies)
-    ]
+        return [[groups.format_provider_name(fleet, peers[replica % len(peers)])]]
+    return [[groups.format_provider_name(fleet, group) for group in peers] for peers in strategies]
 
 
-def format_service_name(deployment: str, service: str, choice: PlacementChoice) -> str:
-    suffix = f"-{choice.number}" if choice.number else ""
-    return f"{deployment}-{service}{suffix}"
+def format_service_name(deployment: str, service: str, choice: int) -> str:
+    """Return the name of the ECS service of a choice, a place in the pool's order of preference from 0."""
+    return f"{deployment}-{service}-{choice}" if choice else f"{deployment}-{service}"
 
 
 def format_log_group(fleet: Fleet, kind: str, deployment: str) -> str:

@@ -99,26 +99,6 @@ KARPENTER_NODE_PURPOSE = "karpenter-node"
 """Purpose of the role of nodes that Karpenter starts."""
 
 
-def build_fallback_tags(role: str, choice: int) -> dict[str, str]:
-    """Return the tags by which `ecs_fallback` knows the ECS service of a role on one of its pool's choices.
-
-    Args:
-        role: the same for all of the role's services, and no other's in the cluster.
-        choice: place in the pool's order of preference, from 0.
-    """
-    return {"fallback": role, "choice": str(choice)}
-
-
-def build_unavailable_tag(count: int) -> dict[str, str]:
-    """Return the tag by which `ecs_fallback` knows how many tasks of a service a rollout may stop at once."""
-    return {"unavailable": str(count)}
-
-
-def build_gives_way_tag(replicas: int) -> dict[str, str]:
-    """Return the tag by which `ecs_fallback` knows a first choice that gives way, and how many tasks it has at most."""
-    return {"gives-way": str(replicas)}
-
-
 def format_deployment_purpose(deployment: str, part: str) -> str:
     """Return the purpose of a deployment's role, in the 16 characters that IAM's limit leaves.
 

@@ -19,7 +19,6 @@ from moto import mock_aws
 from infra.functions import ecs_fallback
 from infra.functions.ecs_fallback import Choice
 from llm_serving.catalog import signals
-from llm_serving.fleet import names
 
 HOUR = datetime.timedelta(hours=1)
 ARN = "arn:aws:ecs:us-west-2:123456789012"
@@ -102,7 +101,7 @@ def test_a_large_role_without_machines_leaves_room_for_the_last_choice_of_anothe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large = [
-        build_service(f"prefill-{choice}", count, **names.build_fallback_tags("prefill", choice))
+        build_service(f"prefill-{choice}", count, fallback="prefill", choice=str(choice))
         for choice, count in enumerate((400, 50))
     ]
     ecs = Ecs(monkeypatch, [FIRST, {**SECOND, "desiredCount": 50}, *large])
@@ -253,8 +252,8 @@ ROLLOUT = {
 }
 """Of a service of four tasks, of which one may be away."""
 
-FIRST = build_service("decode-0", 2, **names.build_fallback_tags("decode", 0))
-SECOND = build_service("decode-1", 0, **names.build_fallback_tags("decode", 1))
+FIRST = build_service("decode-0", 2, fallback="decode", choice="0")
+SECOND = build_service("decode-1", 0, fallback="decode", choice="1")
 
 
 def test_a_failed_launch_moves_its_groups_pending_tasks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +292,7 @@ def test_a_service_keeps_all_tasks_but_those_that_a_rollout_may_stop(
 ) -> None:
     services = [
         {
-            **build_service(f"decode-{choice}", count, **names.build_fallback_tags("decode", choice), unavailable="1"),
+            **build_service(f"decode-{choice}", count, fallback="decode", choice=str(choice), unavailable="1"),
             "deploymentConfiguration": {**ROLLOUT, "strategy": "ROLLING"},
             "deployments": [{"rolloutState": state}],
         }
@@ -442,7 +441,7 @@ def test_the_function_reads_who_gives_way_from_its_tag_and_does_nothing_in_a_sto
     monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     strategy = {"capacityProviderStrategy": [{"capacityProvider": provider, "weight": 1} for provider in POOL]}
-    donor = {**build_service("batch-0", 3, **names.build_gives_way_tag(3)), **strategy}
+    donor = {**build_service("batch-0", 3, **{"gives-way": "3"}), **strategy}
     rival = {**build_service("worker-0", 2), **strategy}
     ecs = Ecs(monkeypatch, [donor, rival])
     ecs.add_tasks("batch-0", *(build_task(number, "RUNNING", health="HEALTHY") for number in range(3)))

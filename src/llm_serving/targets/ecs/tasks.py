@@ -58,7 +58,7 @@ class EcsDeployment:
     def list_service_names(self, service: Service) -> list[str]:
         """List the ECS services of a service: one for each choice of its pool."""
         choices = list_choices(self.fleet, service.placement.pool, service.node.group if service.node else None)
-        return [format_service_name(self.rendered.name, service.name, choice) for choice in choices]
+        return [format_service_name(self.rendered.name, service.name, choice) for choice in range(len(choices))]
 
     @property
     def all_service_names(self) -> list[str]:
