@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from infra.bindings import aws
-from infra.constructs.alarm import PERIOD_S
+from infra.constructs.alarm import PERIOD_S, Metric
 from infra.constructs.fleet_stack import FleetStack
 from llm_serving.catalog import signals
 from llm_serving.fleet import names
@@ -23,33 +23,9 @@ _MAX_CURVES = 100
 """Metrics of one widget, as the API reference has it for `metrics`; a graph shows the first of more."""
 
 
-class Curve(NamedTuple):
-    """One metric of a graph."""
-
-    label: str
-    name: str
-    """The program's."""
-
-    dimensions: Mapping[str, str]
-
-
-class Graph(NamedTuple):
-    """One signal."""
-
-    signal: str
-    namespace: str
-    stat: str
-    curves: Sequence[Curve]
-
-
-def build_graph(signal: str, stat: str, curves: Mapping[str, Mapping[str, str]]) -> Graph:
-    """Return the graph of a signal of CloudWatch's own, whose curves are dimensions by label."""
-    row = signals.load()[signal]
-    return Graph(signal, row.program, stat, [Curve(label, row.name, curves[label]) for label in curves])
-
-
-def add_dashboard(stack: FleetStack, graphs: Sequence[Graph]) -> None:
-    widgets = [_build_widget(stack.fleet, graph, index) for index, graph in enumerate(graphs)]
+def add_dashboard(stack: FleetStack, graphs: Mapping[str, Sequence[Metric]]) -> None:
+    """Add the dashboard; `graphs` has the curves of each signal, each labelled with its id."""
+    widgets = [_build_widget(stack.fleet, *graph, index) for index, graph in enumerate(graphs.items())]
     aws.cloudwatch_dashboard.CloudwatchDashboard(
         stack,
         "dashboard",
@@ -58,8 +34,8 @@ def add_dashboard(stack: FleetStack, graphs: Sequence[Graph]) -> None:
     )
 
 
-def _build_widget(fleet: Fleet, graph: Graph, index: int) -> dict[str, Any]:
-    signal = signals.load()[graph.signal]
+def _build_widget(fleet: Fleet, name: str, curves: Sequence[Metric], index: int) -> dict[str, Any]:
+    signal = signals.load()[name]
     row, column = divmod(index, _COLUMNS)
     return {
         "type": "metric",
@@ -68,23 +44,23 @@ def _build_widget(fleet: Fleet, graph: Graph, index: int) -> dict[str, Any]:
         "width": _WIDTH,
         "height": _HEIGHT,
         "properties": {
-            "title": f"{graph.signal}: {signal.meaning}",
+            "title": f"{name}: {signal.meaning}",
             "view": "timeSeries",
             "region": fleet.region,
-            "stat": graph.stat,
+            "stat": curves[0].stat,
             "period": PERIOD_S,
             "metrics": [
-                [graph.namespace, curve.name, *itertools.chain(*curve.dimensions.items()), {"label": curve.label}]
-                for curve in graph.curves[:_MAX_CURVES]
+                [curve.namespace, curve.name, *itertools.chain(*curve.dimensions.items()), {"label": curve.id}]
+                for curve in curves[:_MAX_CURVES]
             ],
             "yAxis": {"left": {"label": signal.unit, "min": 0, "showUnits": False}},
         },
     }
 
 
-def _build_text(graphs: Sequence[Graph]) -> dict[str, Any]:
+def _build_text(graphs: Collection[str]) -> dict[str, Any]:
     """Return the table below the graphs: what to do about each signal."""
-    rows = [f"| {graph.signal} | {signals.load()[graph.signal].action} |" for graph in graphs]
+    rows = [f"| {name} | {signals.load()[name].action} |" for name in graphs]
     return {
         "type": "text",
         "x": 0,

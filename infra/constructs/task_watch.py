@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from infra.bindings import aws
-from infra.constructs import alarm, dashboard, sidecars, task_service
+from infra.constructs import alarm, sidecars, task_service
 from infra.constructs.alarm import Expression, Metric
-from infra.constructs.dashboard import Curve, Graph
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.sidecars import MetricStream
 from infra.constructs.task_scaling import build_dimensions, build_errors, build_task_metric
@@ -134,20 +133,24 @@ def _build_service_dimensions(fleet: Fleet, ecs_name: str) -> dict[str, str]:
     return {"ClusterName": names.format_cluster_name(fleet), "ServiceName": ecs_name}
 
 
-def list_graphs(fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream) -> list[Graph]:
+def list_graphs(fleet: Fleet, serving: Rendered[ServingStack], stream: MetricStream) -> dict[str, list[Metric]]:
     """List the graphs of a deployment: what its collectors send, by role, and the tasks that run, by ECS service."""
     services = {service.role: service for service in reversed(serving.services)}  # nodes of a role send the same
     sent = {role: sidecars.select_metrics(service, stream) for role, service in services.items()}
-    graphs = []
+    graphs = {}
     for signal in [*sidecars.METRICS["router"], *sidecars.METRICS["engine"]]:
+        stat = "Sum" if signal in sidecars.METRICS["router"] else "Average"
         curves = [
-            Curve(role, name, build_dimensions(stream, services[role]))
+            Metric(role, stream.namespace, name, build_dimensions(stream, services[role]), stat)
             for role, metrics in sent.items()
             for name in metrics.get(signal, "").split("|")
             if name
         ]
-        stat = "Sum" if signal in sidecars.METRICS["router"] else "Average"
-        graphs += [Graph(signal, stream.namespace, stat, curves)] if curves else []
-    ecs_names = [name for service in serving.services for name in task_service.list_names(fleet, serving.name, service)]
-    running = {name: _build_service_dimensions(fleet, name) for name in ecs_names}
-    return [*graphs, dashboard.build_graph("running-tasks", "Minimum", running)]
+        if curves:
+            graphs[signal] = curves
+    graphs["running-tasks"] = [
+        alarm.find_metric(name, "running-tasks", _build_service_dimensions(fleet, name), "Minimum")
+        for service in serving.services
+        for name in task_service.list_names(fleet, serving.name, service)
+    ]
+    return graphs

@@ -10,7 +10,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import App
 from infra.constructs import capacity_providers, dashboard, ecs_cluster, ecs_fallback, gpu_repair, network
 from infra.constructs import network_test as network_tests
-from infra.constructs.alarm import add_topic_rule, build_cluster_dimensions
+from infra.constructs.alarm import add_topic_rule, build_cluster_dimensions, find_metric
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.machines import add_efa_group
 from infra.stacks import base
@@ -63,8 +63,8 @@ def add(app: App, document: Document[Fleet]) -> None:
         watched.append("waiting-repairs")
     _add_task_rule(stack, cluster.arn)
     if watched and fleet.add_ons.observability:
-        curves = {"cluster": build_cluster_dimensions(fleet)}
-        graphs = [dashboard.build_graph(signal, "Maximum", curves) for signal in watched]
+        dimensions = build_cluster_dimensions(fleet)
+        graphs = {signal: [find_metric("cluster", signal, dimensions, "Maximum")] for signal in watched}
         dashboard.add_dashboard(stack, graphs)
     if tested_groups:
         network_tests.add_network_tests(stack, tested_groups, key=key)
