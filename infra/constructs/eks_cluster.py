@@ -55,7 +55,7 @@ def add_cluster(
     service_role = _add_service_role(stack, kms_key)
     client_groups = [_add_client_group(stack, vpc_id).id] if stack.fleet.eks.private_from else []
     cluster = _add_eks_cluster(
-        stack, service_role, kms_key, subnet_ids, client_groups, depends_on=[logs, *list_policies(stack, "cluster")]
+        stack, service_role, kms_key, subnet_ids, client_groups, depends_on=[logs, *list_policies(service_role)]
     )
     _add_admins(stack, cluster)
     return cluster, kms_key
@@ -217,7 +217,7 @@ def _add_eks_add_on(
             managed=permissions.managed,
             statements=permissions.statements,
         )
-        dependencies += list_policies(stack, permissions.role)
+        dependencies += list_policies(add_on_role)
         association = aws.eks_addon.EksAddonPodIdentityAssociation
         associations = [association(role_arn=add_on_role.arn, service_account=add_on.service_account)]
     return aws.eks_addon.EksAddon(

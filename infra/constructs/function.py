@@ -72,7 +72,7 @@ def add_function(
         source_code_hash=base64.b64encode(hashlib.sha256(archive.read_bytes()).digest()).decode(),
         memory_size=256,
         timeout=timeout_s,
-        depends_on=[log, *list_policies(stack, name)],
+        depends_on=[log, *list_policies(function_role)],
     )
 
 

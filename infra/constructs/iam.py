@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from infra.bindings import aws
-from infra.bindings.cdktf import ITerraformDependable, TerraformResource
+from infra.bindings.cdktf import ITerraformDependable, TerraformResource, TerraformStack
 from infra.constructs.fleet_stack import FleetStack
 from llm_serving.fleet import names
 from llm_serving.services.service import Secret, Service
@@ -134,16 +134,16 @@ def add_role(
     return iam_role
 
 
-def list_policies(stack: FleetStack, name: str) -> list[ITerraformDependable]:
-    """List what `add_role` gave the role `name`.
+def list_policies(role: aws.iam_role.IamRole) -> list[ITerraformDependable]:
+    """List what `add_role` gave a role.
 
     Whoever acts by the role names these in depends_on: made after its rights, and gone before they are, so that it can
     still clean up.
     """
     return [
         child
-        for child in stack.node.children
-        if isinstance(child, TerraformResource) and child.node.id.startswith(f"{name}-role-")
+        for child in TerraformStack.of(role).node.children
+        if isinstance(child, TerraformResource) and child.node.id.startswith(f"{role.node.id}-")
     ]
 
 

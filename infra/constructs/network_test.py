@@ -48,5 +48,5 @@ def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.km
             requires_compatibilities=["EC2"],
             execution_role_arn=start_role.arn,
             container_definitions=json.dumps([network_test.build_task_container(group, image=image, logs=logs)]),
-            depends_on=iam.list_policies(stack, ROLE),
+            depends_on=iam.list_policies(start_role),
         )

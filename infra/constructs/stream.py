@@ -170,8 +170,7 @@ def add_job(
         name=f"job/flink/{stream.name}",
         log_group_name=context.log_group.name,
     )
-    purpose = names.format_deployment_purpose(context.name, "job")
-    role = _add_job_role(context, purpose)
+    role = _add_job_role(context)
     return aws.kinesisanalyticsv2_application.Kinesisanalyticsv2Application(
         context.stack,
         "job",
@@ -187,16 +186,16 @@ def add_job(
             place={"brokers": kafka.bootstrap_brokers_sasl_iam, "cache": format_cache_url(cache)},
             security_groups=[groups["clients"].id, add_job_group(context).id],
         ),
-        depends_on=list_policies(context.stack, purpose),
+        depends_on=list_policies(role),
     )
 
 
-def _add_job_role(context: StreamContext, purpose: str) -> aws.iam_role.IamRole:
+def _add_job_role(context: StreamContext) -> aws.iam_role.IamRole:
     stack, secrets = context.stack, context.stream.secrets
     secret_arns = iam.find_secret_arns(stack, secrets)
     return add_role(
         stack,
-        purpose,
+        names.format_deployment_purpose(context.name, "job"),
         description=f"The job of {context.name}",
         trust=iam.build_trust_policy(
             "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
+from infra.constructs import iam
 from infra.constructs.fleet_stack import FleetStack
 from llm_serving import paths
 from llm_serving.catalog.instances import DEVICES
@@ -43,8 +44,11 @@ class TaskRoles:
 
     execution: aws.iam_role.IamRole
     task: aws.iam_role.IamRole
-    policies: tuple[ITerraformDependable, ...]
-    """Policies of both roles, which tasks depend on."""
+
+    @property
+    def policies(self) -> list[ITerraformDependable]:
+        """Policies of both roles, which tasks depend on."""
+        return [*iam.list_policies(self.execution), *iam.list_policies(self.task)]
 
 
 @dataclass(frozen=True)

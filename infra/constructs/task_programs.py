@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import iam, task, task_network, task_place, task_roles, task_service, task_watch
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.iam import Statement, add_role, list_policies
+from infra.constructs.iam import Statement, add_role
 from infra.constructs.key import add_log_group
 from infra.constructs.security_group import SecurityGroups
 from infra.constructs.task_load_balancer import TaskLoadBalancer
@@ -48,35 +48,20 @@ def add_programs(
     log_group = add_log_group(
         stack, "tasks-logs", format_log_group(stack.fleet, deployment.kind, deployment.name), log_key
     )
-    start = _StartRights(
-        task_roles.add_execution_role(stack, deployment.name, log_group=log_group),
-        list_policies(stack, names.format_deployment_purpose(deployment.name, "start")),
-    )
+    execution_role = task_roles.add_execution_role(stack, deployment.name, log_group=log_group)
+    trust = task_roles.build_trust_policy(stack.account)
+    exec_statements = task_roles.build_exec_statements(stack, place.cluster_key)
     roles: dict[str, task.TaskRoles] = {}
     added: dict[str, AddedService] = {}
     for service in deployment.services:
-        service_roles = roles[service.name] = _add_roles(program_roles, service, place, start)
-        group, needs = groups[service.name], [log_group, *dependencies, *service_roles.policies]
-        added[service.name] = _add_program(context, service, service_roles, log_group, group, needs)
+        role = program_roles.add(service, trust=trust, statements=exec_statements)
+        roles[service.name] = task.TaskRoles(execution_role, role)
+        needs = [log_group, *dependencies, *roles[service.name].policies]
+        added[service.name] = _add_program(
+            context, service, roles[service.name], log_group, groups[service.name], needs
+        )
     entry = deployment.entry.name
     task_place.add_outputs(stack, deployment, place, added, roles=roles[entry], security_group=groups[entry])
-
-
-class _StartRights(NamedTuple):
-    """By whom all programs are started."""
-
-    role: aws.iam_role.IamRole
-    policies: Sequence[ITerraformDependable]
-
-
-def _add_roles(program_roles: ProgramRoles, service: Service, place: TaskPlace, start: _StartRights) -> task.TaskRoles:
-    stack = program_roles.stack
-    role, policies = program_roles.add(
-        service,
-        trust=task_roles.build_trust_policy(stack.account),
-        statements=task_roles.build_exec_statements(stack, place.cluster_key),
-    )
-    return task.TaskRoles(start.role, role, (*start.policies, *policies))
 
 
 def _add_program(
@@ -120,25 +105,21 @@ class ProgramRoles:
     list_calls: Callable[[Service], tuple[str, Iterable[Statement]]]
     """Returns a word for the role's name, and what the program's code calls."""
 
-    def add(
-        self, service: Service, *, trust: str, statements: Iterable[Statement] = ()
-    ) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
-        """Add the role of a program, with further statements for the orchestrator; return its policies too."""
+    def add(self, service: Service, *, trust: str, statements: Iterable[Statement] = ()) -> aws.iam_role.IamRole:
+        """Add the role of a program, with further statements for the orchestrator."""
         word, calls = self.list_calls(service)
-        purpose = names.format_deployment_purpose(self.deployment.name, word)
         reads = iam.build_secret_statements(service.secrets, self.secret_arns, self.stack.fleet.region)
-        role = add_role(
+        return add_role(
             self.stack,
-            purpose,
+            names.format_deployment_purpose(self.deployment.name, word),
             description=f"{service.name} of {self.deployment.name}",
             trust=trust,
             statements=(*calls, *reads, *statements),
         )
-        return role, list_policies(self.stack, purpose)
 
     def add_for_pods(self) -> None:
         """Add each role, tied to its program's own service account, which the deployment's chart names."""
         trust = iam.build_pod_trust_policy(self.stack)
         for service in self.deployment.services:
-            role, _ = self.add(service, trust=trust)
+            role = self.add(service, trust=trust)
             iam.add_service_association(self.stack, self.deployment.name, service.name, role)

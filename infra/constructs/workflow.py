@@ -140,12 +140,12 @@ def _add_queue(
 def _add_state_machine(
     context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
 ) -> aws.sfn_state_machine.SfnStateMachine:
-    batch, purpose = context.batch, names.format_deployment_purpose(context.name, "flow")
+    batch = context.batch
     group_name = format_log_group(batch)
     log_group = add_log_group(context.stack, "workflow-logs", group_name, context.key, keep_days=90)
     role = add_role(
         context.stack,
-        purpose,
+        names.format_deployment_purpose(context.name, "flow"),
         description=f"Carries the jobs of {context.name}",
         trust=iam.build_trust_policy(
             "states.amazonaws.com",
@@ -176,7 +176,7 @@ def _add_state_machine(
         logging_configuration=sfn_state_machine.SfnStateMachineLoggingConfiguration(
             level="ERROR", include_execution_data=False, log_destination=f"{log_group.arn}:*"
         ),
-        depends_on=list_policies(context.stack, purpose),
+        depends_on=list_policies(role),
     )
 
 
@@ -231,11 +231,11 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
     What Scheduler cannot send is lost without a queue for it, which has an alarm here. Source: EventBridge Scheduler
     user guide, "Configuring a schedule's dead-letter queue", 2026-11.
     """
-    batch, purpose = context.batch, names.format_deployment_purpose(context.name, "time")
+    batch = context.batch
     if not batch.schedules:
         return
     [undelivered] = context.build_queue_arns([format_undelivered_queue(batch)])
-    role = _add_schedule_role(context, purpose, [inbox.arn, undelivered])
+    role = _add_schedule_role(context, [inbox.arn, undelivered])
     scheduler_schedule = aws.scheduler_schedule
     for name, schedule in batch.schedules.items():
         message = {
@@ -260,14 +260,14 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
                 input=json.dumps({"schedule": message}),
                 dead_letter_config=scheduler_schedule.SchedulerScheduleTargetDeadLetterConfig(arn=undelivered),
             ),
-            depends_on=list_policies(context.stack, purpose),
+            depends_on=list_policies(role),
         )
 
 
-def _add_schedule_role(context: WorkflowContext, purpose: str, queue_arns: list[str]) -> aws.iam_role.IamRole:
+def _add_schedule_role(context: WorkflowContext, queue_arns: list[str]) -> aws.iam_role.IamRole:
     return add_role(
         context.stack,
-        purpose,
+        names.format_deployment_purpose(context.name, "time"),
         description=f"Schedules of {context.name}",
         trust=iam.build_trust_policy(
             "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.stack.account.id}

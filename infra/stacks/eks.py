@@ -63,14 +63,15 @@ def _add_cluster(stack: FleetStack) -> tuple[aws.eks_cluster.EksCluster, list[st
         log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)},
     )
     has_efa = any(group.efa for group in eks_groups)
+    node_role = node_groups.add_node_role(stack, "node")
     context = node_groups.NodeGroupContext(
         stack=stack,
         cluster=cluster,
         efa_group=add_efa_group(stack, vpc_id=fleet_network.vpc_id) if has_efa else None,
         security_group_id=cluster.vpc_config.cluster_security_group_id,
-        node_role=node_groups.add_node_role(stack, "node"),
+        node_role=node_role,
         subnets=fleet_network.private_subnets,
-        dependencies=[*eks_cluster.add_add_ons(stack, cluster=cluster, system=None), *iam.list_policies(stack, "node")],
+        dependencies=[*eks_cluster.add_add_ons(stack, cluster=cluster, system=None), *iam.list_policies(node_role)],
     )
     system_group = build_system_group(fleet)
     system_node_group = node_groups.add_node_group(context, system_group, is_rooted=True)

@@ -259,14 +259,7 @@ class _Deployment:
         reads = iam.build_secret_statements(serving.entry.secrets, arns, self.fleet.region)
         router = [task_roles.build_discovery_statement(self.fleet), *reads, *monitoring]
         router_role = task_roles.add_task_role(stack, self.name, "route", f"Router of {self.name}", router)
-        start, read, route = (
-            iam.list_policies(stack, names.format_deployment_purpose(self.name, part))
-            for part in ("start", "read", "route")
-        )
-        return (
-            task.TaskRoles(execution_role, engine_role, (*start, *read)),
-            task.TaskRoles(execution_role, router_role, (*start, *route)),
-        )
+        return task.TaskRoles(execution_role, engine_role), task.TaskRoles(execution_role, router_role)
 
     def _add_monitoring(self, service: Service, first: aws.ecs_service.EcsService) -> None:
         stack, serving, stream = self.stack, self.serving, self.stream

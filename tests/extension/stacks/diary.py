@@ -6,7 +6,7 @@ from llm_serving.kinds.diary.kind import DiaryStack
 
 from infra.bindings import aws
 from infra.constructs import iam, task, task_network, task_place, task_roles, task_service
-from infra.constructs.iam import add_role, allow, list_policies
+from infra.constructs.iam import add_role, allow
 from infra.constructs.task_place import AddedService
 from infra.stacks import base
 from llm_serving.fleet import names
@@ -72,8 +72,7 @@ def _add_tasks(stack, diary, queue):
     for service in diary.services:
         trust = task_roles.build_trust_policy(stack.account)
         role = _add_role(stack, diary, service, queue, trust)
-        policies = list_policies(stack, names.format_deployment_purpose(diary.name, "start"))
-        roles[service.name] = task.TaskRoles(execution, role, tuple(policies))
+        roles[service.name] = task.TaskRoles(execution, role)
         definition = task.add_definition(
             stack,
             service,
