@@ -10,6 +10,7 @@ from infra.bindings import aws
 from infra.constructs import alarm, key, valkey
 from infra.constructs.fleet_stack import Account, FleetStack
 from infra.constructs.iam import Statement, allow
+from infra.constructs.network import Network
 from infra.constructs.security_group import Peer, SecurityGroups, add_rule, add_security_group
 from llm_serving.catalog import signals
 from llm_serving.kinds.gateway.stack import (
@@ -45,10 +46,7 @@ class GatewayContext:
     """The deployment's."""
 
     gateway: GatewayStack
-    vpc_id: str
-    subnets: list[str]
-    """Private subnets, one in each zone."""
-
+    network: Network
     key: aws.kms_key.KmsKey
 
 
@@ -72,7 +70,7 @@ def add_groups(context: GatewayContext) -> SecurityGroups:
             f"{call}-group",
             name=f"{context.gateway.name}-{call}",
             description=f"{call.capitalize()} of {context.name}",
-            vpc_id=context.vpc_id,
+            vpc_id=context.network.vpc_id,
         )
         for call in PORTS
     }
@@ -100,7 +98,7 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
             snapshot_days=1,
             reserve_percent=context.gateway.cache_reserve_percent,
         ),
-        subnets=context.subnets,
+        subnets=context.network.subnets,
         security_group=groups[CACHE_CALL].id,
         key=context.key,
     )
@@ -140,7 +138,7 @@ def _add_database(context: GatewayContext, groups: SecurityGroups) -> aws.db_ins
     """Add the database: private, encrypted, with a standby in another zone and backups, reached over TLS only."""
     gateway = context.gateway
     subnets = aws.db_subnet_group.DbSubnetGroup(
-        context.stack, "database-subnets", name=gateway.name, subnet_ids=context.subnets
+        context.stack, "database-subnets", name=gateway.name, subnet_ids=context.network.subnets
     )
     db_parameter_group = aws.db_parameter_group
     parameters = db_parameter_group.DbParameterGroup(

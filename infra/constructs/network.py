@@ -57,6 +57,11 @@ class Network:
     private_subnets: dict[str, str]
     """By zone."""
 
+    @property
+    def subnets(self) -> list[str]:
+        """The private subnets, one in each zone."""
+        return list(self.private_subnets.values())
+
 
 def add_vpc(stack: FleetStack, network: NewNetwork) -> Network:
     """Add a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""

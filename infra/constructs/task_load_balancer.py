@@ -56,7 +56,7 @@ def add_load_balancer(
     group = _add_security_group(stack, deployment, entry.port, entry_group, place, settings.clients)
     prefix = f"{deployment[:_NAME_PREFIX_LENGTH]}-"
     balancer = _add_balancer(stack, deployment, settings, prefix, place, group)
-    target_group = _add_target_group(stack, entry.port, settings, prefix, place.vpc_id, health_path)
+    target_group = _add_target_group(stack, entry.port, settings, prefix, place.network.vpc_id, health_path)
     lb_listener = aws.lb_listener
     listener = lb_listener.LbListener(
         stack,
@@ -93,7 +93,7 @@ def _add_balancer(
         name_prefix=prefix,
         internal=True,
         load_balancer_type="application",
-        subnets=list(place.subnets.values()),
+        subnets=place.network.subnets,
         security_groups=[group.id],
         access_logs={"enabled": True, "bucket": log_bucket, "prefix": log_prefix} if log_bucket else None,
         idle_timeout=settings.idle_timeout_s,
@@ -159,7 +159,7 @@ def _add_security_group(
         "balancer-group",
         name=f"{stack.fleet.name}-{deployment}-balancer",
         description=f"Load balancer of {deployment}",
-        vpc_id=place.vpc_id,
+        vpc_id=place.network.vpc_id,
     )
     add_client_rules(stack, "balancer-from", group, "Clients", HTTPS, clients)
     if not clients:

@@ -10,6 +10,7 @@ from infra.bindings import aws, cdktf
 from infra.constructs import network, task
 from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.key import find_key
+from infra.constructs.network import Network
 from infra.constructs.security_group import VpcRanges
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
@@ -24,11 +25,8 @@ class TaskPlace:
     cluster_key: str
     """ARN of the key that encrypts the cluster's ECS Exec."""
 
-    vpc_id: str
+    network: Network
     vpc: VpcRanges
-    subnets: dict[str, str]
-    """Private subnet by zone."""
-
     namespace_id: str
     """The private DNS namespace."""
 
@@ -41,9 +39,8 @@ def find_place(stack: FleetStack) -> TaskPlace:
     return TaskPlace(
         cluster_arn=stack.account.build_arn("ecs", f"cluster/{stack.cluster_name}"),
         cluster_key=find_key(stack, "ecs"),
-        vpc_id=fleet_network.vpc_id,
+        network=fleet_network,
         vpc=network.find_ranges(stack, fleet_network.vpc_id),
-        subnets=dict(fleet_network.private_subnets),
         namespace_id=namespace.id,
     )
 
@@ -85,7 +82,7 @@ def add_outputs(
     service_names: dict[str, list[str]] = {}
     for service in deployment.services:
         service_names.setdefault(service.role, []).extend(services[service.name].names)
-    ask = {"task_definition": test_request.arn, "subnets": list(place.subnets.values()), "group": security_group.id}
+    ask = {"task_definition": test_request.arn, "subnets": place.network.subnets, "group": security_group.id}
     definitions = {name: service.definition for name, service in services.items()}
     rows: dict[str, tuple[Any, str]] = {
         "log_group": (log_group, "Log group of all tasks; streams begin with the role"),

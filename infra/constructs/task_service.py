@@ -180,9 +180,10 @@ def _build_targets(context: ServiceContext, service: Service) -> list[aws.ecs_se
 def _build_network(
     context: ServiceContext, service: Service, security_group: aws.security_group.SecurityGroup
 ) -> aws.ecs_service.EcsServiceNetworkConfiguration:
-    zones = service.placement.zones or context.place.subnets
+    subnets = context.place.network.private_subnets
+    zones = service.placement.zones or subnets
     return aws.ecs_service.EcsServiceNetworkConfiguration(
-        subnets=[subnet for zone, subnet in context.place.subnets.items() if zone in zones],
+        subnets=[subnet for zone, subnet in subnets.items() if zone in zones],
         security_groups=[security_group.id],
         assign_public_ip=False,
     )

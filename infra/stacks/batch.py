@@ -72,7 +72,9 @@ def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
 
 def _add_security_groups(stack: FleetStack, batch: Batch, place: TaskPlace) -> SecurityGroups:
     """Add the security groups, by service: clients can reach the Batch API; nothing can reach the workers."""
-    groups = task_network.add_groups(stack, batch.name, [service.name for service in batch.services], place.vpc_id)
+    groups = task_network.add_groups(
+        stack, batch.name, [service.name for service in batch.services], place.network.vpc_id
+    )
     task_network.add_entry_rules(stack, "api", groups[batch.entry.name], batch.entry, place.vpc)
     for service in batch.services:
         task_network.add_call_rules(stack, service, groups[service.name], place.vpc)

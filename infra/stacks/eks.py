@@ -57,7 +57,7 @@ def _add_cluster(stack: FleetStack) -> tuple[aws.eks_cluster.EksCluster, list[st
     cluster, key = eks_cluster.add_cluster(
         stack,
         vpc_id=fleet_network.vpc_id,
-        subnet_ids=list(fleet_network.private_subnets.values()),
+        subnet_ids=fleet_network.subnets,
         functions=[node_group_settings.NAME],
         # Also where `logs.to` is another by now: what the group holds stays readable.
         log_groups={"ContainerLogs": log_outputs.format_group_name(fleet)},

@@ -47,9 +47,9 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
         description=f"Database, counts, secrets and logs of {deployment.name}",
         grants=(build_log_group_grant(stack.account, log_group),) if on_tasks else (),
     )
-    vpc_id, subnets = _find_network(stack, place)
     arns = iam.find_service_secrets(stack, deployment.services)
-    context = GatewayContext(stack, deployment.name, deployment.stack, vpc_id, subnets, key)
+    fleet_network = place.network if place else network.find_network(stack)
+    context = GatewayContext(stack, deployment.name, deployment.stack, fleet_network, key)
     groups = gateway.add_groups(context)
     servers = gateway.add_servers(context, groups)
     gateway.add_alarms(context, servers)
@@ -79,13 +79,6 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
     base.add_output(stack, "cache_host", servers.cache.primary_endpoint_address, "Host of the cache")
 
 
-def _find_network(stack: FleetStack, place: TaskPlace | None) -> tuple[str, list[str]]:
-    if place:
-        return place.vpc_id, [*place.subnets.values()]
-    vpc = network.find_network(stack)
-    return vpc.vpc_id, [*vpc.private_subnets.values()]
-
-
 def _let_nodes_in(stack: FleetStack, groups: SecurityGroups) -> None:
     """Let the cluster's nodes, whose security groups pods have, reach the servers."""
     node_groups = stack.fleet.eks.node_security_groups
@@ -105,7 +98,7 @@ def _add_task_groups(
 ) -> SecurityGroups:
     """Add the programs' security groups, by service: clients reach the gateway, which reaches all servers."""
     task_groups = task_network.add_groups(
-        context.stack, context.name, [service.name for service in deployment.services], place.vpc_id
+        context.stack, context.name, [service.name for service in deployment.services], place.network.vpc_id
     )
     task_network.add_entry_rules(
         context.stack, "gateway", task_groups[deployment.entry.name], deployment.entry, place.vpc

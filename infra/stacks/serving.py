@@ -106,7 +106,7 @@ class _Deployment:
         sleepers = tuple(service.role for service in serving.scale_to_zero_services)
         self.stream = MetricStream(self.name, self.fleet.region, groups["metrics"], sleepers)
         self.security_groups = task_network.add_security_groups(
-            stack, self.name, serving.services, vpc_id=self.place.vpc_id, vpc=self.place.vpc
+            stack, self.name, serving.services, vpc_id=self.place.network.vpc_id, vpc=self.place.vpc
         )
         errors_alarm = task_watch.add_errors_alarm(stack, serving, self.stream)
         self.dependencies = [errors_alarm, *log_groups]

@@ -65,7 +65,7 @@ def _add_tasks(stack, diary, queue):
         stack, "logs", name=format_log_group(fleet, KIND, diary.name), retention_in_days=7
     )
     execution = task_roles.add_execution_role(stack, diary.name, log_group=log_group)
-    groups = task_network.add_groups(stack, diary.name, [row.name for row in diary.services], place.vpc_id)
+    groups = task_network.add_groups(stack, diary.name, [row.name for row in diary.services], place.network.vpc_id)
     task_network.add_entry_rules(stack, "api", groups[diary.entry.name], diary.entry, place.vpc)
     context = task_service.ServiceContext(stack=stack, deployment=diary.name, place=place, may_use_spot=True)
     added, roles = {}, {}
