@@ -35,7 +35,7 @@ def add_gpu_repair(stack: FleetStack, machine_groups: Sequence[Group], *, key: a
         for group in machine_groups
         if group.purchase_option == "capacity-block"
     ]
-    policies = ("capacity-blocks", "ecs-capacity-blocks") if blocks else ()
+    policies = ["gpu-repair", *(("capacity-blocks", "ecs-capacity-blocks") if blocks else ())]
     queue = _add_queue(stack, rules, {"cluster": stack.cluster_name, **({"blocks": blocks} if blocks else {})})
     repair_function = add_function(
         stack,
@@ -44,8 +44,9 @@ def add_gpu_repair(stack: FleetStack, machine_groups: Sequence[Group], *, key: a
         source="gpu_repair",
         description="Replaces instances whose GPUs fail or whose agent is lost",
         statements=[
-            *iam.read_statements(stack, "gpu-repair", queue=queue.arn, stop_tag=STOP_TAG),
-            *(statement for name in policies for statement in iam.read_statements(stack, name)),
+            statement
+            for name in policies
+            for statement in iam.read_statements(stack, name, queue=queue.arn, stop_tag=STOP_TAG)
         ],
         timeout_s=_TIMEOUT_S,
     )

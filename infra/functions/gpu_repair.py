@@ -190,7 +190,8 @@ guide, "Monitor Capacity Blocks using EventBridge"; EKS user guide, "Create a ma
 for ML"; 2026-11."""
 
 STOP_TAG = "gpu-repair"
-"""Tag of the cluster; with the value `stopped` nothing is replaced."""
+"""Tag of the cluster; with the value `stopped` nothing is replaced. An Auto Scaling group has it, of any value, while
+this function and no person suspends its starts."""
 
 DRAIN_ATTRIBUTE = "gpu-repair-drains-since"
 """Attribute of a container instance: when this function drained it, in seconds since 1970."""
@@ -441,12 +442,18 @@ def _watch_blocks(ec2: Any, autoscaling: Any, blocks: Sequence[Mapping[str, str]
 
 
 def _allow_starts(autoscaling: Any, group: str, *, allowed: bool) -> None:
+    """Suspend a group's starts, or resume them where this function suspended them; AWS does not say who did."""
+    starts = {"AutoScalingGroupName": group, "ScalingProcesses": ["Launch"]}
+    mark = {"ResourceId": group, "ResourceType": "auto-scaling-group", "Key": STOP_TAG}
     for described in autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]:
+        is_marked = any(tag["Key"] == STOP_TAG for tag in described["Tags"])
         is_suspended = any(process["ProcessName"] == "Launch" for process in described["SuspendedProcesses"])
-        if allowed and is_suspended:
-            autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
-        elif not allowed and not is_suspended:
-            autoscaling.suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
+        if allowed and is_marked:
+            autoscaling.resume_processes(**starts)
+            autoscaling.delete_tags(Tags=[mark])
+        elif not allowed and not (is_marked and is_suspended):
+            autoscaling.create_or_update_tags(Tags=[{**mark, "Value": "waits", "PropagateAtLaunch": False}])
+            autoscaling.suspend_processes(**starts)
 
 
 def _clear(ecs: Any, cluster: str, instances: Sequence[Instance]) -> None:

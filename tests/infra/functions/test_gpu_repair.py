@@ -315,6 +315,9 @@ def test_a_capacity_block_s_instances_start_with_it_and_are_drained_with_their_t
     assert cluster.list_suspended() == {"large-a": ["Launch"], "large-b": ["Launch"]}
     set_blocks("active", datetime.timedelta(minutes=41))
     assert not cluster.list_suspended() and not cluster.list_draining()
+    cluster.clients["autoscaling"].suspend_processes(AutoScalingGroupName="large-b", ScalingProcesses=["Launch"])
+    cluster.handle(body)
+    assert cluster.list_suspended() == {"large-b": ["Launch"]}, "a person's suspension stays"
     cluster.fail(broken)
     cluster.fail(held[1])
     set_blocks("active", datetime.timedelta(minutes=40))
