@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.function import add_failure_alarm, add_function
+from infra.constructs.function import add_failure_alarm, add_function, add_trigger
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
 
@@ -57,7 +56,7 @@ def _add_calls(
     names = [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]
     description = "Each minute: tasks that wait too long, and those that are served again"
     minute_rule = alarm.add_rule(stack, f"{NAME}-minute", description, schedule="rate(1 minute)")
-    _add_trigger(stack, function, minute_rule, input=json.dumps({"cluster": stack.cluster_name, "groups": names}))
+    add_trigger(stack, function, minute_rule, input=json.dumps({"cluster": stack.cluster_name, "groups": names}))
     failed_starts = {
         "source": ["aws.autoscaling"],
         "detail-type": ["EC2 Instance Launch Unsuccessful"],
@@ -70,25 +69,4 @@ def _add_calls(
         # EventBridge adds the quotes of a string itself.
         "input_template": f'{{"cluster": {json.dumps(stack.cluster_name)}, "failed_group": <group>}}',
     }
-    _add_trigger(stack, function, failure_rule, input_transformer=transformer)
-
-
-def _add_trigger(
-    stack: FleetStack,
-    function: aws.lambda_function.LambdaFunction,
-    rule: aws.cloudwatch_event_rule.CloudwatchEventRule,
-    **event: Any,
-) -> None:
-    name = rule.node.id
-    aws.cloudwatch_event_target.CloudwatchEventTarget(
-        stack, f"{name}-target", rule=rule.name, arn=function.arn, target_id="function", **event
-    )
-    aws.lambda_permission.LambdaPermission(
-        stack,
-        f"{name}-permission",
-        statement_id=name,
-        action="lambda:InvokeFunction",
-        function_name=function.function_name,
-        principal=iam.EVENTS,
-        source_arn=rule.arn,
-    )
+    add_trigger(stack, function, failure_rule, input_transformer=transformer)

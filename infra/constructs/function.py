@@ -8,6 +8,7 @@ import importlib.util
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import App
@@ -87,6 +88,28 @@ def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -
         build_log_group_grant(account, build_log_group_name(fleet, name), f"Function{index}")
         for index, name in enumerate(functions)
     ]
+
+
+def add_trigger(
+    stack: FleetStack,
+    function: aws.lambda_function.LambdaFunction,
+    rule: aws.cloudwatch_event_rule.CloudwatchEventRule,
+    **event: Any,
+) -> None:
+    """Have a rule call a function; `event` is the target's setting of what it is called with."""
+    name = rule.node.id
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
+        stack, f"{name}-target", rule=rule.name, arn=function.arn, target_id="function", **event
+    )
+    aws.lambda_permission.LambdaPermission(
+        stack,
+        f"{name}-permission",
+        statement_id=name,
+        action="lambda:InvokeFunction",
+        function_name=function.function_name,
+        principal=iam.EVENTS,
+        source_arn=rule.arn,
+    )
 
 
 def add_failure_alarm(stack: FleetStack, name: str) -> None:

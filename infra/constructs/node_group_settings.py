@@ -5,7 +5,8 @@ provider 6 are CDK Terrain's (cdktn), from 6.28 on; the provider's binary comes 
 PyPI nor npm has it. Rehearsals and tests run 5.100, from a mirror on the machine, and what is applied is what was
 rehearsed: so the settings go through EKS's API.
 
-A pool's new size goes the same way: Terraform cannot say it without taking back what an autoscaler did.
+A pool's new size goes the same way: Terraform cannot say it without taking back what an autoscaler did. And each hour
+the function has Auto Scaling try again where it gave a node group up.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import iam
+from infra.constructs import alarm, iam
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.function import add_function
+from infra.constructs.function import add_function, add_trigger
 from infra.functions.gpu_repair import CONDITIONS, XIDS, Rule, Verdict
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
 
@@ -91,7 +92,7 @@ def _build_event(cluster: str, group: Group) -> dict[str, object]:
 
 
 def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], *, key: aws.kms_key.KmsKey) -> None:
-    """Add the function, and a call of it for each group with its node group's resource."""
+    """Add the function, a call of it for each group with its node group's resource, and one each hour."""
     cluster = stack.cluster_name
     has_blocks = any(group.purchase_option == "capacity-block" for group, _ in node_groups)
     policies = ["node-group-settings", *(("capacity-blocks", "capacity-block-starts") if has_blocks else ())]
@@ -105,6 +106,9 @@ def apply_settings(stack: FleetStack, node_groups: Sequence[tuple[Group, Any]], 
         timeout_s=_TIMEOUT_S,
         models=("eks",),
     )
+    description = "Each hour: node groups that Auto Scaling gave up"
+    rule = alarm.add_rule(stack, f"{NAME}-hour", description, schedule="rate(1 hour)")
+    add_trigger(stack, settings_function, rule, input=json.dumps({"cluster": cluster}))
     for group, node_group in node_groups:
         aws.lambda_invocation.LambdaInvocation(
             stack,

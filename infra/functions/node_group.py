@@ -5,11 +5,13 @@
   knows both; see `infra.constructs.node_group_settings` for why this is a function.
 - The least and most nodes. An autoscaler moves how many there are, so Terraform must leave that alone; and EKS takes no
   least above it, nor a most below (terraform-aws-modules/terraform-aws-eks#3306, with this provider).
+- Starts again. Auto Scaling gives up a group for which no start succeeds in a day, as of accelerators that nobody has:
+  it suspends the group's processes, and neither EKS nor an autoscaler resumes them. What a person suspended stays so.
 - A Capacity Block has machines from its start on. Until then the group has none; a scheduled action of its Auto Scaling
   group starts them. EKS itself drains and ends them 40 minutes before the block's end.
 
-Terraform calls it, once for each node group and its settings. The archive brings EKS's API model along, since the
-runtime's own boto3 may be older than a setting.
+Terraform calls it, once for each node group and its settings, and a rule each hour, with the cluster alone. The archive
+brings EKS's API model along, since the runtime's own boto3 may be older than a setting.
 
 Event: {"cluster": NAME, "group": NAME, "config": parameters of EKS's UpdateNodegroupConfig,
         "scaling": {"minSize": LEAST, "maxSize": MOST}, "block": ID of a Capacity Block or null}
@@ -18,7 +20,8 @@ Event: {"cluster": NAME, "group": NAME, "config": parameters of EKS's UpdateNode
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +37,18 @@ with Capacity Blocks for ML", 2026-11."""
 _UPCOMING_STATES = ("scheduled", "pending", "assessing", "payment-pending", "delayed")
 
 
+BY_PERSON = "User suspended"
+"""How the reason begins of processes that somebody suspended. Sources: as of `ecs_fallback`."""
+
+
 class BlockEnded(Exception):
     """The block starts no machine any more."""
 
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> dict[str, Any]:
-    """Apply the settings; returns what was changed. Called again it changes nothing."""
+    """Apply the settings, or resume starts; returns what was changed. Called again it changes nothing."""
+    if "group" not in event:
+        return {"resumed": dict(_resume_starts(event["cluster"]))}
     eks = _connect("eks")
     identifiers = {"clusterName": event["cluster"], "nodegroupName": event["group"]}
     node_group = eks.describe_nodegroup(**identifiers)["nodegroup"]
@@ -54,6 +63,23 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> dict[str, Any]:
     if start:
         _schedule(node_group, start, event["scaling"])
     return {"group": event["group"], "changed": sorted(changes), "starts": start.isoformat() if start else None}
+
+
+def _resume_starts(cluster: str) -> Iterator[tuple[str, list[str]]]:
+    """Have Auto Scaling try again; yields the name of each group that it gave up, and its processes."""
+    autoscaling, of_cluster = _connect("autoscaling"), [{"Name": "tag:eks:cluster-name", "Values": [cluster]}]
+    for page in autoscaling.get_paginator("describe_auto_scaling_groups").paginate(Filters=of_cluster):
+        for described in page["AutoScalingGroups"]:
+            given_up = [
+                process["ProcessName"]
+                for process in described["SuspendedProcesses"]
+                if not process["SuspensionReason"].startswith(BY_PERSON)
+            ]
+            if given_up:
+                group = described["AutoScalingGroupName"]
+                autoscaling.resume_processes(AutoScalingGroupName=group, ScalingProcesses=given_up)
+                print(json.dumps({"group": group, "resumed": given_up}))
+                yield group, given_up
 
 
 def _connect(service: str) -> Any:

@@ -15,6 +15,7 @@ import boto3
 import botocore
 import pytest
 from botocore.exceptions import ClientError
+from botocore.stub import Stubber
 from moto import mock_aws
 
 from infra.functions import node_group
@@ -165,6 +166,33 @@ def test_a_block_that_is_over_fails_the_apply_with_the_reason(
     with pytest.raises(node_group.BlockEnded, match=message):
         run_with_block(monkeypatch, **block)
     assert read_group(eks)["scalingConfig"]["desiredSize"] == 0
+
+
+def test_node_groups_that_auto_scaling_gave_up_start_nodes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto_scaling = boto3.client("autoscaling", "us-west-2")
+    monkeypatch.setattr(node_group, "_connect", {"autoscaling": auto_scaling}.__getitem__)
+    reasons = {"eks-h100-1": "Administratively suspended", "eks-l40s-1": "User suspended at 2025-10-20T22:56:42Z"}
+    described = [
+        {
+            "AutoScalingGroupName": name,
+            "MinSize": 2,
+            "MaxSize": 2,
+            "DesiredCapacity": 2,
+            "DefaultCooldown": 300,
+            "AvailabilityZones": ["us-west-2a"],
+            "HealthCheckType": "EC2",
+            "CreatedTime": NOW,
+            "SuspendedProcesses": [{"ProcessName": "Launch", "SuspensionReason": reason}],
+        }
+        for name, reason in reasons.items()
+    ]
+    with Stubber(auto_scaling) as stub:
+        of_cluster = {"Filters": [{"Name": "tag:eks:cluster-name", "Values": ["demo"]}]}
+        stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": described}, of_cluster)
+        starts = {"AutoScalingGroupName": "eks-h100-1", "ScalingProcesses": ["Launch"]}
+        stub.add_response("resume_processes", {}, starts)
+        assert node_group.handler({"cluster": "demo"}) == {"resumed": {"eks-h100-1": ["Launch"]}}
+        stub.assert_no_pending_responses()
 
 
 PROBE = """
