@@ -17,6 +17,9 @@ from llm_serving.settings.plain import PlainData
 LOOPBACK = "127.0.0.1"
 """The address that no other machine reaches."""
 
+MAX_VARIABLE = 128 * 1024 - 1
+"""Maximum bytes of a program's variable with its name. Source: Linux, include/uapi/linux/binfmts.h, MAX_ARG_STRLEN."""
+
 PRE_STOP_S = 10
 """Seconds in which Kubernetes takes a pod from its Services before the pod is asked to stop."""
 

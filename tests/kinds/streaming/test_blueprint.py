@@ -14,8 +14,8 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming.cloud import SETTINGS_VARIABLE
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
-from llm_serving.kinds.streaming.resolve import SETTINGS_VARIABLE
 from llm_serving.services import deployments
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.settings.errors import InputError, Unavailable
@@ -156,6 +156,14 @@ def test_what_is_no_schema_is_refused_before_the_job_reads_it(folder: Path, sche
     with pytest.raises(InputError) as refused:
         resolve(folder)
     assert str(refused.value) == f"{folder}/event.schema.json:1:1: {message}"
+
+
+def test_a_prompt_that_no_variable_holds_is_refused_before_the_job_starts(folder: Path) -> None:
+    (folder / "prompt.txt").write_text("{{ shopper }} " * 7_000)
+    with pytest.raises(
+        InputError, match=r'prompt: "prompt.txt": with the schema .* 13\d{4} characters, and a variable 131055'
+    ):
+        resolve(folder)
 
 
 def test_a_missing_prompt_is_refused_at_the_line_that_names_it(folder: Path) -> None:

@@ -26,8 +26,8 @@ from llm_serving import paths, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli import main
 from llm_serving.kinds.streaming import programs
+from llm_serving.kinds.streaming.cloud import SETTINGS_VARIABLE
 from llm_serving.kinds.streaming.deployment import StreamingDeployment
-from llm_serving.kinds.streaming.resolve import SETTINGS_VARIABLE
 from llm_serving.kinds.streaming.validation import outcomes
 from llm_serving.kinds.streaming.validation import validate as validation
 from llm_serving.kinds.streaming.validation.report import EventCounts

@@ -31,6 +31,7 @@ from llm_serving.services.environment import Environment
 from llm_serving.services.service import (
     ECS_STOP_DELAY_S,
     LOOPBACK,
+    MAX_VARIABLE,
     PRE_STOP_S,
     STOP_DELAY_VARIABLE,
     Call,
@@ -58,10 +59,6 @@ Source: ElastiCache user guide, "Search features and limits" and "Managing reser
 MAX_SETTINGS = 48 * 1024
 """Maximum bytes of teams and routes together. A task definition has 64 KiB. Source: ECS developer guide, "Amazon ECS
 service quotas", 2026-11."""
-
-MAX_VARIABLE = 128 * 1024 - 1
-"""Maximum bytes of a variable of a program, with its name. Source: Linux, include/uapi/linux/binfmts.h,
-MAX_ARG_STRLEN."""
 
 MIN_ZONES = 2
 """Zones of the database and its standby."""
@@ -130,7 +127,8 @@ def find_large_settings(deployment: GatewayDeployment) -> Iterator[Conflict]:
         size, holder, limit = max(map(max, sizes)), "a variable", MAX_VARIABLE
     if size > limit:
         reason = f"teams and routes take {size:,} bytes, and {holder} {limit:,}"
-        yield Conflict(("teams",), reason, "deploy several gateways, each with some of the teams")
+        fix = "deploy several gateways, each with some of the teams"
+        yield Conflict(("teams",), reason, fix, len(deployment.teams))
 
 
 def resolve(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> GatewayStack:

@@ -15,11 +15,17 @@ from llm_serving.kinds.streaming.stack import CACHE_NODES, ZONES, AnswerFiles, S
 from llm_serving.services import addresses, team_keys
 from llm_serving.services.environment import Environment
 from llm_serving.services.rendered import split_location
+from llm_serving.services.service import MAX_VARIABLE
 from llm_serving.settings.document import Conflict
 
 MAX_PROPERTY, MAX_PROPERTIES = 2048, 50
 """Maximum characters of a property, and of properties of a group. Source: botocore 1.44.5, kinesisanalyticsv2,
 PropertyValue and PropertyMap."""
+
+SETTINGS_VARIABLE = "STREAM_SETTINGS"
+"""The job's settings, as `Settings` of images/stream-job reads them."""
+
+_MAX_SETTINGS = MAX_VARIABLE - len(f"{SETTINGS_VARIABLE}=")
 
 KAFKA_PROPERTIES: Mapping[str, str] = {
     "security.protocol": "SASL_SSL",
@@ -135,9 +141,10 @@ def find_excess(stack: StreamStack, units: Sequence[Units], fleet: Fleet) -> Ite
     yield from rented_cost.find_excess(fleet, units, "the stream", size, types)
 
 
-def find_large_files(job: str) -> Iterator[Conflict]:
-    """Yield a prompt or a schema that the job's properties cannot hold."""
-    limit = MAX_PROPERTY * MAX_PROPERTIES
+def find_large_files(settings: Blueprint, job: str, environment: Environment) -> Iterator[Conflict]:
+    """Yield a prompt or a schema that the job's properties, or elsewhere its variable, cannot hold."""
+    is_managed = environment.conventions.runs_tasks
+    holder, limit = ("Managed Flink", MAX_PROPERTY * MAX_PROPERTIES) if is_managed else ("a variable", _MAX_SETTINGS)
     if len(job) > limit:
-        reason = f"with the schema of events it takes {len(job)} characters, and Managed Flink {limit}"
-        yield Conflict(("prompt",), reason, "write a shorter prompt, or a shorter schema")
+        reason = f"with the schema of events it takes {len(job)} characters, and {holder} {limit}"
+        yield Conflict(("prompt",), reason, "write a shorter prompt, or a shorter schema", settings.prompt)

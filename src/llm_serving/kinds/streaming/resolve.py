@@ -35,9 +35,6 @@ RPC = "jobmanager-rpc"
 """Name of the port on which TaskManagers find the JobManager."""
 
 MOCK_MODEL = "mock"
-SETTINGS_VARIABLE = "STREAM_SETTINGS"
-"""The job's settings, as `Settings` of images/stream-job reads them."""
-
 _FLINK, _SLOTS = Path(__file__).with_name("flink.yaml"), 2
 _HEAP_MB = {JOB_MANAGER: 256, TASK_MANAGER: 384, ENDPOINT: 64, GENERATOR: 64}
 _JVM_BYTES = 200_000_000
@@ -90,11 +87,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         emulated=environment.emulated,
     )
     job = json.dumps(_build_job_settings(settings, deployment, files), separators=(",", ":"))
+    raise_mistakes(blueprint.locate(cloud.find_large_files(settings, job, environment)))
     if is_local:
         return deployment.model_copy(update={"services": tuple(_build_services(settings, deployment, job))})
     if on_kubernetes:
         return deployment.model_copy(update={"operators": operators.resolve(settings, fleet.value, deployment, job)})
-    raise_mistakes(blueprint.locate(cloud.find_large_files(job)))
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     units = list(cloud.list_units(stack))
     raise_mistakes(blueprint.locate(cloud.find_excess(stack, units, fleet.value)))
@@ -151,7 +148,7 @@ def _build_services(settings: Blueprint, deployment: StreamingDeployment, job: s
     yield _build_java(
         JOB_MANAGER,
         (*own, *_build_flink_arguments(deployment, JOB_MANAGER)),
-        {**env, SETTINGS_VARIABLE: job},
+        {**env, cloud.SETTINGS_VARIABLE: job},
         is_entry=True,
         port=environment.ports[JOB_MANAGER],
         probe=Probe(path="/jobs/overview", body={}, deadline_s=_START_S),
