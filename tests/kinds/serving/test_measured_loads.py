@@ -235,3 +235,13 @@ def test_a_load_is_simulated_with_the_arrivals_and_lengths_that_were_sent(
     assert [(request.at_s, request.input_tokens, request.output_tokens) for request in simulated] == expected[
         ::replicas
     ]
+
+
+def test_loads_of_replicas_that_have_room_by_their_own_options_alone_do_not_calibrate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, load in (("2026-11-26T10-00-00Z", {"arrivals": "0.2/s"}), ("2026-11-26T10-10-00Z", {"users": 64})):
+        write_report(Path(f"runs/mine/{name}"), load, count=40)
+        file = Path(f"runs/mine/{name}/report.json")
+        file.write_text(file.read_text().replace("500..1500", "500..30000"), encoding="utf-8")
+    assert recommend(capsys)["chosen"]["basis"] == "extrapolated"

@@ -14,9 +14,10 @@ from llm_serving.catalog import instances, step_times
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
-from llm_serving.engines.memory import ReplicaSetup, Split
+from llm_serving.engines.memory import Fit, Split
 from llm_serving.kinds.serving import predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
+from llm_serving.prediction import configurations
 from llm_serving.prediction.calibration import BURST, Load, calibrate
 from llm_serving.prediction.problem import Calibrations, Configuration, Measured, MeasuredPoint, Metrics
 from llm_serving.prediction.simulation import Limits, Outcome, Request, Simulation, Step, compute_percentile, run_users
@@ -80,7 +81,9 @@ def collect(
     loads = read_all(runs, name, {instance.name: usd_h for instance, usd_h in prices})
     measured = list(_list_sweeps(loads, traffic))
     calibrations, notes = {}, list[str]()
-    for (device, split, precision), of_engine in _group(loads).items():
+    # One that had room by the engine's own options alone would be simulated without any.
+    simulated = [load for load in loads if _compute_fit(load, model).fits]
+    for (device, split, precision), of_engine in _group(simulated).items():
         low, burst = (choose(of_engine, key=lambda load: load.at_once) for choose in (min, max))
         if burst.at_once < BURST * max(1.0, low.at_once):
             reason = "these loads identify no batch cost, and do not calibrate"
@@ -176,15 +179,20 @@ def _group(loads: Iterable[MeasuredLoad]) -> dict[tuple[str, Split, str], list[M
     return groups
 
 
+def _compute_fit(load: MeasuredLoad, model: Model) -> Fit:
+    own, traffic = load.configuration, load.traffic
+    context = traffic.input_tokens.max + traffic.output_tokens.max
+    served = apply_precision(model, own.precision)
+    return configurations.compute_fit(served, own.instance, own.split, context, own.kv_type)
+
+
 def _build_load(load: MeasuredLoad, model: Model) -> Load:
-    own, traffic, device = load.configuration, load.traffic, load.configuration.instance.accelerators
+    own, device = load.configuration, load.configuration.instance.accelerators
     assert device
     step, batch = StepTime(model, device, own.split, own.kv_type), vllm.select_batch(device)
-    context = traffic.input_tokens.max + traffic.output_tokens.max
-    fit = vllm.compute_fit(model, own.instance, ReplicaSetup(own.split.tensor, dtype=own.kv_type, context=context))
-    limits = Limits(batch.sequences, own.batch_tokens or batch.tokens, fit.cache_tokens)
+    limits = Limits(batch.sequences, own.batch_tokens or batch.tokens, _compute_fit(load, model).cache_tokens)
     count = max(1, min(MAX_REQUESTS, load.requests // load.replicas))
-    return build_load(step, limits, traffic, load.point.metrics, count, load.replicas)
+    return build_load(step, limits, load.traffic, load.point.metrics, count, load.replicas)
 
 
 def build_load(
