@@ -93,6 +93,22 @@ def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypat
     assert meter.read_use(backend.model_copy(update={"usage_url": ""})) is None
 
 
+def test_an_engine_s_counters_are_read_without_the_rest_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = 'vllm:in_total{model="a"} 5\nvllm:in_total{model="b"} 6\nvllm:in_total_created{model="a"} 1e9\nother{ 1\n'
+    pages = {"http://127.0.0.1:1/metrics": engine, "http://127.0.0.2:1/metrics": "<html>in_total 7</html>"}
+    monkeypatch.setattr(meter, "list_pages", lambda url: [url])
+    monkeypatch.setattr(meter, "_read_page", pages.__getitem__)
+    backend = Backend(
+        id="",
+        route="",
+        name="big",
+        metrics_urls=tuple(pages),
+        prompt_tokens="vllm:in_total",
+        output_tokens="vllm:out_total",
+    )
+    assert meter.read_counters(backend) == {"http://127.0.0.1:1/metrics": (11.0, 0.0)}
+
+
 def test_what_has_no_price_an_hour_costs_its_list_price() -> None:
     rows = usage.build_rows(Records([count("ads", "far/llm.example.com", 1000, 1000, 0.004)], []), ("team", "model"))
     assert [(row["model"], row["usd"], row["usd_per_million_tokens"]) for row in rows] == [("far", 0.004, 2.0)]

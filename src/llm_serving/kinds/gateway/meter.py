@@ -112,9 +112,9 @@ def read_counters(backend: Backend) -> dict[str, Tokens]:
     counters = {}
     for page, text in _read_pages(backend.metrics_urls):
         with contextlib.suppress(ValueError):
-            counters[page] = Tokens(
-                _sum_samples(text, backend.prompt_tokens), _sum_samples(text, backend.output_tokens)
-            )
+            samples = [list(_list_samples(text, name)) for name in (backend.prompt_tokens, backend.output_tokens)]
+            if any(samples):  # or it is no page of an engine
+                counters[page] = Tokens(*(sum(float(sample.value) for sample in own) for own in samples))
     return counters
 
 
@@ -125,12 +125,10 @@ def list_pages(url: str) -> list[str]:
     return [urlsplit(url)._replace(netloc=f"{address}:{port or 80}").geturl() for address in sorted(addresses)]
 
 
-def _sum_samples(page: str, name: str) -> float:
-    return sum(float(sample.value) for sample in _list_samples(page, name))
-
-
 def _list_samples(page: str, name: str) -> Iterator[Sample]:
-    for family in text_string_to_metric_families(page):
+    """List the samples of a metric; of an engine's thousand lines those of others are not parsed, which takes 20 ms."""
+    lines = [line for line in page.splitlines() if line.startswith(name)]
+    for family in text_string_to_metric_families("\n".join(lines)):
         yield from (sample for sample in family.samples if sample.name == name)
 
 
