@@ -77,6 +77,5 @@ def _read_kind(file: Path) -> str:
 
 
 def _build_mistake(file: Path, key: str, value: object, reason: str, fix: str) -> Mistake:
-    position = yaml_source.read(file).positions.get((key,))
-    line, column = (position.line, position.column) if position else (1, 1)
-    return Mistake(file, line, column, key, diagnostics.format_value(value), reason, fix)
+    positions = yaml_source.read(file).positions
+    return diagnostics.build_mistake(file, positions, (key,), diagnostics.format_value(value), reason, fix)

@@ -208,9 +208,8 @@ def load(path: Path, model_type: type[M]) -> Document[M]:
     for detail in details:
         if detail["loc"] not in intended_keys and not _is_reported(yaml_file, detail):
             mistakes.append(diagnostics.convert_error(yaml_file, model_type, detail))
-    if mistakes or value is None:
-        ordered = sorted(dict.fromkeys(mistakes), key=lambda mistake: (mistake.line, mistake.column))
-        raise InputError(ordered)
+    raise_mistakes(dict.fromkeys(mistakes))
+    assert value is not None, "what is wrong with it is a mistake"
     return Document(path, value, yaml_file.positions)
 
 

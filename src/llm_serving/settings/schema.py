@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,23 +15,17 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 """The newest draft that the YAML plugins of editors all know."""
 
 
-def render(model_type: type[Settings], title: str) -> str:
-    """Return the JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
-    return _format_tree({"$schema": DRAFT, "title": title, **build_tree(model_type)})
+def render(model_type: type[Settings], title: str, others: Mapping[str, type[Settings]] = MappingProxyType({})) -> str:
+    """Return the JSON Schema of a file, draft 7, without references, titles of inner parts, and nulls.
 
-
-def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
-    """Return the schema of a file whose key `kind` chooses among models, the first where it is left out."""
-    default, *others = model_types
-    tree = build_tree(model_types[default])
-    for kind in others:
+    Args:
+        others: what takes the place of `model_type` where the file's key `kind` has their names.
+    """
+    tree = build_tree(model_type)
+    for kind, other in others.items():
         condition = {"required": ["kind"], "properties": {"kind": {"const": kind}}}
-        tree = {"if": condition, "then": build_tree(model_types[kind]), "else": tree}
-    return _format_tree({"$schema": DRAFT, "title": title, **tree})
-
-
-def _format_tree(tree: Mapping[str, Any]) -> str:
-    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+        tree = {"if": condition, "then": build_tree(other), "else": tree}
+    return json.dumps({"$schema": DRAFT, "title": title, **tree}, indent=2, ensure_ascii=False) + "\n"
 
 
 def build_tree(model_type: type[BaseModel]) -> dict[str, Any]:

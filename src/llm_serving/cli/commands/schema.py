@@ -35,7 +35,8 @@ def render_schema(file: SchemaFile) -> str:
         case SchemaFile.FLEET:
             return settings_schema.render(Fleet, "fleet.yaml")
         case SchemaFile.BLUEPRINT:
-            models = {kind: kinds.get(kind).SETTINGS for kind in kinds.list_kinds()}
-            return settings_schema.render_kinds(models, "blueprint.yaml")
+            default, *others = kinds.list_kinds()
+            models = {kind: kinds.get(kind).SETTINGS for kind in others}
+            return settings_schema.render(kinds.get(default).SETTINGS, "blueprint.yaml", models)
         case SchemaFile.REPORT:
             return report.render_schema()
