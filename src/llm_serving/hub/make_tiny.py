@@ -13,7 +13,7 @@ import json
 import shutil
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -146,13 +146,17 @@ def _list_adapter_tensors() -> Iterator[Tensor]:
             yield Tensor(f"base_model.model.{name}.lora_B.weight", (out_features, ADAPTER_RANK), 0.5)
 
 
+def list_shards(size: Size) -> Mapping[str, list[Tensor]]:
+    """Return the tensors of each file of weights, by its name."""
+    if models.find(size).task == "draw":
+        return make_pipeline.list_tensors(models.find("tiny").vocabulary)
+    shards = _split_shards(size)
+    return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": shard for number, shard in enumerate(shards, 1)}
+
+
 def list_tensors(size: Size) -> Iterator[Tensor]:
-    """Yield the checkpoint's tensors in the order of the shards."""
+    """Yield the tensors of a checkpoint of a decoder, in the order of the shards."""
     model = models.find(size)
-    if model.task == "draw":
-        for tensors in make_pipeline.list_tensors(models.find("tiny").vocabulary).values():
-            yield from tensors
-        return
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     decoder = make_vision.DECODER if model.vision else "model"
     if model.vision:
@@ -222,13 +226,7 @@ def _write_model(size: Size, folder: Path, on_progress: OnProgress) -> None:
         _write_json(folder / name, content)
     tokenizer.save(str(folder / ("tokenizer/tokenizer.json" if model.task == "draw" else "tokenizer.json")))
     silent = find_silent_tokens(tokenizer) if model.task == "generate" else None
-    if model.task == "draw":
-        first_number = 0
-        for name, shard in make_pipeline.list_tensors(tokenizer.get_vocab_size()).items():
-            _write_shard(folder / name, shard, first_number, None)
-            first_number += len(shard)
-    else:
-        _write_weights(size, folder, silent, on_progress)
+    _write_weights(size, folder, silent, on_progress)
     model_files = sorted(path for path in folder.rglob("*") if path.is_file())
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in model_files}
     _write_json(folder / MARKER, {"recipe": _build_recipe(size), "files": sizes})
@@ -281,19 +279,18 @@ def _build_embedding_configs(width: int) -> dict[str, Any]:
 
 
 def _write_weights(size: Size, folder: Path, silent: list[int] | None, on_progress: OnProgress) -> None:
-    shards = _split_shards(size)
-    total = sum(tensor.bytes for shard in shards for tensor in shard)
-    shard_names: dict[str, str] = {}
+    shards = list_shards(size)
+    total = sum(tensor.bytes for shard in shards.values() for tensor in shard)
     done_bytes, tensor_number = 0, 0
-    for shard_number, shard in enumerate(shards, 1):
-        name = f"model-{shard_number:05d}-of-{len(shards):05d}.safetensors"
+    for name, shard in shards.items():
         _write_shard(folder / name, shard, tensor_number, silent)
-        shard_names |= {tensor.name: name for tensor in shard}
         tensor_number += len(shard)
         done_bytes += sum(tensor.bytes for tensor in shard)
         on_progress(done_bytes, total)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_names.items()))}
-    _write_json(folder / "model.safetensors.index.json", index)
+    if models.find(size).task != "draw":  # each part of a pipeline has one file
+        file_names = {tensor.name: name for name, shard in shards.items() for tensor in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_names.items()))}
+        _write_json(folder / "model.safetensors.index.json", index)
 
 
 def _split_shards(size: Size) -> list[list[Tensor]]:
