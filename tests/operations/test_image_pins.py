@@ -85,8 +85,9 @@ def test_pins_lie_beside_the_fleet_file_and_are_pulled_by(
     assert images.pin("quay.io/unknown:1", digests) == "quay.io/unknown:1"
 
 
-def test_a_damaged_lock_is_refused(tmp_path: Path) -> None:
-    (tmp_path / image_pins.FILE).write_text("vllm/vllm-openai:v1: sha256:short\n")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])  # the latter as PowerShell writes files
+def test_a_damaged_lock_is_refused(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / image_pins.FILE).write_text("vllm/vllm-openai:v1: sha256:short\n", encoding)
     with pytest.raises(InputError, match="it does not map images to digests"):
         image_pins.read(tmp_path / "fleet.yaml")
 

@@ -100,7 +100,7 @@ def _read_pins(fleet_file: Path) -> tuple[dict[str, str], dict[str, str]]:
         return {}, {}
     try:
         rows = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # the latter where it is no text in UTF-8, or has no such date
         rows = None
     charts = rows.pop(_CHARTS, {}) if isinstance(rows, dict) else {}
     if not isinstance(rows, dict) or not all(map(_is_digest, rows.values())):
