@@ -466,6 +466,11 @@ def test_the_last_lines_of_one_role_are_shown(
     assert capsys.readouterr().out.splitlines() == ["worker a1 | two", "worker a1 | three"]
     tasks.show_logs(deployment_plan, None, lines=1, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | three", "router b1 | routed"]
+    with pytest.raises(CheckFailed) as refused:
+        tasks.show_logs(deployment_plan, "wroker", lines=1, follow=False)
+    assert str(refused.value) == (
+        f"{deployment_plan.deployment.name}: no logs of wroker on ecs. Fix: use one of worker, router, or run blueprint deploy."
+    )
 
 
 def test_the_tasks_of_a_role_are_those_in_which_commands_run(

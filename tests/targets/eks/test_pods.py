@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.eks import pods
 
 
@@ -15,6 +17,13 @@ def test_a_pod_that_drains_after_a_rollout_is_no_replica_any_more(monkeypatch: p
     listed = [{"metadata": {"name": "new", "labels": {}}}, {"metadata": {"name": "old", "labels": {}, **ending}}]
     monkeypatch.setattr(pods, "list_pods", lambda *_: listed)
     assert [replica.name for replica in pods.list_replicas(plan)] == ["new"]
+
+
+def test_nothing_that_has_a_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine", target="eks", services=[]))
+    monkeypatch.setattr(pods, "list_pods", lambda *_: [])
+    with pytest.raises(CheckFailed, match="mine: no logs on eks. Fix: run blueprint deploy."):
+        pods.show_logs(plan, None, lines=1, follow=False)
 
 
 _LACKS = (

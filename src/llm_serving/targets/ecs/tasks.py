@@ -155,10 +155,17 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
 
 @clients.translate_errors()
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Print the tasks' logs, each line with its role and task."""
+    """Print the tasks' logs, each line with its role and task.
+
+    Raises:
+        CheckFailed: there is none, and none is waited for.
+    """
     deployed, since = read_deployed(plan), 0
-    for line in deployed.read_last_lines(role, lines):
+    last_lines = list(deployed.read_last_lines(role, lines))
+    for line in last_lines:
         console.print_log(line)
+    if not (last_lines or follow) and lines:
+        raise replicas.build_no_logs(plan, role)
     while follow:
         since = since or int(time.time() * 1000)
         time.sleep(2)

@@ -57,9 +57,15 @@ def _list_lasting_pods(plan: DeploymentPlan, role: str | None = None) -> list[Ma
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Print the pods' logs, each line with its pod and container."""
+    """Print the pods' logs, each line with its pod and container.
+
+    Raises:
+        CheckFailed: there is no pod.
+    """
     pods = list_pods(plan, role)
-    with ThreadPoolExecutor(max(1, len(pods))) as executor:
+    if not pods:
+        raise replicas.build_no_logs(plan, role)
+    with ThreadPoolExecutor(len(pods)) as executor:
         list(executor.map(lambda pod: _print_log(plan, pod, lines=lines, follow=follow), pods))
 
 

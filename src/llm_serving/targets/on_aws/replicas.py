@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llm_serving.services.service import Service
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation.base import MetricsPage
 
 
@@ -50,6 +52,14 @@ class ReplicaContainer:
     """Whether it answers requests: of a replica over several nodes the first one does, for which the others compute."""
 
     run: RunCommand
+
+
+def build_no_logs(plan: DeploymentPlan, role: str | None) -> CheckFailed:
+    """Return the refusal where there is no log of a role, or of any."""
+    name, target = plan.deployment.name, plan.deployment.target
+    roles = ", ".join(dict.fromkeys(service.role for service in plan.deployment.services))
+    others = f"use one of {roles}, or " if role and roles else ""
+    return CheckFailed(f"{name}: no logs{f' of {role}' if role else ''} on {target}. Fix: {others}run blueprint deploy.")
 
 
 def build_pages(services: Sequence[Service], replicas: Iterable[tuple[str, str, str]]) -> list[MetricsPage]:
