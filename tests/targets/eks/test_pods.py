@@ -22,7 +22,7 @@ def test_a_pod_that_drains_after_a_rollout_is_no_replica_any_more(monkeypatch: p
 def test_nothing_that_has_a_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine", target="eks", services=[]))
     monkeypatch.setattr(pods, "list_pods", lambda *_: [])
-    with pytest.raises(CheckFailed, match="mine: no logs on eks. Fix: run blueprint deploy."):
+    with pytest.raises(CheckFailed, match=r"mine: no logs on eks\. Fix: run blueprint deploy\."):
         pods.show_logs(plan, None, lines=1, follow=False)
 
 
