@@ -15,7 +15,8 @@ from llm_serving.settings.units import build_error
 from llm_serving.settings.yaml_source import KeyPath
 
 
-def _check_port(url: str) -> str:
+def check_port(url: str) -> str:
+    """Return a URL; refuse one with a port that there cannot be."""
     try:
         _ = urlsplit(url).port
     except ValueError:
@@ -23,8 +24,8 @@ def _check_port(url: str) -> str:
     return url
 
 
-EndpointUrl = Annotated[str, FORMATS["endpoint-url"], AfterValidator(_check_port)]
-CacheUrl = Annotated[str, FORMATS["cache-url"], AfterValidator(_check_port)]
+EndpointUrl = Annotated[str, FORMATS["endpoint-url"], AfterValidator(check_port)]
+CacheUrl = Annotated[str, FORMATS["cache-url"], AfterValidator(check_port)]
 
 
 def find_port(url: str) -> int:

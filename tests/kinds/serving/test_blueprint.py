@@ -331,6 +331,16 @@ def test_a_file_that_is_no_system_prompt_is_refused(content: bytes, reason: str)
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"{{ \xff }}", "it is not UTF-8"), (b"x" * (48 * 1024 + 1), "it has more than 48 KiB")]
+)
+def test_a_file_that_no_command_holds_is_no_chat_template(content: bytes, reason: str) -> None:
+    Path("mine/chat.jinja").write_bytes(content)
+    assert list_errors(f"{VALID}chat_template: chat.jinja\n") == [
+        f'7:16: chat_template: "chat.jinja": {reason}. Fix: use a template in UTF-8, or the model\'s own.'
+    ]
+
+
 @pytest.mark.parametrize("name", ["router", "prefill", "decode"])
 def test_a_model_is_not_called_as_a_role_of_its_own_meaning_is(tmp_path: Path, name: str) -> None:
     text = texts.MULTI_MODEL + texts.TRAFFIC_AND_SLO

@@ -59,6 +59,10 @@ def test_without_traces_nothing_is_sent_and_nothing_is_open(tmp_path: Path) -> N
             f"OTLP/HTTP receiver of traces such as {COLLECTOR}.",
         ),
         (
+            "traces: http://collector:65536/v1/traces\n",
+            'traces: "http://collector:65536/v1/traces": its port is above 65535. Fix: use a port that there is.',
+        ),
+        (
             f"traces: {COLLECTOR}\nengine: sglang\n",
             f'traces: "{COLLECTOR}": the engine sglang has no option for it in the catalog. Fix: remove traces.',
         ),

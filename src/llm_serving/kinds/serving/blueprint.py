@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from llm_serving import paths
 from llm_serving.catalog import command_parts, engines, frameworks, records
@@ -28,6 +28,7 @@ from llm_serving.kinds.serving.roles import (
 )
 from llm_serving.kinds.serving.tuning import Tuning
 from llm_serving.services import load_balancer, tasks
+from llm_serving.services.addresses import check_port
 from llm_serving.services.blueprint import FILE_NAME, BaseBlueprint
 from llm_serving.services.traffic import Percentiles, Slo, Traffic
 from llm_serving.settings.choices import OneOf, Task
@@ -43,9 +44,12 @@ PROMPT_KEYS = ("input_tokens", "shared_prefix", "prefix_groups")
 """Fields of the traffic that say how prompts are made, where these are no texts of so many tokens."""
 
 
-MAX_PROMPT_BYTES = 16 * 1024
-"""Largest file of a system prompt: it is an argument of a replica's probe, and ECS takes 64 KiB for a task definition.
-Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
+TEXT_FILES = {
+    "chat_template": ("Jinja", 48 * 1024, "use a template in UTF-8, or the model's own"),
+    "warm_prompt": ("text", 16 * 1024, "keep what all clients send first, as plain text"),
+}
+"""Form of the files that a replica's command and its probe hold, the most bytes, and what to do with another file: ECS
+takes 64 KiB for a task definition. Source: Amazon ECS service quotas, "Task definition size", 2026-11."""
 
 
 MIN_ROUTERS = 2
@@ -56,7 +60,7 @@ _FRAMEWORK = command_parts.get_default(frameworks.load_frameworks())
 
 Image = Annotated[str, dataclasses.replace(FORMATS["image"], example=engines.load_engines()[_ENGINE].image)]
 MediaHost = Annotated[str, FORMATS["media-host"]]
-TracesUrl = Annotated[str, FORMATS["traces-url"]]
+TracesUrl = Annotated[str, FORMATS["traces-url"], AfterValidator(check_port)]
 GatewayService = Annotated[str, FORMATS["gateway-service"]]
 
 
@@ -456,12 +460,13 @@ def read(folder: Path) -> Document[Blueprint]:
         for key_path, file, format_name in _list_files(document.value)
         if not (folder / file).is_file()
     ]
-    unfit_prompts = [
-        document.build_mistake(key_path, file, reason, "keep what all clients send first, as plain text")
-        for key_path, file in _find_role_files(document.value, "warm_prompt").items()
-        if (folder / file).is_file() and (reason := _find_unfitness(folder / file))
+    unfit_files = [
+        document.build_mistake(key_path, file, reason, fix)
+        for key, (_, max_bytes, fix) in TEXT_FILES.items()
+        for key_path, file in _find_role_files(document.value, key).items()
+        if (folder / file).is_file() and (reason := _find_unfitness(folder / file, max_bytes))
     ]
-    if mistakes := missing_files + unfit_prompts:
+    if mistakes := missing_files + unfit_files:
         raise InputError(mistakes)
     return document
 
@@ -474,9 +479,9 @@ def _find_role_files(settings: Blueprint, key: str) -> dict[tuple[str, ...], str
     }
 
 
-def _find_unfitness(file: Path) -> str:
-    if file.stat().st_size > MAX_PROMPT_BYTES:
-        return f"it has more than {MAX_PROMPT_BYTES // 1024} KiB"
+def _find_unfitness(file: Path, max_bytes: int) -> str:
+    if file.stat().st_size > max_bytes:
+        return f"it has more than {max_bytes // 1024} KiB"
     try:
         return "" if file.read_text(encoding="utf-8").strip() else "it has no text"
     except UnicodeDecodeError:
@@ -488,7 +493,7 @@ def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str
     for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
         if file is not None:
             yield ("traffic", key), file, f"{kind} file beside the blueprint"
-    for key, format_name in (("chat_template", "Jinja"), ("warm_prompt", "text")):
+    for key, (format_name, *_) in TEXT_FILES.items():
         for key_path, file in _find_role_files(settings, key).items():
             yield key_path, file, f"{format_name} file beside the blueprint"
 

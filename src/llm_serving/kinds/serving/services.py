@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import math
-import urllib.parse
 from collections.abc import Sequence
 
 from llm_serving.catalog import images
@@ -17,6 +15,7 @@ from llm_serving.kinds.serving.context import METRICS_PORT, PORTS, ROUTER_ADMIN_
 from llm_serving.kinds.serving.deployment import Role
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.services import deployments
+from llm_serving.services.addresses import find_port
 from llm_serving.services.models import ServedModel
 from llm_serving.services.service import (
     ECS_STOP_DELAY_S,
@@ -209,11 +208,9 @@ def _build_node_check(placed: PlacedRole, role: Role) -> tuple[str, ...]:
 def _build_calls(traces: str | None) -> dict[str, Call]:
     if traces is None:
         return {}
-    url = urllib.parse.urlsplit(traces)
-    is_secure = url.scheme == "https"
-    port = url.port or (http.client.HTTPS_PORT if is_secure else http.client.HTTP_PORT)
     # Spans that nothing encrypts stay in the fleet's network.
-    return {"traces": Call(purpose="Spans of requests", port=port, in_network=not is_secure)}
+    in_network = not traces.startswith("https:")
+    return {"traces": Call(purpose="Spans of requests", port=find_port(traces), in_network=in_network)}
 
 
 def _build_prefetch(context: Context, placed: PlacedRole, served_model: ServedModel) -> Prefetch | None:
