@@ -56,10 +56,10 @@ class ReplicaContainer:
 
 def build_no_logs(plan: DeploymentPlan, role: str | None) -> CheckFailed:
     """Return the refusal where there is no log of a role, or of any."""
-    name, target = plan.deployment.name, plan.deployment.target
+    place = f"{f' of {role}' if role else ''} on {plan.deployment.target}"
     roles = ", ".join(dict.fromkeys(service.role for service in plan.deployment.services))
     others = f"use one of {roles}, or " if role and roles else ""
-    return CheckFailed(f"{name}: no logs{f' of {role}' if role else ''} on {target}. Fix: {others}run blueprint deploy.")
+    return CheckFailed(f"{plan.deployment.name}: no logs{place}. Fix: {others}run blueprint deploy.")
 
 
 def build_pages(services: Sequence[Service], replicas: Iterable[tuple[str, str, str]]) -> list[MetricsPage]:
