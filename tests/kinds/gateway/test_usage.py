@@ -95,7 +95,8 @@ def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypat
 
 def test_an_engine_s_counters_are_read_without_the_rest_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = 'vllm:in_total{model="a"} 5\nvllm:in_total{model="b"} 6\nvllm:in_total_created{model="a"} 1e9\nother{ 1\n'
-    pages = {"http://127.0.0.1:1/metrics": engine, "http://127.0.0.2:1/metrics": "<html>in_total 7</html>"}
+    texts = (engine, "<html>in_total 7</html>", "# TYPE other gauge\nother 1\n")
+    pages = {f"http://127.0.0.{host}:1/metrics": text for host, text in enumerate(texts, 1)}
     monkeypatch.setattr(meter, "list_pages", lambda url: [url])
     monkeypatch.setattr(meter, "_read_page", pages.__getitem__)
     backend = Backend(
@@ -106,7 +107,10 @@ def test_an_engine_s_counters_are_read_without_the_rest_of_its_page(monkeypatch:
         prompt_tokens="vllm:in_total",
         output_tokens="vllm:out_total",
     )
-    assert meter.read_counters(backend) == {"http://127.0.0.1:1/metrics": (11.0, 0.0)}
+    assert meter.read_counters(backend) == {
+        "http://127.0.0.1:1/metrics": (11.0, 0.0),
+        "http://127.0.0.3:1/metrics": (0.0, 0.0),
+    }, "an engine without requests counts from 0, and what is no engine does not count"
 
 
 def test_what_has_no_price_an_hour_costs_its_list_price() -> None:

@@ -113,7 +113,7 @@ def read_counters(backend: Backend) -> dict[str, Tokens]:
     for page, text in _read_pages(backend.metrics_urls):
         with contextlib.suppress(ValueError):
             samples = [list(_list_samples(text, name)) for name in (backend.prompt_tokens, backend.output_tokens)]
-            if any(samples):  # or it is no page of an engine
+            if any(samples) or "# TYPE " in text:  # some engines have a counter from their first request on only
                 counters[page] = Tokens(*(sum(float(sample.value) for sample in own) for own in samples))
     return counters
 
