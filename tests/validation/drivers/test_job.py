@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import http.server
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from llm_serving.cli.commands import compare
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation.drivers import job
+from llm_serving.validation import on_demand, run
+from llm_serving.validation.drivers import job, registry
+from llm_serving.validation.drivers.base import Driver
 from llm_serving.validation.load import server
+from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prompt import Prompt
 from llm_serving.validation.load.server import Client
 from tests import known_server
 from tests.known_server import Behaviour
+from tests.validation.conftest import TargetFactory, build_options
 
 USERS = 4
 
@@ -70,3 +77,26 @@ def test_a_service_that_only_streams_is_refused_by_its_answer() -> None:
         plan = LoadPlan(url=url, models=("tiny",), traffic=Traffic(users=1), folder="/x")
         with pytest.raises(Unavailable, match=r"/v1/chat/completions returned HTTP 200 .* no JSON object: 'data: \{"):
             server.measure(Client(plan), Client(plan))
+
+
+def test_requests_of_a_drop_in_driver_are_compared_and_halves_of_characters_end_no_report(
+    make_target: TargetFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.jsonl").write_text(r'{"prompt": "cut \ud83d", "expected": "4"}')
+    driver = Driver(
+        name="fake",
+        title="Fake",
+        package="pip",
+        executable="python",
+        clock="it was sent",
+        build_command=lambda job, _: ["touch", str(job.result)],
+        read=lambda job: [Sample(number, 1e9, e2e_ms=10.0) for number in range(len(job.prompts))],
+    )
+    monkeypatch.setattr(registry, "load_driver", lambda _: driver)
+    monkeypatch.setattr(on_demand, "find_engine", lambda *_: Path(sys.executable).parent)
+    monkeypatch.setattr(job, "SETTLE_S", 0.0)
+    with known_server.run_server() as url:
+        target = make_target(url, {"users": 2, "requests": 3, "warm_up": 1, "data": "own.jsonl"})
+        report, folder = run.validate(target, build_options(tmp_path, driver="fake", folder=tmp_path))
+    assert report.answers[0].prompt == "cut \ufffd"
+    assert len(compare.read_run(folder).samples) == report.requests.total == 3

@@ -21,7 +21,7 @@ from llm_serving.prediction.simulation import RAMP_ANSWERS
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.validation import on_demand
 from llm_serving.validation.drivers.base import IS_USED, Driver, Job
-from llm_serving.validation.load import api_key, load_plan, metrics_pages, server
+from llm_serving.validation.load import api_key, driver_result, load_plan, metrics_pages, server
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
 from llm_serving.validation.load.load import SHOWN_ANSWERS
@@ -116,7 +116,14 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in samples]
     result.duration_s = max(ends, default=0.0)
     shutil.copy(job.result, work / f"{driver.name}{job.result.suffix}")
-    return result, samples
+    return result, _save(samples, work / driver_result.SAMPLES_FILE)
+
+
+def _save(samples: Sequence[Sample], file: Path) -> list[Sample]:
+    """Write the requests for comparisons, as our own driver does; return them as they are in the file."""
+    lines = [sample.to_json() for sample in samples]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return [Sample.from_json(line) for line in lines]
 
 
 def _send(driver: Driver, job: Job, executables: Path, log: Path, timeout_s: float) -> list[Sample]:
