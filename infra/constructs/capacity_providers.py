@@ -76,15 +76,12 @@ def add_capacity_provider(
 
 
 def add_association(
-    context: CapacityProviderContext, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]
+    context: CapacityProviderContext,
+    providers: Sequence[aws.ecs_capacity_provider.EcsCapacityProvider],
+    default: Sequence[str],
 ) -> None:
-    """Hand the providers to the cluster.
-
-    Tasks that name no strategy go to the first pool's first choice, or to Fargate where no pool is on ECS.
-    """
+    """Hand the providers to the cluster; `default` names those that tasks without a strategy go to."""
     cluster_providers = aws.ecs_cluster_capacity_providers
-    default = groups.group_by_choice(pool_groups[0])[0] if pool_groups else []
-    default_names = [groups.format_provider_name(context.stack.fleet, group) for group in default] or ["FARGATE"]
     cluster_providers.EcsClusterCapacityProviders(
         context.stack,
         "capacity-providers",
@@ -95,7 +92,7 @@ def add_association(
             cluster_providers.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
                 capacity_provider=name, weight=1
             )
-            for name in default_names
+            for name in default
         ],
     )
 

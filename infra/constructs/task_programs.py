@@ -88,9 +88,8 @@ def _add_program(
         else None
     )
     parts = ServiceParts(definition, security_group, registry, dependencies)
-    ecs_services = task_service.add_services(context, service, parts)
     task_watch.add_running_alarm(stack, deployment, service, task_service.list_names(fleet, deployment, service))
-    return AddedService(definition.arn, [row.name for row in ecs_services])
+    return task_service.add_services(context, service, parts)
 
 
 @dataclass(frozen=True)

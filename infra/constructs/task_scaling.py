@@ -57,18 +57,16 @@ class _Scaling:
         return f"{self.stack.fleet.name}-{self.stream.deployment}"
 
 
-def add_scaling(
-    stack: FleetStack, router: Service, service: Service, stream: MetricStream, ecs_service: aws.ecs_service.EcsService
-) -> None:
+def add_scaling(stack: FleetStack, router: Service, service: Service, stream: MetricStream, ecs_name: str) -> None:
     """Add the scaling of a role's first choice; the fallback moves tasks that get no instance there."""
     target = aws.appautoscaling_target.AppautoscalingTarget(
         stack,
         f"{service.name}-scaling",
-        **_describe_target(stack, ecs_service.name),
+        **_describe_target(stack, ecs_name),
         min_capacity=service.replicas.min,
         max_capacity=service.replicas.max,
     )
-    scaling = _Scaling(stack, router, service, stream, ecs_service.name, target)
+    scaling = _Scaling(stack, router, service, stream, ecs_name, target)
     _add_peaks(scaling)
     _add_target_tracking(scaling)
     if service.replicas.min == 0:

@@ -10,7 +10,7 @@ from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs.fleet_stack import FleetStack, format_expression
 from infra.constructs.task_load_balancer import TaskLoadBalancer
-from infra.constructs.task_place import TaskPlace
+from infra.constructs.task_place import AddedService, TaskPlace
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_service_name, list_choices
 from llm_serving.fleet.model import Fleet
@@ -64,10 +64,10 @@ class ServiceParts:
     dependencies: Sequence[ITerraformDependable]
 
 
-def add_services(context: ServiceContext, service: Service, parts: ServiceParts) -> list[aws.ecs_service.EcsService]:
+def add_services(context: ServiceContext, service: Service, parts: ServiceParts) -> AddedService:
     """Add an ECS service for each choice; the first one has the tasks, the others take those that find no instance."""
     choices = list_service_choices(context.stack.fleet, service)
-    ecs_services = []
+    ecs_names = []
     for choice, providers in enumerate(choices):
         ecs_service = _add_service(context, service, parts, choice, providers)
         if providers or context.may_use_spot:
@@ -89,8 +89,8 @@ def add_services(context: ServiceContext, service: Service, parts: ServiceParts)
             ecs_service.add_override("tags", tags)
         if moved:
             ecs_service.add_override("lifecycle.ignore_changes", moved)
-        ecs_services.append(ecs_service)
-    return ecs_services
+        ecs_names.append(ecs_service.name)
+    return AddedService(parts.definition.arn, ecs_names)
 
 
 def list_service_choices(fleet: Fleet, service: Service) -> list[list[str]]:

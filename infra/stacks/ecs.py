@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import App
@@ -15,6 +13,7 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.machines import add_efa_group
 from infra.stacks import base
 from llm_serving.fleet import groups, network_test
+from llm_serving.fleet.ecs_services import list_choices
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
@@ -45,7 +44,6 @@ def add(app: App, document: Document[Fleet]) -> None:
     stack = base.create_stack(app, NAME, document)
     fleet_network = network.find_network(stack)
     machine_groups = [group for group in groups.resolve_all(fleet) if group.orchestrator == "ecs"]
-    pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
     tested_groups = network_test.list_task_groups(machine_groups)
     cluster, key = ecs_cluster.add_cluster(
         stack,
@@ -53,7 +51,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         log_groups={"NetworkTest": network_test.format_log_group(fleet)} if tested_groups else {},
     )
     peers_namespace = ecs_cluster.add_peers_namespace(stack, vpc_id=fleet_network.vpc_id)
-    _add_providers(stack, cluster, fleet_network, pools)
+    _add_providers(stack, cluster, fleet_network, machine_groups)
     watched = []
     if machine_groups:
         ecs_fallback.add_fallback(stack, machine_groups, key=key)
@@ -75,7 +73,7 @@ def add(app: App, document: Document[Fleet]) -> None:
         {"service_connect": cluster.service_connect_defaults.namespace, "peers": peers_namespace.id},
         "Cloud Map namespaces: the cluster's default, by ARN, and the private DNS one, by id",
     )
-    strategies = {pool: _build_strategies(fleet, pool_groups) for pool, pool_groups in pools.items()}
+    strategies = {group.pool: _build_strategies(fleet, group.pool) for group in machine_groups}
     base.add_output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
 
 
@@ -83,10 +81,12 @@ def _add_providers(
     stack: FleetStack,
     cluster: aws.ecs_cluster.EcsCluster,
     fleet_network: network.Network,
-    pools: Mapping[str, list[Group]],
+    machine_groups: Sequence[Group],
 ) -> None:
-    """Add a capacity provider for each machine group of the pools."""
-    machine_groups = [group for pool_groups in pools.values() for group in pool_groups]
+    """Add a capacity provider for each machine group.
+
+    Tasks that name no strategy go to the first pool's first choice, or to Fargate where no pool is on ECS.
+    """
     context = capacity_providers.CapacityProviderContext(
         stack=stack,
         cluster=cluster,
@@ -98,15 +98,13 @@ def _add_providers(
         ),
     )
     providers = [capacity_providers.add_capacity_provider(context, group) for group in machine_groups]
-    capacity_providers.add_association(context, list(pools.values()), providers)
+    default = list_choices(stack.fleet, machine_groups[0].pool)[0] if machine_groups else ["FARGATE"]
+    capacity_providers.add_association(context, providers, default)
 
 
-def _build_strategies(fleet: Fleet, pool_groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
+def _build_strategies(fleet: Fleet, pool: str) -> list[list[dict[str, object]]]:
     """Return the strategy of each choice of a pool, in the order to fall back in."""
-    return [
-        [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice]
-        for choice in groups.group_by_choice(pool_groups)
-    ]
+    return [[{"capacity_provider": name, "weight": 1} for name in providers] for providers in list_choices(fleet, pool)]
 
 
 def _add_task_rule(stack: FleetStack, cluster_arn: str) -> None:

@@ -168,8 +168,8 @@ class _Deployment:
             dependencies=[*self.dependencies, *roles.policies],
         )
         added = task_service.add_services(self.services, adapted, parts)
-        self._add_monitoring(service, added[0])
-        return AddedService(definition.arn, [entry.name for entry in added])
+        self._add_monitoring(service, added.names[0])
+        return added
 
     def _adapt_engine(self, service: Service) -> Service:
         """Return the engine as root, for its caches lie in the container's own layer; its check of EFA finds others."""
@@ -261,7 +261,7 @@ class _Deployment:
         router_role = task_roles.add_task_role(stack, self.name, "route", f"Router of {self.name}", router)
         return task.TaskRoles(execution_role, engine_role), task.TaskRoles(execution_role, router_role)
 
-    def _add_monitoring(self, service: Service, first: aws.ecs_service.EcsService) -> None:
+    def _add_monitoring(self, service: Service, first_name: str) -> None:
         stack, serving, stream = self.stack, self.serving, self.stream
         ecs_names = task_service.list_names(self.fleet, self.name, service)
         if service.replicas.min and not service.placement.gives_way:
@@ -276,7 +276,7 @@ class _Deployment:
                 task_watch.add_transfer_alarm(stack, self.name, stream, service)
         if service.replicas.scale:
             task_watch.add_maximum_alarm(stack, self.name, service, ecs_names)
-            task_scaling.add_scaling(stack, serving.entry, service, stream, first)
+            task_scaling.add_scaling(stack, serving.entry, service, stream, first_name)
 
 
 def _ask_without_key(serving: Serving) -> Serving:

@@ -7,7 +7,6 @@ from llm_serving.kinds.diary.kind import DiaryStack
 from infra.bindings import aws
 from infra.constructs import iam, task, task_network, task_place, task_roles, task_service
 from infra.constructs.iam import add_role, allow
-from infra.constructs.task_place import AddedService
 from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_log_group
@@ -82,7 +81,6 @@ def _add_tasks(stack, diary, queue):
             image_prefixes={},
         )
         parts = task_service.ServiceParts(definition, groups[service.name], registry=None, dependencies=[log_group])
-        ecs_services = task_service.add_services(context, service, parts)
-        added[service.name] = AddedService(definition.arn, [row.name for row in ecs_services])
+        added[service.name] = task_service.add_services(context, service, parts)
     entry = diary.entry.name
     task_place.add_outputs(stack, diary, place, added, roles=roles[entry], security_group=groups[entry])
