@@ -193,6 +193,8 @@ def test_instances_of_ecs_with_another_ami_are_a_step(tmp_path: Path) -> None:
     name = "al2023-ami-ecs-gpu-hvm-{}-kernel-6.1-x86_64-ebs"
     [step] = list_steps(fleet, Installed(amis={name.format("2023.0.20250101"): 3, name.format(ecs.AL2023): 1}))
     assert step.changes == (f"3 x al2023 2023.0.20250101 -> {ecs.AL2023}",)
+    in_new_region = fleet.model_copy(update={"region": "eu-west-9", "zones": ("eu-west-9a",)})
+    assert list_steps(in_new_region, Installed()) == []
     assert step.drains == "every instance of general: a tenth of a group at a time, at least one"
 
 

@@ -118,12 +118,14 @@ def list_steps(fleet: Fleet, installed: Installed | None) -> list[Step]:
 
 
 def _list_charts(fleet: Fleet, installed: Installed) -> Iterator[Step]:
+    if not installed.charts:
+        return
     changes = tuple(
         f"{row.add_on.name} {installed.charts.get(row.add_on.name, 'none')} -> {row.add_on.version}"
         for row in select_add_ons(fleet)
         if row.add_on.chart and installed.charts.get(row.add_on.name) != row.add_on.version
     )
-    if installed.charts and changes:
+    if changes:
         drains = "no node; the controllers' own pods restart"
         yield Step("Platform charts", changes, drains, CHARTS_FIRST, (_INSTALL,))
 
