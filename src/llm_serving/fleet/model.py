@@ -353,6 +353,9 @@ EKS_ADD_ONS = ("gateway", "schedulers", "operators")
 """Add-ons that are Kubernetes controllers, without a counterpart on ECS."""
 
 
+SYSTEM_POOL = "system"
+"""By which the pods of a cluster that the fleet makes find its own nodes; `charts/platform.yaml` names it too."""
+
 _EXAMPLE_REGIONS = ("us-west-2", "eu-west-1")
 
 _ISOLATED_REGIONS = ("us-iso", "eu-iso")
@@ -450,6 +453,21 @@ class Fleet(Settings):
 
     def get_zones(self, pool: Pool) -> tuple[str, ...]:
         return pool.zones or self.zones
+
+    def _check_tags(self) -> Iterator[Conflict]:
+        """Yield keys that IAM refuses. Source: IAM user guide, "Rules for tagging in IAM and AWS STS", 2026-11."""
+        keys = {"fleet", "stack"}
+        for key in self.tags:
+            if key.lower() in keys:
+                reason = "a role has each key once, in whichever case, and the stacks set the keys fleet and stack"
+                yield Conflict(("tags", key), reason, "use another key")
+            keys.add(key.lower())
+
+    def _check_system_pool(self) -> Iterator[Conflict]:
+        for name, pool in self.pools.items():
+            if name == SYSTEM_POOL and self.creates_eks and self.get_orchestrator(pool) == "eks":
+                reason = "the cluster's own nodes have this name, and its controllers would run on the pool's nodes too"
+                yield Conflict(("pools", name), reason, "use another name")
 
     def _check_existing_cluster(self) -> Iterator[Conflict]:
         if self.eks.cluster and not isinstance(self.network, ExistingNetwork):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llm_serving.catalog import eks, instances
 from llm_serving.fleet import interfaces
 from llm_serving.fleet.groups import SMALL_VOLUME, Group
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.model import SYSTEM_POOL, Fleet
 
 _SYSTEM_TYPES = (("m8g.xlarge", "arm64"), ("m7i.xlarge", "x86_64"))
 """For CoreDNS, controllers and metrics, in order of preference; the second is in every region."""
@@ -16,8 +16,8 @@ def build_system_group(fleet: Fleet) -> Group:
     instance_type, arch, zones = _select_system_type(fleet)
     count = max(2, len(zones))
     return Group(
-        name="system",
-        pool="system",
+        name=SYSTEM_POOL,
+        pool=SYSTEM_POOL,
         orchestrator="eks",
         kind="node-group",
         types=(instance_type,),
@@ -26,7 +26,7 @@ def build_system_group(fleet: Fleet) -> Group:
         min_size=count,
         max_size=2 * count,
         interfaces=(interfaces.Interface(0, 0, "interface"),),
-        labels={"fleet/pool": "system"},
+        labels={"fleet/pool": SYSTEM_POOL},
         images="plain",
         volume=SMALL_VOLUME,
         os="al2023",
