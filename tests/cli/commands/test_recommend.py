@@ -13,7 +13,11 @@ import pytest
 from llm_serving import paths
 from llm_serving.cli import main
 from llm_serving.engines.memory import Split
+from llm_serving.kinds.serving import recommend as recommendation
+from llm_serving.kinds.serving.recommend import Question
 from llm_serving.prediction import configurations, search
+from llm_serving.services.traffic import Traffic
+from llm_serving.settings.units import Bounds
 
 ASKED = (
     "--model", "Qwen/Qwen3-8B", "--arrivals", "2/s", "--input-tokens", "500..1500", "--output-tokens", "100..200",
@@ -220,8 +224,11 @@ def test_unknown_names_and_values_are_refused(
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
-def write_trace(path: Path, count: int, *, swapped: bool = False) -> Path:
-    rows = [f"2024-05-10 00:{second // 60:02}:{second % 60:02}.0000000,{700 + second},80\n" for second in range(count)]
+def write_trace(path: Path, count: int, *, swapped: bool = False, step_s: int = 1) -> Path:
+    times = [step_s * row for row in range(count)]
+    rows = [
+        f"2024-05-10 00:{second // 60:02}:{second % 60:02}.0000000,{700 + row},80\n" for row, second in enumerate(times)
+    ]
     if swapped:
         rows[3], rows[4] = rows[4], rows[3]
     path.write_text(HEADER + "".join(rows), encoding="utf-8")
@@ -234,17 +241,31 @@ def test_a_trace_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run_json(capsys, *words)["chosen"]["instance"] == "g6e.xlarge"
 
 
+@pytest.mark.parametrize(("rate", "written"), [(1e-5, "0.00001/s"), (123_456.0, "123456/s"), (2.5, "2.5/s")])
+def test_a_rate_is_written_as_blueprints_have_it(rate: float, written: str) -> None:
+    question = Question(arrivals=rate, input_tokens=Bounds(5, 9), output_tokens=Bounds(5, 9))
+    _, traffic = recommendation.build_workload(question, None)
+    assert (traffic["arrivals"], Traffic.model_validate(traffic).arrivals) == (written, rate)
+
+
 @pytest.mark.parametrize(
-    ("count", "swapped", "message"),
+    ("count", "swapped", "step_s", "message"),
     [
-        (99, False, '--trace: "{file}": it has 99 requests with tokens, fewer than 100. Fix: use a longer trace.\n'),
-        (200, True, "{file}:6:1: request 5 came before the one above it. Fix: sort the trace by its times.\n"),
+        (99, False, 1, '--trace: "{file}": it has 99 requests with tokens, fewer than 100. Fix: use a longer trace.\n'),
+        (200, True, 1, "{file}:6:1: request 5 came before the one above it. Fix: sort the trace by its times.\n"),
+        (
+            200,
+            False,
+            0,
+            '--trace: "{file}": its requests come at more than 1,000,000/s. '
+            "Fix: use a trace with the times of its requests.\n",
+        ),
     ],
 )
-def test_a_trace_that_is_short_or_unsorted_is_refused(
-    count: int, swapped: bool, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_trace_that_is_short_or_unsorted_or_of_one_moment_is_refused(
+    count: int, swapped: bool, step_s: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write_trace(tmp_path / "trace.csv", count, swapped=swapped)
+    file = write_trace(tmp_path / "trace.csv", count, swapped=swapped, step_s=step_s)
     assert run(*ASKED[:2], "--trace", str(file), "--ttft-p95", "1000") == 2
     assert capsys.readouterr().err == message.format(file=file)
 

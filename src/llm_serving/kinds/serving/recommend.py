@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ MIN_TRACE = 100
 """Requests of a trace below which a 95th percentile is that of five."""
 
 MAX_TRACE = 20_000
+MAX_RATE = 1_000_000
+"""Requests a second, the most that `arrivals` of a blueprint may be."""
+
 LENGTHS = 2000
 """Requests drawn once; each simulated replica takes them from another place on."""
 
@@ -178,7 +182,7 @@ def build_workload(question: Question, document: Document[Blueprint] | None) -> 
         reason = "a closed loop of users is not simulated" if traffic else "it is missing"
         raise InputError(f"--arrivals: {reason}. Fix: write --arrivals 10/s.")
     lengths = _require_lengths(question, traffic)
-    base: dict[str, Any] = {"arrivals": f"{rate:.10g}/s"}
+    base: dict[str, Any] = {"arrivals": _format_rate(rate)}
     for name, value in lengths.items():
         base[name] = str(value) if isinstance(value, tuple) else value.model_dump(mode="json")
     drawn = (traffic or Traffic.model_validate(base)).model_copy(update={"arrivals": rate, **lengths})
@@ -222,7 +226,10 @@ def _build_from_trace(path: Path, question: Question, traffic: Traffic | None) -
         shared = min(common * trace.BLOCK_TOKENS, row.input_tokens)
         lengths.append(Length(row.input_tokens, row.output_tokens, row.blocks[0] if row.blocks else 0, shared))
     speed = traffic.trace_speed if traffic else 1.0
-    span_s = max(rows[-1].at_s / speed, 1e-3)
+    span_s = rows[-1].at_s / speed
+    if len(rows) - 1 > MAX_RATE * span_s:
+        reason = f"its requests come at more than {MAX_RATE:,}/s"
+        raise InputError(f"--trace: {quote_value(path)}: {reason}. Fix: use a trace with the times of its requests.")
     rate = question.arrivals or (len(rows) - 1) / span_s
     stretch = (len(rows) - 1) / rate / span_s / speed
     times = [row.at_s * stretch for row in rows]
@@ -230,7 +237,12 @@ def _build_from_trace(path: Path, question: Question, traffic: Traffic | None) -
     for name in ("input_tokens", "output_tokens"):
         counts = [getattr(row, name) for row in rows]
         bounds[name] = str(Bounds(min(counts), max(counts)))
-    return Workload(rate, lengths, times), {"arrivals": f"{rate:.4g}/s", **bounds}
+    return Workload(rate, lengths, times), {"arrivals": _format_rate(rate, 4), **bounds}
+
+
+def _format_rate(rate: float, digits: int = 10) -> str:
+    """Format requests a second as a blueprint has them, without an exponent."""
+    return f"{Decimal(f'{rate:.{digits}g}'):f}/s"
 
 
 def list_types(question: Question) -> tuple[str, list[tuple[Instance, float]]]:
