@@ -536,8 +536,9 @@ def test_a_schedule_needs_a_team_that_is_there_and_runs_on_aws_alone(tmp_path: P
     schedule = "schedules:\n  nightly:\n    at: cron(0 2 * * ? *)\n    file: all.jsonl\n"
     with pytest.raises(InputError, match="there is no such team"):
         resolve(tmp_path / "mine", f"{MINIMAL}{schedule}    team: nobody\n")
-    with pytest.raises(InputError, match="a time of EventBridge Scheduler"):
-        resolve(tmp_path / "mine", MINIMAL + schedule.replace("cron(0 2 * * ? *)", "at 2 o'clock"))
+    for time in ("at 2 o'clock", "cron(0 2 * * * *)", "cron(0 2 * * ?)"):
+        with pytest.raises(InputError, match="a time of EventBridge Scheduler"):
+            resolve(tmp_path / "mine", MINIMAL + schedule.replace("cron(0 2 * * ? *)", time))
     [note] = resolve(tmp_path / "mine", MINIMAL + schedule).emulated
     assert note == "The embedded AWS fires no schedules: no jobs here by nightly."
 
