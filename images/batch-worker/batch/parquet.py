@@ -180,7 +180,17 @@ def _count_batch_rows(group: Any) -> int:
 def _read_records(source: Source, batches: Iterator[Any]) -> list[dict[str, Any]] | None:
     with source.report_damage(_DAMAGE):
         batch = next(batches, None)
-        return None if batch is None else batch.to_pylist()
+        if batch is None:
+            return None
+        columns = [_cut_nanoseconds(column) for column in batch.columns]
+        return list(pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist())
+
+
+def _cut_nanoseconds(column: Any) -> Any:
+    """Cut times to microseconds, which are the finest that Python's have."""
+    kind = column.type
+    is_cut = pa.types.is_timestamp(kind) and kind.unit == "ns"
+    return column.cast(pa.timestamp("us", kind.tz), safe=False) if is_cut else column
 
 
 def get_result_prefix(prefix: str, team: str, job_id: str, created_at: float) -> str:

@@ -149,7 +149,8 @@ class Source(io.RawIOBase):
             yield
         except MemoryError:  # one of Arrow's exceptions too
             raise
-        except (zlib.error, pa.ArrowException, EOFError, OSError, UnicodeDecodeError) as error:
+        # Of the last two, texts that are not UTF-8, and times that Python has not.
+        except (zlib.error, pa.ArrowException, EOFError, OSError, ValueError, OverflowError) as error:
             raise self._failure or CorruptFile(f"{message}: {error}"[:300]) from None
 
 

@@ -12,7 +12,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from batch import count, errors, parquet, rows
-from batch.reader import BadTemplate
+from batch.reader import BadTemplate, CorruptFile
 from batch.steps import Permanent, Steps
 from batch.store import Store
 from botocore.exceptions import ClientError
@@ -72,6 +72,20 @@ def test_texts_that_older_writers_keep_as_bytes_are_texts() -> None:
     template = {"custom_id": "{sku}", "url": "/v1/completions", "body": {"prompt": "{title}", "user": "{title}: {raw}"}}
     [row] = read_rows(sink.getvalue(), json.dumps(template))
     assert (row["custom_id"], row["body"]) == ("é", {"prompt": "a thing", "user": "a thing: \ufffd"})
+
+
+def test_times_are_read_to_the_microsecond_and_one_beyond_the_year_9999_is_named() -> None:
+    template = json.dumps({"custom_id": "{at}", "url": "/v1/completions", "body": {"prompt": "at {at}"}})
+
+    def read_times(times: pa.Array) -> list[Any]:
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"at": times}), sink)
+        return read_rows(sink.getvalue(), template)
+
+    [row] = read_times(pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC")))
+    assert row["body"]["prompt"] == "at 2023-11-14 22:13:20.123456+00:00"
+    with pytest.raises(CorruptFile, match="the file cannot be read as Parquet: date value out of range"):
+        read_times(pa.array([2**62], pa.timestamp("us")))
 
 
 @pytest.mark.parametrize(
