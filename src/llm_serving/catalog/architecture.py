@@ -178,7 +178,6 @@ class Architecture(PlainData):
 
     experts: int = 0
     active_experts: int = 0
-    shared_experts: int = 0
     expert_intermediate: int = 0
     dense_layers: int = 0
     """Of a mixture of experts: the layers with an ordinary feed-forward part, mostly the first ones."""

@@ -337,7 +337,7 @@ _BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 
 _COPIED = (
     "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "full_kv_heads", "full_head_dim", "value_dim",
-    "vocabulary", "max_context", "experts", "active_experts", "shared_experts", "expert_intermediate", "dense_layers",
+    "vocabulary", "max_context", "experts", "active_experts", "expert_intermediate", "dense_layers",
     "sparse_step", "prediction_layers", "sliding_layers", "linear_layers", "feed_forward_layers", "indexed_layers",
     "labels",
 )  # fmt: skip

@@ -22,7 +22,7 @@ from llm_serving.validation.drivers.base import Driver
 from llm_serving.validation.load import api_key, data_rows, driver_result, load_plan, prompts, trace
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.driver_result import DriverResult
-from llm_serving.validation.load.load_plan import LoadPlan
+from llm_serving.validation.load.load_plan import LoadPlan, PlannedLoad
 from llm_serving.validation.load.prefix_overlap import PrefixOverlap
 from llm_serving.validation.load.trace import TraceRow
 from llm_serving.validation.load_target import LoadTarget
@@ -125,12 +125,8 @@ def _write_plan(target: LoadTarget, options: ValidationOptions, work: Path, rows
     if load_source and load_source.play:
         cores, least = load_source.max_processes, _LEAST_REMOTE
     driver_plan = LoadPlan(
-        url=target.url,
-        models=target.models,
-        traffic=traffic,
-        admitted=target.admitted,
+        **{name: getattr(target, name) for name in PlannedLoad.model_fields},
         nonce=secrets.token_hex(8),
-        task=target.task,
         data=str((options.folder / traffic.data).resolve()) if traffic.data else None,
         first_prompt=options.first_prompt,
         trace=tuple(rows),

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from llm_serving import console, processes
 from llm_serving.services.runs import REPORT_FILE as REPORT_FILE
@@ -25,17 +25,6 @@ LATEST = "latest"
 """Link to the newest run of all deployments."""
 
 _LOCK = ".lock"
-
-
-class TimedReport(Protocol):
-    """The report of a kind: a pydantic model."""
-
-    @property
-    def started_at(self) -> str:
-        """UTC, ISO 8601."""
-
-    def model_dump_json(self, *, indent: int) -> str:
-        """Return the report as JSON."""
 
 
 @contextlib.contextmanager
@@ -73,8 +62,11 @@ def require_writable(runs: Path) -> None:
         )
 
 
-def publish(run_report: TimedReport, page: str, work: Path, runs: Path) -> Path:
+def publish(run_report: Any, page: str, work: Path, runs: Path) -> Path:
     """Write the folder of a run, with what `work` holds, for this user only; point `latest` to it; return its path.
+
+    Args:
+        run_report: of any kind, a pydantic model with `started_at` (UTC, ISO 8601).
 
     Raises:
         Unavailable: it cannot be written.
