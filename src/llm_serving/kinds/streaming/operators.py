@@ -14,9 +14,6 @@ from llm_serving.services import addresses, orchestrators
 from llm_serving.services.environment import Environment
 from llm_serving.settings.document import Conflict
 
-MAX_NAME = 45
-"""Maximum characters of a FlinkDeployment's name. Source: flink-kubernetes-operator 1.15.0, DefaultValidator."""
-
 DRIVER = "load-driver"
 """What the driver's KafkaUser is called, behind the release."""
 
@@ -48,7 +45,7 @@ _REQUIRED = {
 }
 
 
-def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str) -> Iterator[Conflict]:
+def check(settings: Blueprint, fleet: Fleet, environment: Environment) -> Iterator[Conflict]:
     """Yield what cannot run on EKS, or is missing for it."""
     yield from orchestrators.check(fleet, environment.conventions, ("kind",), settings.kind)
     yield from cloud.check_job(settings, environment.conventions.title)
@@ -61,8 +58,6 @@ def check(settings: Blueprint, fleet: Fleet, environment: Environment, name: str
         reason = "on EKS no role lets the job read secrets"
         fix = "call an endpoint without a key, or use ECS"
         yield Conflict(("endpoint", "api_key"), reason, fix, settings.endpoint.api_key.secret)
-    if len(name) > MAX_NAME:
-        yield Conflict(("name",), f"the Flink operator takes {MAX_NAME} characters", "choose a shorter name", name)
 
 
 def resolve(settings: Blueprint, fleet: Fleet, deployment: StreamingDeployment, job: str) -> OperatorStream:

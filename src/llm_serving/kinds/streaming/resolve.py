@@ -56,9 +56,10 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     """
     settings, name, is_local = blueprint.value, resolve_name(blueprint), environment.conventions.is_local
     on_kubernetes = environment.conventions.is_kubernetes
-    if not is_local:
-        check = operators.check if on_kubernetes else cloud.check
-        raise_mistakes(blueprint.locate(check(settings, fleet.value, environment, name)))
+    if on_kubernetes:
+        raise_mistakes(blueprint.locate(operators.check(settings, fleet.value, environment)))
+    elif not is_local:
+        raise_mistakes(blueprint.locate(cloud.check(settings, fleet.value, environment, name)))
     files = prompt.read(blueprint)
     url, model = _find_endpoint(blueprint, fleet, environment)
     brokers, cache_url = _locate_servers(settings, environment, name)
