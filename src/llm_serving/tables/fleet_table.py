@@ -16,7 +16,7 @@ from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 from llm_serving.fleet.standing_cost import StandingItem, Units
-from llm_serving.settings.units import Bounds
+from llm_serving.settings.units import Bounds, format_count
 
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red")
 _GAUGE_WIDTH = 30
@@ -123,7 +123,7 @@ def render(fleet: Fleet, width: int, deployed: Sequence[Units] = ()) -> Renderab
 
 def _render_title(fleet: Fleet) -> Text:
     orchestrators = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
-    zones = f"{len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}"
+    zones = format_count(len(fleet.zones), "zone")
     cluster_text = f"; EKS is the existing cluster {fleet.eks.cluster}" if fleet.eks.cluster else ""
     return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}{cluster_text}")
 
@@ -319,11 +319,7 @@ def _render_standing(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
 
 
 def _describe_efa(instance: Instance) -> str:
-    count = (
-        f"{instance.efa_interfaces} interface{'s' * (instance.efa_interfaces != 1)} per instance"
-        if instance.efa_interfaces
-        else ""
-    )
+    count = f"{format_count(instance.efa_interfaces, 'interface')} per instance" if instance.efa_interfaces else ""
     rdma_note = "no GPUDirect RDMA: transfers go through host memory" if instance.gpudirect_rdma is False else ""
     return "; ".join(filter(None, [count, rdma_note, instance.layout_note]))
 

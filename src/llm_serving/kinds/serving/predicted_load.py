@@ -34,10 +34,10 @@ _NEAR_FULL = 0.9
 
 
 def list_limits(slo: Slo) -> list[Limit]:
-    limits = []
-    for metric in problem.METRICS:
-        limits += [Limit(metric, name, ms) for name, ms in getattr(slo, metric) if ms is not None]
-    return limits
+    """Return the limits of an SLO on latencies."""
+    return [
+        Limit(metric, name, ms) for metric in problem.METRICS for name, ms in getattr(slo, metric) if ms is not None
+    ]
 
 
 def draw_lengths(traffic: Traffic, count: int, more_tokens: int = 0) -> list[Length]:

@@ -156,10 +156,8 @@ def _describe_load(traffic: Traffic) -> str:
 def _describe_slo(deployment: ServingDeployment) -> str:
     slo, pooled = deployment.slo, tasks.POOLED.get(deployment.task)
     limits = [
-        f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
-        for metric, limits in (("ttft_ms", slo.ttft_ms), ("itl_ms", slo.itl_ms), ("e2e_ms", slo.e2e_ms))
-        for percentile, limit in limits
-        if limit is not None
+        f"{limit.metric.removesuffix('_ms')} {limit.statistic} < {limit.ms:g} ms"
+        for limit in predicted_load.list_limits(slo)
     ]
     minimums = [
         f"at least {value:g} {unit}"
