@@ -49,6 +49,18 @@ def test_a_proxy_is_asked_for_other_machines_alone(monkeypatch: pytest.MonkeyPat
         proxy.shutdown()
 
 
+def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLUEPRINT_API_KEY", "secret\r\n")
+    assert api_key.build_headers("https://llm.example.org") == {"Authorization": "Bearer secret"}
+    for text in ("\u201csecret\u201d", "sec\nret"):
+        monkeypatch.setenv("BLUEPRINT_API_KEY", text)
+        with pytest.raises(InputError) as error:
+            api_key.build_headers("https://llm.example.org")
+        assert str(error.value) == (
+            "BLUEPRINT_API_KEY: it has characters that no key has. Fix: set it to the key alone."
+        )
+
+
 def test_other_programs_keys_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BLUEPRINT_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")

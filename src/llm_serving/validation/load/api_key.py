@@ -33,11 +33,13 @@ def build_headers(url: str, variable: str = VARIABLE) -> dict[str, str]:
     """Return the headers with the key in a variable, if it is set; refuses to send it from here without TLS.
 
     Raises:
-        InputError: it is set, and the key would leave this machine without TLS.
+        InputError: it is set, and is no key, or would leave this machine without TLS.
     """
-    key = os.environ.get(variable)
+    key = os.environ.get(variable, "").strip()  # of a file with Windows' ends of lines, for example
     if not key:
         return {}
+    if not (key.isascii() and key.isprintable()):  # what sends headers would print it with its error
+        raise InputError(f"{variable}: it has characters that no key has. Fix: set it to the key alone.")
     address = urlsplit(url)
     if address.scheme != "https" and not is_loopback(address.netloc):
         raise InputError(
