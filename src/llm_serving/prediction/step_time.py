@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import math
 
-from llm_serving.catalog import step_times
+from llm_serving.catalog import models, step_times
 from llm_serving.catalog.architecture import EXPERTS, Architecture
 from llm_serving.catalog.instances import Accelerators
 from llm_serving.catalog.models import Model
 from llm_serving.catalog.quantizations import FP8_TENSOR, NVFP4, Scheme
 from llm_serving.catalog.step_times import StepTimes
 from llm_serving.engines.memory import Split, compute_kv_layer_bytes, compute_state_bytes
-from llm_serving.settings.errors import InputError
+from llm_serving.settings.errors import InputError, quote_value
 
 PRECISIONS = {"bf16": None, "fp8": FP8_TENSOR, "fp4": NVFP4}
 """What weights of 16 bits can be served in."""
@@ -45,6 +45,24 @@ def select_precision(scheme: Scheme | None, device: Accelerators) -> str:
     """Return in what the matrices are multiplied: what the hardware does not have is widened to 16 bits first."""
     precision = _MULTIPLIED_IN.get(scheme.label, "bf16") if scheme else "bf16"
     return precision if precision in device.dense_tflops else "bf16"
+
+
+def require_predicted(argument: str, name: str, model: Model) -> None:
+    """Accept a model whose steps are predicted: it generates text, and the engine that is simulated reads it.
+
+    Args:
+        argument: that names the model.
+        name: as it was written.
+
+    Raises:
+        InputError: they are not.
+    """
+    if model.task != "generate":
+        raise InputError(f"{argument}: {quote_value(name)}: it generates no text. Fix: use a model that does.")
+    if "safetensors" not in model.formats:
+        copy = next(iter(models.list_copies(model, "safetensors")), "a model in safetensors")
+        reason = "it is in GGUF, and the engine whose steps are predicted reads safetensors"
+        raise InputError(f"{argument}: {quote_value(name)}: {reason}. Fix: use {copy}.")
 
 
 def has_facts(device: Accelerators) -> bool:

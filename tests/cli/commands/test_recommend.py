@@ -212,6 +212,10 @@ def test_bad_input_is_refused_with_its_fix(
         ((*ASKED, "--type", "g9.large"), "g9.large: the catalog has no such instance type."),
         ((*ASKED, "--region", "mars-1"), '--region: "mars-1": the catalog has no prices of it. Fix: use '),
         ((*ASKED, "--model", "Qwen/Qwen3-Embedding-0.6B"), "it generates no text. Fix: use a model that does."),
+        (
+            (*ASKED, "--model", "bartowski/Qwen_Qwen3-4B-GGUF:Q4_K_M"),
+            "it is in GGUF, and the engine whose steps are predicted reads safetensors. Fix: use Qwen/Qwen3-4B.",
+        ),
     ],
 )
 def test_unknown_names_and_values_are_refused(

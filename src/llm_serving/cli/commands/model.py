@@ -199,8 +199,7 @@ def predict(
     """Predict mean latencies of one replica in a closed loop, without an accelerator."""
     require_choice("--precision", precision, "precision", step_time.PRECISIONS)
     model_row = step_time.apply_precision(models.find(model, fetch=_fetch_record), precision)
-    if model_row.task != "generate":
-        raise InputError(f"MODEL: {quote_value(model)}: it generates no text. Fix: use a model that does.")
+    step_time.require_predicted("MODEL", model, model_row)
     if input_tokens + output_tokens > model_row.max_context:
         reason = f"with the prompt it is longer than the context of {model_row.max_context} tokens"
         raise InputError(f"--output-tokens: {output_tokens}: {reason}. Fix: use shorter requests.")

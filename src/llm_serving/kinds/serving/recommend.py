@@ -20,7 +20,7 @@ from llm_serving.kinds.serving import blueprint as blueprints
 from llm_serving.kinds.serving import measured_loads, predicted_load
 from llm_serving.kinds.serving.blueprint import Blueprint
 from llm_serving.kinds.serving.measured_loads import Evidence
-from llm_serving.prediction import search
+from llm_serving.prediction import search, step_time
 from llm_serving.prediction.problem import Candidate, Limit, Problem, Result
 from llm_serving.prediction.workload import Length, Workload
 from llm_serving.services import inputs
@@ -127,8 +127,7 @@ def _require_model(question: Question, settings: Blueprint | None) -> tuple[str,
     if not name:
         raise InputError("--model: it is missing. Fix: write --model Qwen/Qwen3-32B, or name a blueprint's folder.")
     model = models.find(name)
-    if model.task != "generate":
-        raise InputError(f"--model: {quote_value(name)}: it generates no text. Fix: use a model that does.")
+    step_time.require_predicted("--model", name, model)
     return name, model
 
 
