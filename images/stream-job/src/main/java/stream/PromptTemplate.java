@@ -9,7 +9,7 @@ import java.util.stream.Collectors;
 
 /** The blueprint's prompt: text with {{ shopper }}, {{ session }} and {{ event.PROPERTY }}, checked before a deploy. */
 final class PromptTemplate {
-    private static final Pattern FIELD = Pattern.compile("\\{\\{\\s*([A-Za-z0-9_.]+)\\s*}}");
+    private static final Pattern FIELD = Pattern.compile("\\{\\{\\s*(.*?)\\s*}}");
     private static final String EVENT = "event.";
 
     private final String template;
@@ -35,6 +35,7 @@ final class PromptTemplate {
         if (field.equals("session")) {
             return session.stream().map(other -> other.body).collect(Collectors.joining("\n"));
         }
-        return body.path(field.substring(EVENT.length())).asText("");
+        JsonNode value = body.path(field.substring(EVENT.length()));
+        return value.isContainerNode() ? value.toString() : value.asText("");
     }
 }
