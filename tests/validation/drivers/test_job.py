@@ -16,7 +16,7 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import on_demand, run
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import Driver
-from llm_serving.validation.load import server
+from llm_serving.validation.load import metrics_pages, server
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load.load_plan import LoadPlan
 from llm_serving.validation.load.prompt import Prompt
@@ -94,7 +94,7 @@ def test_requests_of_a_drop_in_driver_are_compared_and_halves_of_characters_end_
     )
     monkeypatch.setattr(registry, "load_driver", lambda _: driver)
     monkeypatch.setattr(on_demand, "find_engine", lambda *_: Path(sys.executable).parent)
-    monkeypatch.setattr(job, "SETTLE_S", 0.0)
+    monkeypatch.setattr(metrics_pages, "SETTLE_S", 0.0)
     with known_server.run_server() as url:
         target = make_target(url, {"users": 2, "requests": 3, "warm_up": 1, "data": "own.jsonl"})
         report, folder = run.validate(target, build_options(tmp_path, driver="fake", folder=tmp_path))

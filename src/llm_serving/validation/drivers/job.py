@@ -34,9 +34,6 @@ from llm_serving.validation.load.stream import HttpError
 START_LIMIT_S = 300.0
 """Time for a driver to start and to write its results: GuideLLM imports for a minute on a busy machine."""
 
-SETTLE_S = 1.2
-"""Wait before the engine's metrics are read: it counts a request just after it sent it."""
-
 
 def check(driver: Driver, plan: LoadPlan) -> None:
     """Refuse a plan that the driver cannot send, with a line for each reason.
@@ -111,7 +108,7 @@ def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[D
     with console.step(f"Run {driver.title} {result.versions[driver.name]}") as step:
         samples = _send(driver, job, executables, work / f"{driver.name}.log", START_LIMIT_S + timeout_s)
         step.note = f"{len(samples)} requests"
-    time.sleep(SETTLE_S + plan.metrics_delay_s)
+    time.sleep(metrics_pages.SETTLE_S + plan.metrics_delay_s)
     result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
     ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in samples]
     result.duration_s = max(ends, default=0.0)

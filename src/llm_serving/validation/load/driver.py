@@ -24,10 +24,6 @@ from llm_serving.validation.load.load_plan import WHOLE
 from llm_serving.validation.load.rendezvous import LoadEnded, Rendezvous, Setup
 from llm_serving.validation.statistics import sample_statistics
 
-SETTLE_S = 1.2
-"""Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
-
-
 HEARTBEAT_S = 0.02
 """Period of the timer that measures the driver's own delay."""
 
@@ -78,7 +74,7 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     _play(load, meeting.set_start(), result)
     meeting.wait_for_results()
-    gevent.sleep(SETTLE_S + plan.metrics_delay_s)
+    gevent.sleep(metrics_pages.SETTLE_S + plan.metrics_delay_s)
     result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
 
 
@@ -90,7 +86,7 @@ def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
     _freeze_memory()
     meeting.announce_ready()
     _play(load, meeting.wait_for_start(), result)
-    gevent.sleep(SETTLE_S)
+    gevent.sleep(metrics_pages.SETTLE_S)
 
 
 def _prepare(load: Load, setup: Setup) -> None:

@@ -7,6 +7,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
+SETTLE_S = 1.2
+"""Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
+
 LIMIT_S = 30.0
 """For a page: a replica that is busy has not ended, and without its first page its requests count from its start."""
 
