@@ -249,10 +249,11 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Limi
     if isinstance(fleet.network, NewNetwork):
         usage = sum(
             pool.size.max
-            * max((_count_address_units(group) for group in machine_groups if group.pool == name), default=0)
+            * max((_count_addresses(group, 1) for group in machine_groups if group.pool == name), default=0)
             for name, pool in fleet.pools.items()
         )
         fixed = 6 * len(fleet.zones) * (len(endpoints.list_own(fleet)) + fleet.network.nat)
+        # An address and a prefix count one each.
         source = "VPC user guide, Network Address Usage, 2026-11: 64,000 until AWS raises it, up to 256,000"
         yield Limit("network address units of the VPC", usage + fixed, 256_000, source)
 
@@ -263,17 +264,11 @@ def _get_max_price(fleet: Fleet, group: Group) -> float:
     return 0.0 if group.purchase_option == "capacity-block" else max(prices)
 
 
-def _count_address_units(group: Group) -> int:
-    """Return the network address units of one instance: an address and a prefix count one each."""
-    pods = NODE_PREFIXES[bool(group.accelerators)] if group.orchestrator == "eks" else _count_task_interfaces(group)
-    return interfaces.count_addresses(group.interfaces) + pods
-
-
-def _count_machine_addresses(group: Group) -> int:
-    """Return the addresses that one instance of the group and what runs on it take from its subnet."""
+def _count_addresses(group: Group, of_prefix: int) -> int:
+    """Return the addresses that one instance of the group and what runs on it take, `of_prefix` for each prefix."""
     own = interfaces.count_addresses(group.interfaces)
     if group.orchestrator == "eks":
-        return own + PREFIX_ADDRESSES * NODE_PREFIXES[bool(group.accelerators)]
+        return own + of_prefix * NODE_PREFIXES[bool(group.accelerators)]
     return own + _count_task_interfaces(group)
 
 
@@ -317,7 +312,7 @@ def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str)
     zone_groups = [group for group in machine_groups if group.pool == pool and zone in group.zones]
     # Warm instances hold their addresses while they are stopped.
     counts = ((group, -(-(group.max_size + group.warm) // len(group.zones))) for group in zone_groups)
-    return max((count * _count_machine_addresses(group) for group, count in counts), default=0)
+    return max((count * _count_addresses(group, PREFIX_ADDRESSES) for group, count in counts), default=0)
 
 
 def _compute_zone_shares(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[tuple[str, float]]:

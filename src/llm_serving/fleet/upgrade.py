@@ -132,22 +132,23 @@ def _list_charts(fleet: Fleet, installed: Installed) -> Iterator[Step]:
 
 def _list_releases(fleet: Fleet, groups: Sequence[Group]) -> Iterator[Step]:
     """List the releases of AMIs that the file pins, and that are older than those of this release."""
-    pinned: dict[Orchestrator, dict[str, tuple[str | None, str]]] = {
-        "eks": {"al2023": (fleet.eks.al2023, eks.AL2023), "bottlerocket": (fleet.eks.bottlerocket, eks.BOTTLEROCKET)},
-        "ecs": {"al2023": (fleet.ecs.al2023, ecs.AL2023)},
+    newest_releases: Mapping[tuple[Orchestrator, eks.Os], str] = {
+        ("eks", "al2023"): eks.AL2023,
+        ("eks", "bottlerocket"): eks.BOTTLEROCKET,
+        ("ecs", "al2023"): ecs.AL2023,
     }
-    for orchestrator, releases in pinned.items():
-        for os, (release, newest) in releases.items():
-            if orchestrator in fleet.orchestrators and release and _parse_version(release) < _parse_version(newest):
-                own = [group for group in groups if group.os == os]
-                yield Step(
-                    f"AMI {os} on {orchestrator.upper()}",
-                    (f"{release} -> {newest}",),
-                    _describe_drain(orchestrator, own),
-                    RELEASE_FIRST,
-                    _list_node_commands(orchestrator, own),
-                    ((orchestrator, os), newest),
-                )
+    for (orchestrator, os), newest in newest_releases.items():
+        release = machine_images.find_release(fleet, orchestrator, os)
+        if orchestrator in fleet.orchestrators and _parse_version(release.name) < _parse_version(newest):
+            own = [group for group in groups if group.os == os]
+            yield Step(
+                f"AMI {os} on {orchestrator.upper()}",
+                (f"{release.name} -> {newest}",),
+                _describe_drain(orchestrator, own),
+                RELEASE_FIRST,
+                _list_node_commands(orchestrator, own),
+                (release.key_path, newest),
+            )
 
 
 def _list_kubernetes(fleet: Fleet, groups: Sequence[Group], installed: Installed | None) -> Iterator[Step]:
