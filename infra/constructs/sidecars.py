@@ -183,23 +183,16 @@ _GROUP_PORT = 5701
 """Where a leader waits for its followers; engines reach one another by any port."""
 
 
-@dataclass(frozen=True)
-class Replica:
-    """The other nodes of a replica that spans several."""
-
-    leader: str = ""
-    """Name of the node that answers requests; empty for that node itself."""
-
-    followers: int = 0
-    """Its further nodes."""
-
-
-def build_watch(service: Service, replica: Replica, logs: LogDestination) -> ContainerDefinition:
+def build_watch(service: Service, logs: LogDestination, *, leader: str, followers: int) -> ContainerDefinition:
     """Return the container definition. It is essential, so that its end is the task's.
 
     ECS stops containers in the reverse order of `dependsOn`: a follower's engine runs on until the program has ended.
     Source: ECS API reference, ContainerDefinition, dependsOn, and Task, healthStatus (every essential container counts,
     and one without a health check is UNKNOWN), 2026-11.
+
+    Args:
+        leader: name of the node of the replica that answers requests; empty for that node itself.
+        followers: its further nodes.
     """
     return {
         "name": WATCH,
@@ -208,19 +201,19 @@ def build_watch(service: Service, replica: Replica, logs: LogDestination) -> Con
         "cpu": 32,
         "memory": _WATCH_MEMORY_MIB,
         "entryPoint": ["python3", "-c", GROUP_PROGRAM],
-        "command": list(_list_arguments(service, replica)),
+        "command": list(_list_arguments(service, leader, followers)),
         "dependsOn": [{"containerName": service.role, "condition": "START"}],
         "healthCheck": {"command": ["CMD", "python3", "-c", ""], "interval": 30, "timeout": 10, "retries": 3},
-        "stopTimeout": service.stop.stop_s if replica.leader else _WATCH_STOP_S,
+        "stopTimeout": service.stop.stop_s if leader else _WATCH_STOP_S,
         "readonlyRootFilesystem": True,
         "linuxParameters": NO_CAPABILITIES,
         "logConfiguration": logs.build_configuration(WATCH),
     }
 
 
-def _list_arguments(service: Service, replica: Replica) -> Iterator[str]:
-    if replica.leader:
-        yield from ("follow", "--leader", replica.leader, "--port", str(_GROUP_PORT))
+def _list_arguments(service: Service, leader: str, followers: int) -> Iterator[str]:
+    if leader:
+        yield from ("follow", "--leader", leader, "--port", str(_GROUP_PORT))
         yield from ("--requests", str(service.port), "--drain", str(service.stop.stop_s - _WATCH_STOP_S))
         return
     assert service.probe
@@ -228,5 +221,5 @@ def _list_arguments(service: Service, replica: Replica) -> Iterator[str]:
     if service.metrics.keys() >= {"running", "steps"}:
         yield from ("--metrics", f"http://{format_endpoint(service)}{find_path(service)}")
         yield from ("--running", service.metrics["running"], "--steps", service.metrics["steps"])
-    if replica.followers:
-        yield from ("--port", str(_GROUP_PORT), "--followers", str(replica.followers))
+    if followers:
+        yield from ("--port", str(_GROUP_PORT), "--followers", str(followers))

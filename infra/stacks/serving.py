@@ -202,26 +202,27 @@ class _Deployment:
         if router_container and service.is_entry:
             containers.append(task.build_companion(_build_router_program(router_container, service), self.logs))
         if not service.is_entry:
-            containers.append(sidecars.build_watch(service, self._find_replica(service), self.logs))
+            leader, followers = self._find_replica(service)
+            containers.append(sidecars.build_watch(service, self.logs, leader=leader, followers=followers))
         if not (service.node and service.node.rank):
             logs = self.logs.build_configuration("metrics")
             containers.append(sidecars.build_collector(service, self.stream, logs))
         return containers
 
-    def _find_replica(self, service: Service) -> sidecars.Replica:
-        """Return the other nodes of the service's replica; none where it runs on one."""
+    def _find_replica(self, service: Service) -> tuple[str, int]:
+        """Return the address of the leader of the service's replica, or "" and how many nodes it leads."""
         node = service.node
         if node is None:
-            return sidecars.Replica()
+            return "", 0
         peers = [
             peer
             for peer in self.serving.services
             if peer.role == service.role and peer.node and peer.node.replica == node.replica and peer != service
         ]
         if node.rank == 0:
-            return sidecars.Replica(followers=len(peers))
+            return "", len(peers)
         [leader] = [peer for peer in peers if peer.node and peer.node.rank == 0]
-        return sidecars.Replica(leader=self._format_address(leader))
+        return self._format_address(leader), 0
 
     def _add_log_groups(self, groups: Mapping[str, str]) -> list[aws.cloudwatch_log_group.CloudwatchLogGroup]:
         """Add the log groups of tasks and of metrics, with the key that encrypts both."""
