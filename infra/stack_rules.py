@@ -193,21 +193,17 @@ def check_efa_rules(stack: Stack) -> Violations:
 
 def check_provider_counts(stack: Stack) -> Violations:
     """Capacity provider strategies with more providers than ECS takes."""
+    keys = {
+        "aws_ecs_cluster_capacity_providers": "default_capacity_provider_strategy",
+        "aws_ecs_service": "capacity_provider_strategy",
+    }
     strategies = [
-        *(
-            (address, settings.get("default_capacity_provider_strategy", []))
-            for address, settings in list_resources(stack, "aws_ecs_cluster_capacity_providers")
-        ),
-        *(
-            (address, settings.get("capacity_provider_strategy", []))
-            for address, settings in list_resources(stack, "aws_ecs_service")
-        ),
-        *(
-            (f"output.strategies.{pool}", service)
-            for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items()
-            for service in services
-        ),
+        (address, settings.get(key, []))
+        for kind, key in keys.items()
+        for address, settings in list_resources(stack, kind)
     ]
+    for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items():
+        strategies += [(f"output.strategies.{pool}", service) for service in services]
     for address, strategy in strategies:
         if len(strategy) > MAX_PROVIDERS:
             reason = f"ECS takes at most {MAX_PROVIDERS}. Fix: use fewer providers"
