@@ -44,11 +44,6 @@ class Account:
         """Return the ARN of a bucket, or of objects: NAME/KEY."""
         return f"arn:{self.partition}:s3:::{name}"
 
-    @property
-    def root(self) -> str:
-        """The account itself as a principal."""
-        return f"arn:{self.partition}:iam::{self.id}:root"
-
 
 class FleetStack(TerraformStack):
     """One of the fleet's stacks."""

@@ -20,7 +20,7 @@ def add_key(
     delegation = {
         "Sid": "AccountUsesIam",
         "Effect": "Allow",
-        "Principal": {"AWS": stack.account.root},
+        "Principal": {"AWS": f"arn:{stack.account.partition}:iam::{stack.account.id}:root"},
         "Action": "kms:*",
         "Resource": "*",
     }

@@ -34,10 +34,8 @@ def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
 
 def build_key_statements(fleet: Fleet) -> list[Statement]:
     """Allow decrypting what is read from the further buckets that the fleet names."""
-    keys = list(fleet.storage.model_keys)
-    if not keys:
-        return []
-    return [allow("DecryptFurtherBuckets", ["kms:Decrypt"], keys)]
+    keys = list(dict.fromkeys(row.key for row in fleet.storage.model_buckets if row.key))
+    return [allow("DecryptFurtherBuckets", ["kms:Decrypt"], keys)] if keys else []
 
 
 def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[Statement]:

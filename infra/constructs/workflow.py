@@ -57,10 +57,6 @@ class WorkflowContext:
         """
         return [self.state_machine_arn, f"{self.state_machine_arn}/*"]
 
-    @property
-    def execution_arn(self) -> str:
-        return self.stack.account.build_arn("states", f"execution:{self.batch.workflow}:*")
-
     def build_queue_arns(self, names: Sequence[str]) -> list[str]:
         return [self.stack.account.build_arn("sqs", name) for name in names]
 
@@ -389,7 +385,8 @@ def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
     )
     yield allow("Start", ["states:StartExecution"], context.state_machine_arn)
     yield allow("ListRunning", ["states:ListExecutions"], context.state_machine_arn)
-    yield allow("Follow", ["states:DescribeExecution"], context.execution_arn)
+    executions = context.stack.account.build_arn("states", f"execution:{context.batch.workflow}:*")
+    yield allow("Follow", ["states:DescribeExecution"], executions)
 
 
 def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:

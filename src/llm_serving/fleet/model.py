@@ -209,11 +209,6 @@ class Storage(Settings):
                 reason = "model_buckets has it too, and an engine that writes there could change the weights of all"
                 yield Conflict(("tier_buckets", index, "bucket"), reason, "use another bucket", row.bucket)
 
-    @property
-    def model_keys(self) -> tuple[str, ...]:
-        """ARNs of the keys of further buckets."""
-        return tuple(dict.fromkeys(row.key for row in self.model_buckets if row.key))
-
 
 class Logs(Settings):
     """What containers write."""

@@ -41,11 +41,6 @@ class EventLog:
     _offset: int = 0
     _rest: bytes = b""
 
-    def remove_files(self) -> None:
-        """Remove both files of an earlier command."""
-        for file in (self.stream, self.text):
-            file.unlink(missing_ok=True)
-
     def read_text(self) -> str:
         """Return what is written for people so far."""
         return self.text.read_text(encoding="utf-8") if self.text.is_file() else ""

@@ -266,7 +266,8 @@ def run(
         for name, folder in folders.items()
     }
     for log in logs.values():
-        log.remove_files()
+        log.text.unlink(missing_ok=True)
+        log.stream.unlink(missing_ok=True)
         log.stream.touch(mode=0o600)  # values of a plan may be secret
     options = [*(["-json"] if is_streamed else []), *options, "-no-color"]
     with contextlib.ExitStack() as stack:
