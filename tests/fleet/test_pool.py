@@ -135,11 +135,14 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             'fleet.yaml:6:48: pools.aa.taints: "a=b": it is not a taint: KEY=VALUE:EFFECT. '
             "Fix: use a taint such as team=ads:NoSchedule.",
         ),
-        (
-            f"{G6E}, labels: {{kubernetes.io/arch: arm64}}",
-            "eks",
-            "fleet.yaml:6:49: pools.aa.labels.kubernetes.io/arch: it is not a label's key of your own: letters, digits "
-            "and ._-, not below kubernetes.io, k8s.io or fleet. Fix: use a label's key of your own such as team.",
+        *(
+            (
+                f"{G6E}, labels: {{{key}: x}}",
+                "eks",
+                f"fleet.yaml:6:49: pools.aa.labels.{key}: it is not a label's key of your own: letters, digits and ._-, "
+                "not below kubernetes.io, k8s.io, eks.amazonaws.com, karpenter.sh or fleet. Fix: use a label's key of your own such as team.",
+            )
+            for key in ("kubernetes.io/arch", "eks.amazonaws.com/capacityType", "karpenter.sh/nodepool")
         ),
         (
             f"{G6E}, orchestrator: ecs",
