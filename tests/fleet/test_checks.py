@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
+import botocore.session
 import pytest
 
 from llm_serving.catalog import instances
@@ -240,6 +241,18 @@ def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
     assert _get_only_mistake(_check(tmp_path, text)) == (
         'fleet.yaml:8:11: pools.aa.disk: "nvme": inf2.8xlarge and inf2.24xlarge have no NVMe disks. Fix: set disk: gp3.'
     )
+
+
+@pytest.mark.parametrize(("key", "value"), [("dedicated", '""'), (f"{'a' * 60}.example/k", "x")])
+def test_a_label_that_aws_takes_of_no_instance_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    text = f"{HEAD}pools:\n  aa:\n    types: g6e.xlarge\n    size: 0..2\n    labels: {{{key}: {value}}}\n"
+    assert _check(tmp_path, text) == [], "Karpenter's nodes may have it"
+    labels = botocore.session.get_session().get_service_model("eks").shape_for("labelsMap")
+    assert (labels.value.metadata["min"], labels.key.metadata["max"]) == (1, checks.MAX_LABEL_KEYS["node-group"])
+    assert _get_only_mistake(_check(tmp_path, text.replace("0..2", "1..2"))).endswith(
+        "AWS takes a label with a value, and a key of at most 63 characters here. Fix: use another label."
+    )
+    assert len(_check(tmp_path, f"{text}orchestrator: ecs\n")) == (value == '""')
 
 
 def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
-from llm_serving.fleet import aws_limits, capacity, cost
+from llm_serving.fleet import aws_limits, capacity, cost, groups
 from llm_serving.fleet.model import Fleet, Reservation
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
@@ -35,6 +35,7 @@ def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
         mistakes += _check_volume_speed(document, name, rows)
         mistakes += _check_closed_network(document, name, rows)
         mistakes += _check_spare(document, name, rows)
+        mistakes += _check_labels(document, name)
     mistakes += [*capacity.find_mistakes(document), *aws_limits.find_mistakes(document)]
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
@@ -109,6 +110,25 @@ def _check_spare(document: Document[Fleet], name: str, rows: Sequence[Instance])
         reason = "on EKS pods hold spare nodes by their accelerators, and these types have none"
         fix = f"remove spare, or set size: {min(pool.spare, pool.size.max)}..{pool.size.max}"
         yield document.build_mistake(("pools", name, "spare"), pool.spare, reason, fix)
+
+
+MAX_LABEL_KEYS = {"node-group": 63, "capacity-provider": 128}
+"""Characters of a label's key, by what starts the instances; its value has one at least. Karpenter's may have any.
+
+Sources: botocore 1.44.5, eks, labelKey and labelValue; ECS API reference, Attribute, 2026-11.
+"""
+
+
+def _check_labels(document: Document[Fleet], name: str) -> Mistakes:
+    """Refuse labels that Kubernetes takes, and AWS does not."""
+    fleet, pool = document.value, document.value.pools[name]
+    longest = MAX_LABEL_KEYS.get(groups.select_kind(fleet, pool))
+    if longest is None or not fleet.starts_instances(pool):
+        return
+    for key, value in pool.labels.items():
+        if not value or len(key) > longest:
+            reason = f"AWS takes a label with a value, and a key of at most {longest} characters here"
+            yield document.build_mistake(("pools", name, "labels", key), value, reason, "use another label")
 
 
 def _suggest_refresh(fleet: Fleet) -> str:
