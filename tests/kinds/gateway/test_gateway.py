@@ -495,11 +495,10 @@ def test_replicas_with_wrong_clocks_let_at_most_twice_a_minute_s_requests_throug
 
 
 def test_pictures_are_for_teams_without_a_budget(gateway: Running) -> None:
-    url, body = f"{gateway.deployment.url}/v1/images/generations", {"model": "alone", "prompt": "a cat"}
+    url = f"{gateway.deployment.url}/v1/images/generations"
+    body = {"model": "alone", "prompt": "a cat", "response_format": "b64_json"}
     assert read_status(url, gateway.get_key("outside"), body) == 200
-    assert gateway.received[-1] == {"model": "outside", "prompt": "a cat"}, (
-        "our server refuses fields that it does not know"
-    )
+    assert gateway.received[-1] == {**body, "model": "outside"}, "our server refuses fields that it does not know"
     assert read_status(url, gateway.get_key("rich"), {**body, "model": "drawn"}) == 403
 
 

@@ -53,8 +53,12 @@ _ENGINE_ARGUMENTS = "vllm_xargs"
 _TEXT_COMPLETION = "text_completion"
 """How LiteLLM's names of calls for completions end."""
 
+_PICTURES = "image_generation"
+"""How LiteLLM's names of calls for pictures end."""
+
 _EXTRA_FIELDS = {
     "acompletion": ("thinking",),
+    _PICTURES: ("response_format",),
     _TEXT_COMPLETION: (
         "response_format", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "top_logprobs",
     ),
@@ -64,9 +68,6 @@ ignores them."""
 
 _STREAMED_CALLS = ("acompletion", "atext_completion")
 """LiteLLM's names of calls whose streams have the engine's count of tokens only where the request asks for it."""
-
-_PICTURES = "image_generation"
-"""How LiteLLM's names of calls for pictures end."""
 
 _CHAT, _RERANK = "acompletion", "rerank"
 """LiteLLM's names of chats, and of calls for which it knows no way to a deployment: it closes the route with 500."""
