@@ -102,9 +102,9 @@ def recommend(
     if write:
         patterns.require_new_folder(write, "--write")
     answer = recommendation.recommend(question)
+    _print(answer, explain, as_json=as_json)
     if chart:
         chart.write_text(_render_chart(answer), encoding="utf-8")
-    _print(answer, explain, as_json=as_json)
     _require_met(answer)
     if write:
         _write(answer, write, is_quiet=as_json)
