@@ -1,8 +1,10 @@
-"""Which hosts are this machine."""
+"""Which hosts are this machine, and requests to them."""
 
 from __future__ import annotations
 
 import ipaddress
+import urllib.request
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -18,3 +20,12 @@ def is_loopback(authority: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class DirectLoopback(urllib.request.ProxyHandler):
+    def proxy_open(self, request: urllib.request.Request, proxy: str, scheme: str) -> Any:
+        """Ask no proxy for this machine: one elsewhere would read what is sent, and ask itself."""
+        return None if is_loopback(request.host) else super().proxy_open(request, proxy, scheme)
+
+
+OPENER = urllib.request.build_opener(DirectLoopback)

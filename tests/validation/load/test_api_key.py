@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import urllib.error
-import urllib.request
-from http.server import ThreadingHTTPServer
-
 import pytest
 
 from llm_serving.settings.errors import InputError
 from llm_serving.validation.load import api_key
-from tests.http_handler import QuietHandler
 
 
 @pytest.mark.parametrize(
@@ -33,20 +27,6 @@ def test_a_key_is_not_sent_in_clear(monkeypatch: pytest.MonkeyPatch, url: str) -
     )
     monkeypatch.delenv("BLUEPRINT_API_KEY")
     assert api_key.build_headers(url) == {}
-
-
-def test_a_proxy_is_asked_for_other_machines_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        opener = urllib.request.build_opener(api_key.DirectLoopback)
-        with pytest.raises(urllib.error.HTTPError, match="501"):
-            opener.open("http://llm.example.org", timeout=60)
-        with pytest.raises(urllib.error.URLError, match="refused"):
-            opener.open("http://127.0.0.1:9", timeout=60)
-        proxy.shutdown()
 
 
 def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from llm_serving import processes
+from llm_serving import loopback, processes
 from llm_serving.fleet import names
 from llm_serving.kinds.serving import dashboards
 from llm_serving.kinds.serving.deployment import ServingDeployment
@@ -133,7 +131,7 @@ def _render_page(deployment: ServingDeployment) -> str:
 
 def _is_ready(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{address}/-/ready", timeout=5) as response:
+        with loopback.OPENER.open(f"{address}/-/ready", timeout=5) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import re
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psutil
 
-from llm_serving import console
+from llm_serving import console, loopback
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import CheckFailed, Unavailable
@@ -58,7 +57,7 @@ def _read_awake(process: Service) -> list[str]:
     """Return the model that is awake; none where it does not say."""
     url = f"http://{process.host}:{process.port}{process.metrics_path}"
     try:
-        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:
+        with loopback.OPENER.open(url, timeout=PROBE_TIMEOUT_S) as response:
             page = response.read().decode()
     except (OSError, http.client.HTTPException):
         return []

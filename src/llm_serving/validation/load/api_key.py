@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import urllib.request
-from typing import Any
 from urllib.parse import urlsplit
 
-from llm_serving.loopback import is_loopback
+from llm_serving.loopback import DirectLoopback, is_loopback
 from llm_serving.settings.errors import InputError
 
 VARIABLE = "BLUEPRINT_API_KEY"
@@ -17,12 +16,6 @@ VARIABLE = "BLUEPRINT_API_KEY"
 class NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
         """Follow none: urllib would send the key along, to any host and without TLS."""
-
-
-class DirectLoopback(urllib.request.ProxyHandler):
-    def proxy_open(self, request: urllib.request.Request, proxy: str, scheme: str) -> Any:
-        """Ask no proxy for this machine: one elsewhere would read the key, and ask itself."""
-        return None if is_loopback(request.host) else super().proxy_open(request, proxy, scheme)
 
 
 OPENER = urllib.request.build_opener(NoRedirects, DirectLoopback)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+
+from llm_serving import loopback
 
 SETTLE_S = 1.2
 """Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
@@ -19,8 +19,8 @@ def fetch(urls: Mapping[str, str]) -> dict[str, str]:
     pages = {}
     for name, url in urls.items():
         try:
-            with urllib.request.urlopen(url, timeout=LIMIT_S) as response:
+            with loopback.OPENER.open(url, timeout=LIMIT_S) as response:
                 pages[name] = response.read().decode("utf-8", "replace")
-        except (urllib.error.URLError, OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException):
             continue
     return pages

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_serving import loopback
 from llm_serving.aws import s3
 from llm_serving.catalog import engines, frameworks, instances
 from llm_serving.hub import source
@@ -199,7 +199,7 @@ def _read_versions(deployment: ServingDeployment) -> Mapping[str, str]:
         version_url = f"http://{engine.host}:{engine.port}/version"
         with (
             contextlib.suppress(OSError, ValueError, KeyError),
-            urllib.request.urlopen(version_url, timeout=5) as response,
+            loopback.OPENER.open(version_url, timeout=5) as response,
         ):
             versions[deployment.engine] = str(untrusted_json.parse(response.read())["version"])
     return versions
