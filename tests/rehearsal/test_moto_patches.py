@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from botocore.model import Shape
 from moto import backends, server
 from moto.core import serialize
 from moto.core.responses import BaseResponse
+from moto.s3.models import FakeKey
 from moto.stepfunctions.parser.asl.utils import boto_client
 
 from llm_serving.rehearsal import emulator, moto_ec2_patches, moto_patches
@@ -274,6 +276,29 @@ def test_others_are_answered_while_one_waits_for_a_message(patched: str) -> None
         time.sleep(1)
         sqs.send_message(QueueUrl=queue, MessageBody="a")
         assert waiting.result(60)["Messages"][0]["Body"] == "a", "others had to wait until it was empty"
+
+
+class _WatchedData(io.BytesIO):
+    """The data of an object, and whether its lock was held at each read."""
+
+    def __init__(self, key: FakeKey) -> None:
+        super().__init__(key.value)
+        self._lock = key.lock
+        self.locked: list[bool] = []
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.locked.append(self._lock.locked())
+        return super().read(size)
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_an_object_is_not_read_while_its_etag_is_found(monkeypatch: pytest.MonkeyPatch, is_patched: bool) -> None:
+    if is_patched:
+        monkeypatch.setattr(FakeKey, "etag", property(moto_patches.find_etag))
+    key = FakeKey("a", b"1", emulator.ACCOUNT, REGION)
+    key._value_buffer = data = _WatchedData(key)
+    assert key.etag == '"c4ca4238a0b923820dcc509a6f75849b"'
+    assert set(data.locked) == {is_patched}, "moto locks it itself: remove the patch"
 
 
 def test_the_names_of_services_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
