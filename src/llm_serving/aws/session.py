@@ -113,6 +113,10 @@ class AwsSession:
         """Return the session of the user's own environment: variables, profile, or the role of this machine."""
         return cls(region)
 
+    def with_emulator(self, endpoint: str) -> AwsSession:
+        """Return the same settings, which lead to an embedded AWS that the user started."""
+        return AwsSession(self.region, self._env, emulator=endpoint, kubeconfig=self.kubeconfig)
+
     def with_kubeconfig(self, kubeconfig: Path) -> AwsSession:
         """Return the same account, with a cluster of its own."""
         return AwsSession(

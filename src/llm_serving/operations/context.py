@@ -86,7 +86,7 @@ def open_session(region: str) -> AwsSession:
     """Return the session of the user's own environment, which may lead to an embedded AWS that the user started."""
     aws = AwsSession.from_environment(region)
     endpoint = aws.find_endpoint("ec2")
-    return AwsSession(region, emulator=endpoint) if endpoint and emulator.is_reachable(endpoint) else aws
+    return aws.with_emulator(endpoint) if endpoint and emulator.is_reachable(endpoint) else aws
 
 
 @contextmanager
