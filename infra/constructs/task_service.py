@@ -82,7 +82,7 @@ def add_services(context: ServiceContext, service: Service, parts: ServiceParts)
             tags["gives-way"] = str(service.replicas.max)
         # Where the tasks are not `replicas.min`, the percent of these would stop too many at once, or none.
         is_moving = len(choices) > 1 or service.replicas.scale
-        if providers and is_moving and not service.replicas.surge and service.replicas.unavailable:
+        if providers and is_moving and not service.replicas.surge:
             tags["unavailable"] = str(service.replicas.unavailable)
             moved.append("deployment_minimum_healthy_percent")
         if tags:
@@ -204,7 +204,7 @@ def _build_placement_constraints(service: Service) -> list[aws.ecs_service.EcsSe
 def _compute_healthy_percent(service: Service) -> tuple[int, int]:
     """Return the least and most percent of tasks in a rollout. By itself it stops old tasks first: no GPU is spare."""
     replicas = service.replicas
-    if not service.placement.pool or replicas.unavailable == 0:
+    if not service.placement.pool:
         return 100, 200
     if replicas.surge:
         return 100, 100 + math.ceil(100 * replicas.surge / max(1, replicas.min))

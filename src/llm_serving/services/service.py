@@ -132,10 +132,10 @@ class Replicas(ResolvedData):
     """None where they are always as many."""
 
     unavailable: int = 1
-    """Replicas that a rollout or a drain may stop at once."""
+    """Replicas that a drain may stop at once, and a rollout without `surge`."""
 
     surge: int = 0
-    """Replicas that a rollout starts before it stops as many; with 0 it stops `unavailable` first."""
+    """Replicas that a rollout starts before it stops as many."""
 
 
 class Resources(ResolvedData):

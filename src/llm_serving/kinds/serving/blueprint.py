@@ -68,7 +68,8 @@ class Disruption(Settings):
     """How many replicas an upgrade may take down at once, and how long they may drain."""
 
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Replicas of a role that an upgrade or a drained node may take down at once."""
+    """Replicas of a role that an upgrade or a drained node may take down at once. With 0 no node is drained, and an
+    upgrade starts new ones first, as with `surge`."""
 
     surge: Annotated[bool, Switch()] = False
     """Whether an upgrade starts a new replica before it stops an old one: the pool must hold one more. A role with one
@@ -76,6 +77,11 @@ class Disruption(Settings):
 
     drain: Duration = parse_default("120s")
     """How long a replica that is stopped may finish its requests."""
+
+    @property
+    def starts_first(self) -> bool:
+        """Whether an upgrade starts a new replica before it stops an old one."""
+        return self.surge or not self.unavailable
 
 
 class LoadBalancer(load_balancer.LoadBalancer):

@@ -136,7 +136,7 @@ def _describe_local_role(context: Context, placed: PlacedRole) -> Iterator[str]:
 def _describe_upgrade(context: Context, placed: PlacedRole) -> Iterator[str]:
     """Yield a role of which an upgrade leaves nothing that answers."""
     role = placed.role
-    if context.blueprint.disruption.surge:
+    if context.blueprint.disruption.starts_first:
         return
     if role.replicas.max == 1:
         yield (

@@ -149,8 +149,9 @@ def _complete(context: Context, built: Service, role: Role, metrics_path: str, *
 def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Replicas:
     """Build the number of replicas; of a service that is one process or one node of a replica, it is one."""
     is_single = role.kind == "engine" and context.is_node_service(role.nodes)
+    unavailable, surge = disruption.unavailable, int(disruption.starts_first)
     if context.conventions.is_local or is_single:
-        return Replicas(min=1, max=1, unavailable=disruption.unavailable)
+        return Replicas(min=1, max=1, unavailable=unavailable, surge=surge)
     least, most, scale = role.replicas.min, role.replicas.max, None
     if role.scale and role.scale.planner:
         most = least  # from where the planner goes on
@@ -166,7 +167,7 @@ def _build_replicas(context: Context, role: Role, disruption: Disruption) -> Rep
                 for peak, start, end in peaks
             ),
         )
-    return Replicas(min=least, max=most, unavailable=disruption.unavailable, surge=int(disruption.surge), scale=scale)
+    return Replicas(min=least, max=most, unavailable=unavailable, surge=surge, scale=scale)
 
 
 def _build_placement(context: Context, placed: PlacedRole, resolved: Role) -> Placement:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from llm_serving import paths
 from llm_serving.settings.errors import InputError
+from llm_serving.targets import render
 from tests.kinds.serving import resolving
 from tests.kinds.serving.texts import (
     AGGREGATED,
@@ -64,18 +67,43 @@ def test_roles_that_need_more_nodes_than_their_pool_grows_to_are_refused(tmp_pat
     )
 
 
-def test_an_upgrade_can_start_the_new_replica_first_where_the_pool_holds_both(tmp_path: Path) -> None:
-    text = AGGREGATED.replace("MODEL", SMALL).replace(
-        "{WORKER}", "{pool: general, replicas: REPLICAS, accelerators: 4}"
-    )
-    deployment = resolve_blueprint(tmp_path, text.replace("REPLICAS", "3") + SURGE + TRAFFIC_AND_SLO)
+_REPLICAS = AGGREGATED.replace("MODEL", SMALL).replace("{WORKER}", "{pool: general, replicas: COUNT, accelerators: 4}")
+
+
+@pytest.mark.parametrize(
+    ("disruption", "field", "fix"),
+    [
+        (SURGE, 'surge: "on"', "set surge: off"),
+        ("disruption: {unavailable: 0}\n", "unavailable: 0", "set unavailable: 1"),
+    ],
+)
+def test_an_upgrade_can_start_the_new_replica_first_where_the_pool_holds_both(
+    tmp_path: Path, disruption: str, field: str, fix: str
+) -> None:
+    text = _REPLICAS + disruption + TRAFFIC_AND_SLO
+    deployment = resolve_blueprint(tmp_path, text.replace("COUNT", "3"))
     assert [service.replicas.surge for service in deployment.services if not service.is_entry] == [1]
     with pytest.raises(InputError) as error:
-        resolve_blueprint(tmp_path, text.replace("REPLICAS", "4") + SURGE + TRAFFIC_AND_SLO)
+        resolve_blueprint(tmp_path, text.replace("COUNT", "4"))
     assert str(error.value).endswith(
-        'disruption.surge: "on": an upgrade starts one replica more of each role first: 5 nodes of the pool general, which '
-        "grows to 4. Fix: set surge: off, or size: 0..5 in the pool."
+        f"disruption.{field}: an upgrade starts one replica more of each role first: 5 nodes of the pool general, which "
+        f"grows to 4. Fix: {fix}, or size: 0..5 in the pool."
     )
+
+
+def test_an_upgrade_stops_as_many_replicas_at_once_as_a_drain(tmp_path: Path) -> None:
+    text = _REPLICAS.replace("COUNT", "4") + "disruption: {unavailable: 3}\n" + TRAFFIC_AND_SLO
+    template = render.find_template(paths.PATTERNS / "aggregated", "eks")
+    worker = yaml.safe_load(render.render_text(resolve_blueprint(tmp_path, text), template))["roles"]["worker"]
+    assert worker["disruption"] == {"maxUnavailable": 3}
+    assert worker["rollout"] == {"maxSurge": 0, "maxUnavailable": 3}
+
+
+def test_on_ecs_a_replica_that_has_a_name_of_its_own_has_the_new_one_beside_it(tmp_path: Path) -> None:
+    role = {"pool": "on-ecs"}
+    text = format_disaggregated(role, role, extra=f"engine: tensorrt-llm\n{SURGE}")
+    services = resolve_blueprint(tmp_path, text, "ecs").services
+    assert {service.name: service.replicas.surge for service in services} == {"prefill-0": 1, "decode-0": 1, "router": 1}
 
 
 def test_on_ecs_a_replica_over_several_instances_has_no_second_beside_it(tmp_path: Path) -> None:

@@ -119,9 +119,10 @@ def check_sizes(context: Context) -> Iterator[Conflict]:
 
 def check_surge(context: Context) -> Iterator[Conflict]:
     """Yield pools without room for one replica more of each role, and replicas of which there cannot be one more."""
-    if not context.blueprint.disruption.surge:
+    disruption, conventions = context.blueprint.disruption, context.conventions
+    if not disruption.starts_first:
         return
-    key_path, conventions = ("disruption", "surge"), context.conventions
+    key, value, fix = ("surge", "on", "set surge: off") if disruption.surge else ("unavailable", 0, "set unavailable: 1")
     for name, pool_roles in _group_by_pool(context.replicated).items():
         size, node_count = context.fleet.pools[name].size, _count_shared_nodes(pool_roles, surge=1)
         if node_count > size.max:
@@ -129,10 +130,11 @@ def check_surge(context: Context) -> Iterator[Conflict]:
                 f"an upgrade starts one replica more of each role first: {node_count} nodes of the pool {name}, which "
                 f"grows to {size.max}"
             )
-            yield Conflict(key_path, reason, f"set surge: off, or size: {size.min}..{node_count} in the pool", "on")
+            pool_fix = f"{fix}, or size: {size.min}..{node_count} in the pool"
+            yield Conflict(("disruption", key), reason, pool_fix, value)
     if conventions.runs_tasks and any(placed.nodes > 1 for placed in context.replicated):
         reason = f"on {conventions.title} each node of a replica is a service, and two of one rank would share a name"
-        yield Conflict(key_path, reason, "set surge: off", "on")
+        yield Conflict(("disruption", key), reason, fix, value)
 
 
 def _group_by_pool(placed_roles: Sequence[PlacedRole]) -> dict[str, list[PlacedRole]]:
