@@ -122,7 +122,8 @@ def check_surge(context: Context) -> Iterator[Conflict]:
     disruption, conventions = context.blueprint.disruption, context.conventions
     if not disruption.starts_first:
         return
-    key, value, fix = ("surge", "on", "set surge: off") if disruption.surge else ("unavailable", 0, "set unavailable: 1")
+    key, value, other = ("surge", "on", "off") if disruption.surge else ("unavailable", 0, "1")
+    fix = f"set {key}: {other}"
     for name, pool_roles in _group_by_pool(context.replicated).items():
         size, node_count = context.fleet.pools[name].size, _count_shared_nodes(pool_roles, surge=1)
         if node_count > size.max:
