@@ -103,7 +103,11 @@ def test_on_ecs_a_replica_that_has_a_name_of_its_own_has_the_new_one_beside_it(t
     role = {"pool": "on-ecs"}
     text = format_disaggregated(role, role, extra=f"engine: tensorrt-llm\n{SURGE}")
     services = resolve_blueprint(tmp_path, text, "ecs").services
-    assert {service.name: service.replicas.surge for service in services} == {"prefill-0": 1, "decode-0": 1, "router": 1}
+    assert {service.name: service.replicas.surge for service in services} == {
+        "prefill-0": 1,
+        "decode-0": 1,
+        "router": 1,
+    }
 
 
 def test_on_ecs_a_replica_over_several_instances_has_no_second_beside_it(tmp_path: Path) -> None:
