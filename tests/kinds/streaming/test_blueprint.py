@@ -101,8 +101,10 @@ def test_another_endpoint_needs_no_mock(folder: Path) -> None:
     assert "endpoint" not in [service.name for service in deployment.services]
 
 
-def test_a_prompt_with_an_unknown_field_is_refused_at_its_line(folder: Path) -> None:
-    (folder / "prompt.txt").write_text('Events:\n  {{ event.colour }} of {{ shopper }}, "{{session}}"\n')
+@pytest.mark.parametrize("space", [" ", "\n"])
+def test_a_prompt_with_an_unknown_field_is_refused_at_its_line(folder: Path, space: str) -> None:
+    text = f'Events:\n  {{{{{space}event.colour }}}} of {{{{ shopper }}}}, "{{{{session}}}}"\n'
+    (folder / "prompt.txt").write_text(text)
     with pytest.raises(InputError) as refused:
         resolve(folder)
     assert str(refused.value) == (

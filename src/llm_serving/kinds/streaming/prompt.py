@@ -16,7 +16,9 @@ from llm_serving.settings.errors import InputError, Mistake, quote_value
 REQUIRED = ("id", "shopper", "type", "at")
 """What the job reads of each event."""
 
-_FIELD = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+_FIELD = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.ASCII)
+"""As PromptTemplate.java of images/stream-job has it."""
+
 _EVENT = "event."
 
 
@@ -73,8 +75,8 @@ def _read_properties(file: Path, text: str) -> tuple[str, ...]:
 
 def _check_prompt(file: Path, text: str, properties: tuple[str, ...]) -> Iterator[Mistake]:
     fields = ("shopper", "session", *(f"{_EVENT}{name}" for name in properties))
-    for number, line in enumerate(text.splitlines(), start=1):
-        for match in _FIELD.finditer(line):
-            if match[1] not in fields:
-                reason, fix = "there is no such field", f"use {' or '.join(fields)}"
-                yield Mistake(file, number, match.start() + 1, "", quote_value(match[1]), reason, fix)
+    for match in _FIELD.finditer(text):
+        if match[1] not in fields:
+            line, column = text.count("\n", 0, match.start()) + 1, match.start() - text.rfind("\n", 0, match.start())
+            reason, fix = "there is no such field", f"use {' or '.join(fields)}"
+            yield Mistake(file, line, column, "", quote_value(match[1]), reason, fix)
