@@ -12,6 +12,11 @@ from typing import Any
 class QuietHandler(BaseHTTPRequestHandler):
     """A request handler that logs nothing."""
 
+    def handle(self) -> None:
+        """Answer until the client leaves, whichever way it does."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
     def respond(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         """Send a whole response; a client that left is no error."""
         self.send_response(status)

@@ -16,8 +16,10 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from tests.http_handler import QuietHandler
 
 FAILING = "outside"
 """Model that obeys such prompts; all others answer them."""
@@ -68,7 +70,7 @@ def run_provider() -> Iterator[Provider]:
     """Run the emulator."""
     provider = Provider()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -101,13 +103,8 @@ def run_provider() -> Iterator[Provider]:
                 self._send(200, *build_answer(len(provider.received), is_stream=is_stream, name=name))
 
         def _send(self, status: int, kind: str, answer: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(answer)))
-            if status != 200:
-                self.send_header("Retry-After", RETRY_AFTER_S)
-            self.end_headers()
-            self.wfile.write(answer)
+            retry_after = {"Retry-After": RETRY_AFTER_S} if status != 200 else {}
+            self.respond(status, answer, {"Content-Type": kind, **retry_after})
 
         def _send_half(self, number: int, words: list[str], *, is_stalled: bool = False) -> None:
             """Send the first events of a stream in chunks, and never the last chunk."""
@@ -135,9 +132,6 @@ def run_provider() -> Iterator[Provider]:
             elif words:
                 provider.half_read.wait(LIMIT_S)
             self.close_connection = True
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
