@@ -26,18 +26,6 @@ def test_only_kinds_have_needs() -> None:
 
 
 @pytest.mark.parametrize("needs", NEEDS.values(), ids=list(NEEDS))
-def test_every_action_is_an_operation_of_its_service(needs: AccountNeeds) -> None:
-    loader = Loader()
-    for actions in needs.permissions.values():
-        for action in actions:
-            service, _, name = action.partition(":")
-            if "LogDeliver" in name:  # which no client calls: AWS asks for them within calls of other services
-                continue
-            model = loader.load_service_model(API_NAMES.get(service, service), "service-2")
-            assert name in model["operations"], action
-
-
-@pytest.mark.parametrize("needs", NEEDS.values(), ids=list(NEEDS))
 def test_every_endpoint_is_of_a_service_that_aws_has(needs: AccountNeeds) -> None:
     names = set(Loader().list_available_services("service-2"))
     assert {API_NAMES.get(row.service, row.service) for row in needs.endpoints} <= names

@@ -10,18 +10,19 @@ from llm_serving.fleet.model import Fleet
 
 ACTIONS = {
     "aws_autoscaling_group": ("autoscaling:CreateAutoScalingGroup", "autoscaling:CreateOrUpdateTags"),
-    "aws_budgets_budget": ("budgets:ModifyBudget",),
+    "aws_budgets_budget": ("budgets:ModifyBudget", "budgets:TagResource"),
     "aws_cloudwatch_dashboard": ("cloudwatch:PutDashboard",),
     "aws_cloudwatch_event_rule": ("events:PutRule", "events:TagResource"),
     "aws_cloudwatch_event_target": ("events:PutTargets",),
     "aws_cloudwatch_log_group": ("logs:CreateLogGroup", "logs:PutRetentionPolicy", "logs:TagResource"),
-    "aws_cloudwatch_metric_alarm": ("cloudwatch:PutMetricAlarm",),
+    "aws_cloudwatch_metric_alarm": ("cloudwatch:PutMetricAlarm", "cloudwatch:TagResource"),
     # EC2 gives every VPC the group; the provider takes its rules away.
     "aws_default_security_group": ("ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress"),
     "aws_ec2_capacity_reservation": ("ec2:CreateCapacityReservation",),
     "aws_ecr_lifecycle_policy": ("ecr:PutLifecyclePolicy",),
     "aws_ecr_pull_through_cache_rule": ("ecr:CreatePullThroughCacheRule", "iam:CreateServiceLinkedRole"),
-    "aws_ecr_repository": ("ecr:CreateRepository", "ecr:TagResource"),
+    # ECR encrypts with the fleet's key too.
+    "aws_ecr_repository": ("ecr:CreateRepository", "ecr:TagResource", "kms:CreateGrant", "kms:RetireGrant"),
     "aws_ecr_repository_creation_template": ("ecr:CreateRepositoryCreationTemplate",),
     "aws_ecs_capacity_provider": ("ecs:CreateCapacityProvider", "ecs:TagResource"),
     "aws_ecs_cluster": ("ecs:CreateCluster", "ecs:TagResource", "iam:CreateServiceLinkedRole"),
@@ -142,7 +143,7 @@ ACTIONS = {
         "logs:UpdateLogDelivery",
     ),
     "aws_msk_configuration": ("kafka:CreateConfiguration",),
-    "aws_s3_object": ("s3:PutObject",),
+    "aws_s3_object": ("kms:Decrypt", "kms:GenerateDataKey", "s3:PutObject"),
     "aws_scheduler_schedule": (
         "iam:PassRole",
         "scheduler:CreateSchedule",
@@ -169,11 +170,13 @@ ACTIONS = {
         "ssm:AddTagsToResource",
         "ssm:PutParameter",
     ),
-    "aws_wafv2_web_acl_association": ("wafv2:AssociateWebACL",),
+    "aws_wafv2_web_acl_association": ("elasticloadbalancing:SetWebAcl", "wafv2:AssociateWebACL"),
 }
 """What creating a resource takes with its tags, by kind.
 
-Sources: AWS Service Authorization Reference; EKS user guide, "Encrypt Kubernetes secrets with KMS"; Cloud Map developer
+Sources: AWS Service Authorization Reference; EKS user guide, "Encrypt Kubernetes secrets with KMS"; ECR user guide,
+"Create a custom policy for repository creation templates"; CloudWatch user guide, "Alarms and tagging"; S3 user guide,
+"Multipart upload API and permissions"; WAF developer guide, "Permissions for AssociateWebACL"; Cloud Map developer
 guide, "AWS Cloud Map API permissions"; VPC user guide, "Publish flow logs to Amazon S3"; AWS managed policy reference,
 AmazonMSKFullAccess, which MSK's developer guide asks of whoever creates a cluster with broker logs; 2026-11.
 """
