@@ -161,7 +161,13 @@ def add_job(
     """Upload the job, and run it: it keeps its state in savepoints while it is stopped or changed."""
     stream = context.stream
     archive = aws.s3_object.S3Object(
-        context.stack, "job-archive", bucket=stream.bucket, key=stream.archive_key, source=stream.archive
+        context.stack,
+        "job-archive",
+        bucket=stream.bucket,
+        key=stream.archive_key,
+        source=stream.archive,
+        # Without the fleet's tags, of which S3 takes ten at the most on an object.
+        override_provider={"default_tags": {"tags": {}}},
     )
     log_stream = aws.cloudwatch_log_stream.CloudwatchLogStream(
         # Logs of tasks are found by the role that their stream begins with.

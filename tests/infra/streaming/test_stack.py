@@ -63,6 +63,11 @@ def test_preflight_asks_for_what_each_resource_takes(stacks: Stacks, fleet: Path
     assert needed_actions.find_unasked_of_kind(stacks, loading.load_fleet(fleet).value, "streaming") == {}
 
 
+def test_the_archive_has_none_of_the_fleets_tags_of_which_an_object_takes_ten(stacks: Stacks) -> None:
+    archive = stacks["shop"]["resource"]["aws_s3_object"]["job-archive"]
+    assert archive["override_provider"] == {"default_tags": {"tags": {}}}
+
+
 def test_the_job_reads_its_settings_whole_from_parts_that_a_property_holds(stacks: Stacks) -> None:
     groups = read_groups(stacks["outside"])
     assert max(len(value) for value in groups["settings"].values()) <= cloud.MAX_PROPERTY
