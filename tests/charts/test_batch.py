@@ -84,6 +84,14 @@ def test_what_is_in_the_network_is_called_at_its_ranges_alone(render_chart: Rend
     assert reached == ["10.0.3.4", "100.64.9.9"]
 
 
+def test_a_variable_has_every_dollar_of_its_text(render_chart: Render, values: dict[str, Values]) -> None:
+    """Kubernetes makes $ of $$, and a value of $(NAME): k8s.io/kubernetes, third_party/forked/golang/expansion."""
+    text = {"TEXT": "$$5 in $(HOME)"}
+    services = [{**service, "env": service["env"] | text} for service in values["pods"]["services"]]
+    for pod in list_pods(render_chart({**values["pods"], "services": services}, CHART)):
+        assert {"name": "TEXT", "value": "$$$$5 in $$(HOME)"} in pod["spec"]["containers"][0]["env"]
+
+
 def test_programs_reach_the_endpoint_and_aws_and_nobody_reaches_the_workers(
     render_chart: Render, values: dict[str, Values], preset: Preset
 ) -> None:

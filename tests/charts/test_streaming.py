@@ -80,13 +80,17 @@ def test_the_api_server_accepts_every_object(control_plane: ControlPlane, manife
     assert 'unknown field "spec.authentications"' in "".join(validate(control_plane, [wrong], "default"))
 
 
-def test_the_job_is_told_how_it_logs_in_to_kafka_and_its_sizes(manifests: list[dict[str, Any]]) -> None:
+def test_the_job_is_told_how_it_logs_in_to_kafka_and_its_sizes(
+    manifests: list[dict[str, Any]], values: dict[str, Any]
+) -> None:
     flink, pool = find(manifests, "FlinkDeployment"), find(manifests, "KafkaNodePool")
     assert flink["spec"]["job"]["parallelism"] == 3
     assert (pool["spec"]["replicas"], pool["spec"]["storage"]["volumes"][0]["size"]) == (6, "50Gi")
     [container] = flink["spec"]["podTemplate"]["spec"]["containers"]
     variables = {entry["name"]: entry for entry in container["env"]}
-    job = json.loads(variables["STREAM_SETTINGS"]["value"])
+    settings = variables["STREAM_SETTINGS"]["value"]
+    assert "$" in values["settings"] and settings == values["settings"].replace("$", "$$"), "Kubernetes takes $$ for $"
+    job = json.loads(values["settings"])
     assert job["cache"]["url"] == "redis://valkey.cache.svc:6380"
     kafka = find(manifests, "Kafka")["metadata"]["name"]
     assert job["kafka"]["brokers"] == f"{kafka}-kafka-bootstrap:9093"
