@@ -322,7 +322,15 @@ def test_the_gateway_is_told_what_teams_have_and_nothing_of_what_they_leave_out(
 REFUSALS = {
     MINIMAL.replace("mock: Hello.", "mock: It's"): (
         '3:37: routes.chat.deployments.mock: "It\'s": it is not a text of one line: up to 1,000 characters, without quotes '
-        "and backslashes. Fix: use a text of one line such as Hello."
+        "and backslashes, and without os.environ/ before it. Fix: use a text of one line such as Hello."
+    ),
+    MINIMAL.replace("mock: Hello.", "mock: os.environ/LITELLM_MASTER_KEY"): (
+        '3:37: routes.chat.deployments.mock: "os.environ/LITELLM_MASTER_KEY": it is not a text of one line: up to 1,000 '
+        "characters, without quotes and backslashes, and without os.environ/ before it. Fix: use a text of one line such as Hello."
+    ),
+    MINIMAL.replace("models: chat", "models: os.environ/HOME"): (
+        '2:26: teams.search.models: "os.environ/HOME": it is not a model name of up to 64 characters: letters, digits, ._/-, '
+        "without os.environ before a /. Fix: use a model name of up to 64 characters such as chat."
     ),
     MINIMAL.replace("models: chat", "models: [chat, chta]"): (
         '2:33: teams.search.models[1]: "chta": there is no such route. Fix: choose chat.'
