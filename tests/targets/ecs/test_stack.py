@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from llm_serving.aws.session import AwsSession
+from llm_serving.aws.session import AwsSession, split
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.plans import StackPlan
@@ -29,6 +30,14 @@ from tests.infra.serving.conftest import FLEET, write_blueprint
 
 SERVICES = ("aggregated-worker", "aggregated-worker-1", "aggregated-router")
 ROLE_OF = {"aggregated-worker": "worker", "aggregated-worker-1": "worker", "aggregated-router": "router"}
+
+
+class Pages(list[dict[str, Any]]):
+    """Pages of an answer."""
+
+    def build_full_result(self) -> dict[str, Any]:
+        [page] = self
+        return page
 
 
 @dataclass
@@ -55,6 +64,9 @@ class Ecs:
 
     tasks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
+    polls: list[list[dict[str, Any]]] = field(default_factory=list)
+    """What CloudWatch has of the log group, each time that it is asked."""
+
     exit_code: int = 0
     task_requests: list[dict[str, Any]] = field(default_factory=list)
     tagged: list[dict[str, Any]] = field(default_factory=list)
@@ -103,20 +115,20 @@ class Ecs:
 
     def get_paginator(self, call: str) -> Any:
         answer = getattr(self, f"_{call}")
-        return SimpleNamespace(paginate=lambda **request: SimpleNamespace(build_full_result=lambda: answer(**request)))
+        return SimpleNamespace(paginate=lambda **request: Pages(answer(**request)))
 
-    def _describe_images(self, **_: Any) -> dict[str, Any]:
+    def _describe_images(self, **_: Any) -> list[dict[str, Any]]:
         tags = [image.partition(":")[2] for image in self.images]
-        return {"imageDetails": [{"imageTags": [tag], "imagePushedAt": number} for number, tag in enumerate(tags)]}
+        return [{"imageDetails": [{"imageTags": [tag], "imagePushedAt": number} for number, tag in enumerate(tags)]}]
 
-    def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> dict[str, Any]:  # noqa: N803
+    def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> list[dict[str, Any]]:  # noqa: N803
         assert cluster == "fabric"
         for coming in self.tasks.get(serviceName, []):
             coming["asked"] = coming.get("asked", 0) + 1
             if coming["asked"] > 4:  # two looks later
                 coming["healthStatus"] = coming.get("later", coming["healthStatus"])
         matches = [task for task in self.tasks.get(serviceName, []) if task["desiredStatus"] == desiredStatus]
-        return {"taskArns": [task["taskArn"] for task in matches]}
+        return [{"taskArns": [task["taskArn"] for task in matches]}]
 
     def describe_tasks(self, *, cluster: str, tasks: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(tasks) <= 100
@@ -128,11 +140,16 @@ class Ecs:
         self.task_requests.append(request)
         return {"failures": [], "tasks": [{"taskArn": "arn/ask"}]}
 
-    def describe_log_streams(self, *, logGroupName: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def _describe_log_streams(self, *, logGroupName: str, **_: Any) -> list[dict[str, Any]]:  # noqa: N803
         assert logGroupName == "/aws/ecs/fabric/serving/aggregated"
-        return {"logStreams": [{"logStreamName": name} for name in self.lines]}
+        return [{"logStreams": [{"logStreamName": name} for name in part]} for part in split(list(self.lines), 50)]
+
+    def _filter_log_events(self, *, startTime: int, **_: Any) -> list[dict[str, Any]]:  # noqa: N803
+        known = self.polls.pop(0)
+        return [{"events": [event for event in known if event["timestamp"] >= startTime]}]
 
     def get_log_events(self, *, logStreamName: str, limit: int = 0, **_: Any) -> dict[str, Any]:  # noqa: N803
+        assert limit <= 10_000
         if logStreamName not in self.lines:
             raise ClientError({"Error": {"Code": "ResourceNotFoundException"}}, "GetLogEvents")
         lines = self.lines[logStreamName][-limit:]
@@ -458,6 +475,16 @@ def test_a_start_has_its_pull_its_load_its_compiling_and_its_first_answer(
     ]
 
 
+def test_what_runs_without_a_state_here_is_not_called_missing(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "read_states", lambda *_: {})
+    assert stack.destroy(deployment_plan) is False
+    aws.applied = True
+    with pytest.raises(CheckFailed, match="aggregated-router run on ECS, and the state here has nothing of them"):
+        stack.destroy(deployment_plan)
+
+
 def test_the_last_lines_of_one_role_are_shown(
     aws: Ecs, deployment_plan: DeploymentPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,6 +498,34 @@ def test_the_last_lines_of_one_role_are_shown(
     assert str(refused.value) == (
         f"{deployment_plan.deployment.name}: no logs of wroker on ecs. Fix: use one of worker, router, or run blueprint deploy."
     )
+
+
+def test_the_log_of_a_role_is_found_behind_the_logs_of_a_load_from_64_drivers(
+    aws: Ecs, deployment_plan: DeploymentPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.lines = {f"load-driver/load-driver/{number}": ["sent"] for number in range(64)} | {"router/router/b1": ["hi"]}
+    tasks.show_logs(deployment_plan, "router", lines=20_000, follow=False)
+    assert capsys.readouterr().out == "router b1 | hi\n"
+
+
+def test_lines_that_cloudwatch_has_late_are_followed_too_and_each_is_shown_once(
+    aws: Ecs, deployment_plan: DeploymentPlan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = int(time.time() * 1000)
+    events = {
+        name: {"eventId": name, "logStreamName": f"worker/worker/{name[:2]}", "message": name, "timestamp": now + at}
+        for name, at in {"a1 first": 3000, "a1 same moment": 3000, "a2 late": 1000}.items()
+    }
+    first, same_moment, late = events.values()
+    aws.polls = [[first], [late, first, same_moment], [late, first, same_moment]]
+    monkeypatch.setattr(tasks, "_POLL_INTERVAL_S", 0.0)
+    with pytest.raises(IndexError):  # asked once more
+        tasks.show_logs(deployment_plan, None, lines=0, follow=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "worker a1 | a1 first",
+        "worker a2 | a2 late",
+        "worker a1 | a1 same moment",
+    ]
 
 
 def test_the_tasks_of_a_role_are_those_in_which_commands_run(

@@ -83,6 +83,14 @@ def _see_through(plan: DeploymentPlan, given_up: Mapping[str, Mapping[str, Any]]
 
 
 @clients.translate_errors()
+def _read_owners(deployed: EcsDeployment) -> dict[str, str]:
+    """Return the stack of each ECS service that runs under the deployment's names, by its name; empty for none."""
+    with clients.ignore_errors("ClusterNotFoundException"):
+        tags = {service["serviceName"]: service.get("tags", []) for service in deployed.describe_services()}
+        return {name: {tag["key"]: tag["value"] for tag in own}.get("stack", "") for name, own in tags.items()}
+    return {}
+
+
 def _require_names(plan: DeploymentPlan, deployed: EcsDeployment, stack_name: str) -> None:
     """Check that no other deployment has an ECS service of these names: `a-b` with a role `c`, and `a` with `b-c`; and
     that no role has the name of another's second choice.
@@ -92,12 +100,8 @@ def _require_names(plan: DeploymentPlan, deployed: EcsDeployment, stack_name: st
             f"{plan.deployment.name}: two of its ECS services would be {', '.join(twice)}: the second choice of a pool "
             "adds -1 to a role's name. Nothing was changed. Fix: give the other role another name"
         )
-    taken_names: list[str] = []
-    for ecs_service in deployed.describe_services():
-        owner = {tag["key"]: tag["value"] for tag in ecs_service.get("tags", [])}.get("stack")
-        if owner != stack_name:
-            taken_names.append(f"{ecs_service['serviceName']} (of {owner or 'no stack'})")
-    if taken_names:
+    owners = {name: owner for name, owner in _read_owners(deployed).items() if owner != stack_name}
+    if taken_names := [f"{name} (of {owner or 'no stack'})" for name, owner in owners.items()]:
         raise CheckFailed(
             f"{plan.deployment.name}: its ECS services have names that are taken: {', '.join(taken_names)}. Nothing "
             f"was changed. Fix: choose another `name` in {plan.blueprint.path}"
@@ -105,9 +109,21 @@ def _require_names(plan: DeploymentPlan, deployed: EcsDeployment, stack_name: st
 
 
 def destroy(plan: DeploymentPlan) -> bool:
-    """Destroy the stack and wait until its tasks are gone; returns whether there was one."""
+    """Destroy the stack and wait until its tasks are gone; returns whether there was one.
+
+    Raises:
+        CheckFailed: it runs, and its state is elsewhere.
+    """
     with deployment_stack.open_context(plan, planning.ensure_rendered(plan, tasks.FILE)) as stack_context:
-        return deployment_stack.destroy(plan, stack_context)
+        is_removed = deployment_stack.destroy(plan, stack_context)
+        [stack_name] = stack_context.folders
+    owners = {} if is_removed else _read_owners(tasks.read_deployed(plan))
+    if running := [name for name, owner in owners.items() if owner == stack_name]:
+        raise CheckFailed(
+            f"{plan.deployment.name}: {', '.join(running)} run on ECS, and the state here has nothing of them. "
+            f"Fix: run this in the directory that they were deployed from, with the same `state` in {plan.fleet.path}"
+        )
+    return is_removed
 
 
 def _plan(stack_context: FleetContext) -> StackPlan:

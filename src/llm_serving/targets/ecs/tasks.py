@@ -38,6 +38,14 @@ FILE = "ecs.yaml"
 LAST_LINES = 20
 """Of a log, beside what failed."""
 
+_MAX_LINES = 10_000
+"""Most lines of one GetLogEvents. Source: CloudWatch Logs API reference, 2026-11."""
+
+_LATE_S = 30
+"""Seconds after which all lines of a moment are in CloudWatch: Docker sends those of each task every 5 s."""
+
+_POLL_INTERVAL_S = 2.0
+
 
 @dataclass(frozen=True)
 class EcsDeployment:
@@ -92,11 +100,15 @@ class EcsDeployment:
     def read_last_lines(self, role: str | None, lines: int = LAST_LINES) -> Iterator[str]:
         """Read the last lines of the newest log streams."""
         client, group, stream_names = self.aws.client("logs"), self.log_group, list[str]()
+        prefix = f"{role}/" if role else ""
+        pages = client.get_paginator("describe_log_streams")
         with clients.ignore_errors("ResourceNotFoundException"):
-            streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
-            stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
-        for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
-            events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
+            streams = pages.paginate(logGroupName=group, orderBy="LastEventTime", descending=True)
+            names_in_order = (entry["logStreamName"] for page in streams for entry in page["logStreams"])
+            stream_names += itertools.islice((name for name in names_in_order if name.startswith(prefix)), 3)
+        for stream in stream_names:
+            limit = min(max(1, lines), _MAX_LINES)
+            events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=limit)["events"]
             yield from (_format_line(stream, event["message"]) for event in events[:lines])
 
     def list_events(self, role: str | None, since: int) -> Iterator[dict[str, Any]]:
@@ -160,18 +172,20 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     Raises:
         CheckFailed: there is none, and none is waited for.
     """
-    deployed, since = read_deployed(plan), 0
+    deployed, start = read_deployed(plan), time.time()
     last_lines = list(deployed.read_last_lines(role, lines))
     for line in last_lines:
         console.print_log(line)
     if not (last_lines or follow) and lines:
         raise replicas.build_no_logs(plan, role)
+    asked, shown = start, dict[str, dict[str, Any]]()
     while follow:
-        since = since or int(time.time() * 1000)
-        time.sleep(2)
-        for event in deployed.list_events(role, since):
-            since = max(since, event["timestamp"] + 1)
+        time.sleep(_POLL_INTERVAL_S)
+        since, asked = max(start, asked - _LATE_S), time.time()
+        events = {event["eventId"]: event for event in deployed.list_events(role, int(since * 1000))}
+        for event in (event for event_id, event in events.items() if event_id not in shown):
             console.print_log(_format_line(event["logStreamName"], event["message"]))
+        shown = events
 
 
 @clients.translate_errors()
