@@ -13,6 +13,9 @@ EXAMPLE_FLEETS = ROOT / "infra" / "fleets"
 RUNS = "runs"
 """Folder of the reports of `validate`, in the working directory: RUNS/NAME/TIME."""
 
+NOT_COPIED = (".*", "__pycache__", RUNS, "rendered", "cdktf.out")
+"""What a working directory holds beside a blueprint that is in it, and no copy of the blueprint takes."""
+
 CHARTS = ROOT / "charts"
 IMAGES = ROOT / "images"
 

@@ -54,6 +54,7 @@ class KnownTarget(LocalTarget):
         """Settings of the role that is deployed."""
         self.plan: DeploymentPlan | None = None
         self.failing: set[int] = set()
+        self.destroyed = 0
         self.late_s = 0.0
         """How long the machine held up a server at the most."""
         self.others: list[dict[str, Any]] = []
@@ -86,6 +87,7 @@ class KnownTarget(LocalTarget):
 
     def destroy(self, *_: object, **__: object) -> bool:
         self.plan = None
+        self.destroyed += 1
         return True
 
 
@@ -292,8 +294,9 @@ def test_a_configuration_that_does_not_start_is_passed_over_and_tried_again_by_t
     assert _tune("--over", "tuning.sequences=1,2") == 0
     assert target.deployed == [1], "what was measured of the other stays"
     assert "configurations failed" not in capsys.readouterr().out
-    target.failing = {1, 2}
+    target.failing, target.destroyed = {1, 2}, 0
     assert _tune("--over", "tuning.sequences=2,1") == 1
+    assert target.destroyed == 1, "what a failed start left goes too"
     assert capsys.readouterr().err.endswith(
         "no configuration of mine was shown to keep its SLO\n"
         "  tuning.sequences=2: failed: worker-0 ended at its start\n"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving import processes
+from llm_serving import paths, processes
 from llm_serving.services import inputs
 from llm_serving.services.blueprint import FILE_NAME
 from llm_serving.settings import overrides, yaml_source
@@ -55,7 +55,7 @@ def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str])
     with tempfile.TemporaryDirectory() as scratch:
         # A deployment without a name has its folder's.
         copy = Path(scratch) / folder.resolve().name
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*", "rendered", "runs"))
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*paths.NOT_COPIED))
         try:
             if mistakes := yaml_source.read(copy / FILE_NAME).mistakes:
                 raise InputError(mistakes)

@@ -47,9 +47,6 @@ RESERVED = ("kind", "name", "traffic", "slo")
 
 MAX_TRIALS = 64
 
-_NOT_COPIED = (".*", "__pycache__", paths.RUNS, "rendered", "cdktf.out")
-"""What a working directory holds beside a blueprint that is in it."""
-
 NAME_SUFFIX, MAX_NAME = "-tune", 32
 
 
@@ -99,7 +96,7 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
     session = _Session(job, state, folder, work, text, document)
     try:
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(job.folder, work, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+        shutil.copytree(job.folder, work, ignore=shutil.ignore_patterns(*paths.NOT_COPIED))
         session.resolve()
         confirm(_describe_job(state, job.limits))
         session.run()
@@ -183,7 +180,7 @@ def _compute_digest(job: Job, text: str) -> str:
     others = [
         (str(part), hashlib.sha256((job.folder / part).read_bytes()).hexdigest())
         for part in sorted(file.relative_to(job.folder) for file in job.folder.rglob("*") if file.is_file())
-        if not any(name.startswith(".") or name in _NOT_COPIED for name in part.parts)
+        if not any(name.startswith(".") or name in paths.NOT_COPIED for name in part.parts)
     ]
     decisive = [
         text, others, job.fleet_file.read_text(encoding="utf-8"), job.target, [list(entry) for entry in job.varied],
@@ -346,7 +343,7 @@ class _Session:
         """Remove what is deployed, if anything is; otherwise say the command that does."""
         target = registry.load_target(self.job.target)
         try:
-            if target.needs_aws or target.read_status(self.work, self.job.fleet_file).rows:
+            if self.deployed_at or target.needs_aws or target.read_status(self.work, self.job.fleet_file).rows:
                 target.destroy(self.work, self.job.fleet_file, lambda _: None)
         except InputError:
             return  # its files never were complete

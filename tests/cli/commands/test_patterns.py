@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,6 +210,10 @@ def test_a_folder_that_another_command_created_meanwhile_stays(
 def test_a_baseline_copies_templates_and_prompts_and_has_its_own_readme(run_cli: Command) -> None:
     run_cli("new", "mine", "--from", "disaggregated")
     Path("mine/prompts.jsonl").write_text('{"prompt": "a"}\n')
+    for folder in (".blueprint", "runs", "rendered"):  # it is deployed from its own folder
+        Path("mine", folder).mkdir()
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.bind("mine/.blueprint/supervisor.sock")
     with Path("mine/local.conf.j2").open("a") as template:
         template.write("; mine\n")
     code, out, _ = run_cli("baseline", "mine")
@@ -219,6 +224,7 @@ def test_a_baseline_copies_templates_and_prompts_and_has_its_own_readme(run_cli:
     )
     assert Path("mine-baseline/local.conf.j2").read_text() == Path("mine/local.conf.j2").read_text()
     assert Path("mine-baseline/prompts.jsonl").is_file()
+    assert not [name for name in (".blueprint", "runs", "rendered") if Path("mine-baseline", name).exists()]
     assert Path("mine-baseline/README.md").read_text().startswith("# Aggregated\n")
     code, out, _ = run_cli("check", "mine-baseline")
     assert code == 0

@@ -33,7 +33,7 @@ PATTERNS = paths.PATTERNS
 PRESETS = "presets"
 """Folder of a pattern with other blueprints, each a replacement of the pattern's own."""
 
-_NOT_COPIED = shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE)
+_NOT_COPIED = shutil.ignore_patterns(*paths.NOT_COPIED, PRESETS, FACTS_FILE)
 
 
 def list_(as_json: AsJson = False) -> None:
