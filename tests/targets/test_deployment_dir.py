@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_sockets_of_a_deep_directory_are_in_tmp(tmp_path: Path) -> None:
     assert run.sockets != DeploymentDir("other", run.root).sockets
     run.create()
     assert stat.S_IMODE(run.sockets.stat().st_mode) == 0o700
-    run.remove("local")
+    run.remove()
     assert not run.sockets.exists()
 
 
@@ -44,13 +45,10 @@ def test_remove_deletes_one_deployment_and_no_other(tmp_path: Path) -> None:
     mine, other = DeploymentDir("mine", tmp_path), DeploymentDir("other", tmp_path)
     for run in (mine, other):
         run.create()
-        run.get_rendered_path("local").mkdir(parents=True)
-    mine.remove("local")
+    mine.remove()
     assert not mine.data.exists()
-    assert not mine.get_rendered_path("local").exists()
     assert other.data.is_dir()
-    assert other.get_rendered_path("local").is_dir()
-    other.remove("local")
+    other.remove()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,19 +69,28 @@ def test_a_deployments_secret_is_its_own_and_its_users_alone(tmp_path: Path) -> 
     assert stat.S_IMODE((run.data / "secret").stat().st_mode) == 0o600
     first = run.load_secret()
     run.create()
-    run.remove("local")
+    run.remove()
     assert run.load_secret() != first
 
 
-def test_a_full_disk_leaves_no_empty_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_a_full_disk_leaves_no_empty_secret_and_what_runs_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: Path, *_: object, **__: object) -> None:
+        file.open("w").close()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    run = DeploymentDir("mine", tmp_path)
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(Path, "write_text", fail)
-        run.load_secret()
+    run, deployment = DeploymentDir("mine", tmp_path), SimpleNamespace(model_dump_json=lambda **_: "{}")
+    run.save_ports({"router": 8000})
+    run.save_deployment(deployment)  # type: ignore[arg-type]
+    saves = (run.load_secret, lambda: run.save_ports({}), lambda: run.save_deployment(deployment))  # type: ignore[arg-type]
+    for save in saves:
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+            patched.setattr(Path, "write_text", fail)
+            save()
     assert len(run.load_secret()) == 32
+    assert run.load_ports() == {"router": 8000}
+    assert (run.data / "deployment.json").read_text() == "{}\n"
 
 
 def test_a_second_command_on_the_same_deployment_is_refused(tmp_path: Path) -> None:

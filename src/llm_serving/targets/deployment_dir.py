@@ -109,22 +109,19 @@ class DeploymentDir:
             with contextlib.suppress(OSError):  # other deployments may have theirs beside it
                 self.sockets.parent.rmdir()
 
-    def remove(self, target: str) -> None:
-        """Remove the deployment's data, and the files rendered for `target`."""
-        rendered = self.get_rendered_path(target)
+    def remove(self) -> None:
+        """Remove the deployment's data."""
         self.remove_sockets()
-        shutil.rmtree(rendered, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
-        for parent in (rendered.parent, rendered.parent.parent, self.data.parent):
-            with contextlib.suppress(OSError):  # other deployments or targets still use it
-                parent.rmdir()
+        with contextlib.suppress(OSError):  # other deployments have theirs beside it
+            self.data.parent.rmdir()
 
     def load_deployment(self) -> Deployment | None:
         """Load what is deployed; None if nothing is, or if another version of this program wrote it."""
         return deployments.read(self.data / deployments.FILE)
 
     def save_deployment(self, deployment: Deployment) -> None:
-        (self.data / deployments.FILE).write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        processes.write_whole(self.data / deployments.FILE, deployment.model_dump_json(indent=2) + "\n")
 
     def clear_deployment(self) -> None:
         """Remove the record of what is deployed; logs and ports stay."""
@@ -139,7 +136,7 @@ class DeploymentDir:
 
     def save_ports(self, ports: dict[str, int]) -> None:
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
+        processes.write_whole(self.data / "ports.json", json.dumps(ports, indent=2) + "\n")
 
     def load_first_answers(self) -> dict[str, tuple[int, float]]:
         """Load each process's id when it first answered, and the seconds from its start; empty if none has."""

@@ -17,7 +17,7 @@ from llm_serving.services import deployments
 from llm_serving.services.service import Service
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
-from llm_serving.targets import planning
+from llm_serving.targets import planning, render
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import (
@@ -218,7 +218,8 @@ def destroy(directory: DeploymentDir) -> bool:
     """Stop every process of a deployment and remove its directory; return whether there was anything."""
     existed = directory.data.exists()
     stopped = stop(directory)
-    directory.remove(environment.NAME)
+    render.remove(directory.get_rendered_path(environment.NAME))
+    directory.remove()
     return existed or stopped
 
 
