@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,10 @@ import botocore.loaders
 import botocore.session
 import pytest
 
+from llm_serving.aws import s3
 from llm_serving.aws import session as aws
 from llm_serving.rehearsal import emulator
+from tests.http_handler import QuietHandler
 
 
 def test_sessions_read_a_services_description_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +76,19 @@ def test_the_variables_of_a_session_find_the_users_profiles_without_the_environm
     variables = aws.AwsSession.from_environment("us-west-2").variables
     monkeypatch.delenv("AWS_PROFILE")
     assert aws.create_session(variables).get_credentials().access_key == "mine"
+
+
+def test_a_bucket_on_this_machine_is_asked_without_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class S3(QuietHandler):
+        def do_HEAD(self) -> None:
+            self.respond(200)
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), S3) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        env = emulator.build_client_env(endpoint, "us-west-2")
+        assert s3.Bucket(s3.parse_location("s3://models/tiny"), env=env).endpoint_name == endpoint
+        server.shutdown()

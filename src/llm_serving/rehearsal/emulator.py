@@ -86,8 +86,21 @@ def build_client_env(endpoint: str, region: str) -> dict[str, str]:
         **_build_settings(region, get_access_key(endpoint)),
         "AWS_DEFAULT_REGION": region,
         "AWS_EC2_METADATA_DISABLED": "true",
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"])),
+        **build_no_proxy(),
     }
+
+
+def build_no_proxy(*hosts: str) -> dict[str, str]:
+    """Return the variables by which programs ask this machine without a proxy, and what the user's own name.
+
+    Of two spellings Python and curl read the lower one, which the user may have.
+
+    Args:
+        hosts: addresses of this machine beside the usual ones.
+    """
+    names = ["NO_PROXY", *(["no_proxy"] if "no_proxy" in os.environ else [])]
+    direct_hosts = filter(None, [*map(os.environ.get, names), "127.0.0.1", "localhost", *hosts])
+    return dict.fromkeys(names, ",".join(dict.fromkeys(direct_hosts)))
 
 
 def _build_settings(region: str, access_key: str) -> dict[str, str]:

@@ -356,6 +356,11 @@ def test_the_endpoint_has_the_port_of_the_option(make_plan: PlanFactory) -> None
     plan = planning.plan(Path("mine"), Path("fleet.yaml"), port=port, target="local")
     assert plan.deployment.url == f"http://127.0.0.1:{port}"
     assert make_plan().deployment.url == f"http://127.0.0.1:{port}"
+    ports = make_plan().directory.load_ports()
+    plan = planning.plan(Path("mine"), Path("fleet.yaml"), port=ports["worker-0"], target="local")
+    changed_ports = plan.deployment.environment.ports
+    assert {name for name in ports if ports[name] != changed_ports[name]} == {"worker-0", "router"}
+    assert len({*changed_ports.values()}) == len(ports), "each process has a port of its own"
 
 
 def test_too_little_memory_is_refused_in_one_line(make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,6 +389,15 @@ def test_a_full_disk_is_refused_in_one_line(make_plan: PlanFactory, monkeypatch:
         "Fix: free space, or work in a directory on another disk."
     )
     assert _find_processes(plan) == []
+
+
+def test_destroy_keeps_a_rendered_file_that_was_edited(make_plan: PlanFactory) -> None:
+    plan = make_plan()
+    rendered = planning.write_rendered(plan)
+    rendered.write_text("; edited\n")
+    assert deploy.destroy(plan.directory)
+    assert not plan.directory.data.exists()
+    assert rendered.read_text() == "; edited\n"
 
 
 def test_an_edited_rendered_file_is_refused_and_the_deployment_keeps_running(

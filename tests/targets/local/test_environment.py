@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ipaddress
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,21 @@ def test_engines_and_metrics_pages_listen_at_that_address_alone_and_the_front_wh
     [router] = deployment.entries
     assert get_option(router, "--host") == get_option(router, "--prometheus-host") == hidden_host
     assert (router.host, f"--listen={router.host}:{router.port}" in router.command) == ("127.0.0.1", True)
+
+
+def test_processes_ask_each_other_without_the_users_proxy(
+    make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", "corp.example")
+    environment = make_plan().deployment.environment
+    hosts = ("127.0.0.1", environment.hidden_host, "corp.example")
+    for name, value in environment.env.items():
+        monkeypatch.setenv(name, value)
+    assert all(urllib.request.proxy_bypass(host) for host in hosts)
+    assert not urllib.request.proxy_bypass("example.org")
+    monkeypatch.setenv("no_proxy", "corp.example")  # negative control: the lower one counts
+    assert not urllib.request.proxy_bypass("127.0.0.1")
 
 
 def test_the_embedded_aws_requires_a_key_that_every_process_has_and_no_other_user(make_plan: PlanFactory) -> None:

@@ -99,7 +99,7 @@ def _select_shortcuts(blueprint: BaseBlueprint) -> str:
 def _build_env(endpoint: str, region: str, hidden_host: str, shortcuts: str) -> dict[str, str]:
     env = emulator.build_client_env(endpoint, region)
     limits = {SHORTCUTS_VARIABLE: shortcuts} if shortcuts else {}
-    return {**env, "NO_PROXY": f"{env['NO_PROXY']},{hidden_host}", **limits}
+    return {**env, **emulator.build_no_proxy(hidden_host), **limits}
 
 
 def _build_emulator_process(directory: DeploymentDir, port: int, key_variable: dict[str, str]) -> Service:
@@ -134,11 +134,11 @@ def _derive_bytes(directory: DeploymentDir, purpose: str) -> bytes:
 
 def _choose_ports(directory: DeploymentDir, names: list[str], port: int | None) -> dict[str, int]:
     """Choose the saved ports that are still free, or its own where the deployment runs, and free ones for the rest."""
-    saved_ports, own_ports = directory.load_ports(), supervisor.find_running(directory) is not None
+    own_ports = supervisor.find_running(directory) is not None
     chosen_ports = {
-        name: saved_ports[name]
-        for name in names
-        if name in saved_ports and (processes.claim(saved_ports[name]) or own_ports)
+        name: saved_port
+        for name, saved_port in directory.load_ports().items()
+        if name in names and (saved_port != port or name == ROUTER) and (processes.claim(saved_port) or own_ports)
     }
     if port is not None and chosen_ports.get(ROUTER) != port:
         if not processes.claim(port):
