@@ -5,6 +5,7 @@
 #   ./install.sh --destroy --fleet FILE              destroys what that created
 #   ./install.sh --help                              the options
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "$0")"
 export PYTHONDONTWRITEBYTECODE= # the many processes that this starts share the byte code of the first
 
@@ -16,6 +17,19 @@ case " $* " in
     "$python" -P scripts/prerequisites.py "$@" # -P: its neighbours hide no module of the standard library
     ;;
 esac
+if [[ $caller != "$PWD" ]]; then # what is named and is there is the caller's
+  words=()
+  for word in "$@"; do
+    case "${words[*]: -1} $word" in
+      "--fleet "[!/]* | "--blueprint "[!/]*) file=$word ;;
+      *" --fleet="[!/]* | *" --blueprint="[!/]*) file=${word#*=} ;;
+      *) file= ;;
+    esac
+    [[ -z $file || ! -e $caller/$file ]] || word=${word%"$file"}$caller/$file
+    words+=("$word")
+  done
+  set -- "${words[@]}"
+fi
 start=$SECONDS
 echo "▸ Set up the command line" >&2
 scripts/setup

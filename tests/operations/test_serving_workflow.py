@@ -226,9 +226,12 @@ def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(
     assert "identity" in capsys.readouterr().out
 
 
-def test_an_undo_that_was_interrupted_goes_on_without_the_cluster_that_is_gone(
-    context: FleetContext, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_an_undo_that_was_interrupted_goes_on_without_the_cluster_or_the_folder_that_is_gone(
+    has_folder: bool, context: FleetContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if has_folder:
+        (context.data / "mine").mkdir()
     context.document.path.write_text(FLEET.replace("zones: us-west-2a", "zones: [us-west-2a, us-west-2b]"))
     checkpoints = Checkpoints(context.data / "journal.json", "account")
     checkpoints.record("blueprint", note=f"{context.data / 'mine'} eks")
@@ -254,4 +257,4 @@ def test_an_undo_that_was_interrupted_goes_on_without_the_cluster_that_is_gone(
     with pytest.raises(KeyboardInterrupt):
         install_aws.undo(context.document.path, with_data=False, yes=True)
     install_aws.undo(context.document.path, with_data=False, yes=True)
-    assert steps == ["blueprint", "stacks", "stacks"]
+    assert steps == [*["blueprint"] * has_folder, "stacks", "stacks"]

@@ -42,3 +42,39 @@ def test_a_mistyped_option_is_refused_with_those_that_there_are(
     result = _run_alone(tmp_path, program, *words)
     assert (result.returncode, result.stdout) == (2, "")
     assert program in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "passed"),
+    [
+        ((), ()),
+        (("--fleet", "fleet.yaml", "--yes"), ("--fleet", "HERE/fleet.yaml", "--yes")),
+        (("--target", "eks", "--fleet=fleet.yaml"), ("--target", "eks", "--fleet=HERE/fleet.yaml")),
+        (("--blueprint", "mine", "--fleet", "/a.yaml"), ("--blueprint", "HERE/mine", "--fleet", "/a.yaml")),
+        (
+            ("--blueprint", "aggregated", "--fleet", "infra/a.yaml"),
+            ("--blueprint", "aggregated", "--fleet", "infra/a.yaml"),
+        ),
+    ],
+)
+def test_install_takes_the_files_of_the_folder_that_it_is_called_from(
+    tmp_path: Path, words: tuple[str, ...], passed: tuple[str, ...]
+) -> None:
+    clone, here = tmp_path / "clone", tmp_path / "my work"
+    for folder in (clone / "scripts", clone / ".venv/bin", here / "mine", here / "eks"):
+        folder.mkdir(parents=True)
+    for folder in (clone, here):
+        (folder / "fleet.yaml").touch()
+    shutil.copy(ROOT / "install.sh", clone)
+    programs = {
+        "scripts/find-python": "echo true",
+        "scripts/setup": ":",
+        ".venv/bin/blueprint": "printf '%s\\n' \"$@\"",
+    }
+    for name, line in programs.items():
+        (clone / name).write_text(f"#!/bin/sh\n{line}\n")
+        (clone / name).chmod(0o755)
+    for folder, expected in ((clone, words), (here, tuple(word.replace("HERE", str(here)) for word in passed))):
+        command = [clone / "install.sh", *words]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+        assert tuple(result.stdout.splitlines()[3:]) == expected, "behind install --set-up-seconds 0"

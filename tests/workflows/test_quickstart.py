@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from llm_serving import console, processes
+from llm_serving.cli import main
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -71,6 +72,21 @@ def test_a_mistake_in_a_file_ends_the_workflow_before_anything_starts(
     with pytest.raises(InputError, match=r'fleet\.yaml:\d+:\d+: pools\.general\.size: "8\.\.0"'):
         quickstart.run(BLUEPRINT, fleet)
     assert not (tmp_path / ".blueprint").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nothing", "--blueprint: \"nothing\": it is neither a blueprint's folder nor a pattern's name. "),
+        ("offline-batch", 'blueprint.yaml:4:7: kind: "batch": install.sh load-tests models here. Fix: run `blueprint '),
+    ],
+)
+def test_a_pattern_is_found_by_its_name_and_what_serves_no_model_is_refused(
+    source: str, message: str, small_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["install", "--blueprint", source]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 @pytest.fixture

@@ -117,12 +117,22 @@ def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = 
     return WorkflowRequest(aws_target, document, _find_blueprint(source, fleet, target), cdktf)
 
 
-def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None:
-    """Return the blueprint's directory; None where none is named and the default pattern cannot run on this fleet."""
+def find_folder(source: str | None) -> Path:
+    """Return the blueprint's directory that a path or a pattern's name leads to; that of the default pattern if None.
+
+    Raises:
+        InputError: there is none.
+    """
     folder = Path(source) if source and Path(source).is_dir() else paths.PATTERNS / (source or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
         reason = "it is neither a blueprint's folder nor a pattern's name"
         raise InputError(f"--blueprint: {quote_value(source)}: {reason}. Fix: use a name that `blueprint list` shows.")
+    return folder
+
+
+def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None:
+    """Return the blueprint's directory; None where none is named and the default pattern cannot run on this fleet."""
+    folder = find_folder(source)
     try:
         planning.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
     except InputError as error:
@@ -422,13 +432,14 @@ def undo(fleet: Path, *, with_data: bool, yes: bool) -> None:
         destroy_plan = destroy.plan_destroy(fleet_context, with_data=with_data)
         console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
         blueprint_checkpoint = checkpoint_file.find_latest("blueprint")
-        if not blueprint_checkpoint:
+        folder, _, target = (blueprint_checkpoint.note if blueprint_checkpoint else "").rpartition(" ")
+        has_blueprint = bool(folder) and Path(folder).is_dir()
+        if not has_blueprint:
             destroy.require_no_dependents(destroy_plan)
         if destroy_plan.is_empty:
             return
         confirm.ask("Destroy this?", yes)
-        if blueprint_checkpoint:
-            folder, target = blueprint_checkpoint.note.rsplit(" ", 1)
+        if has_blueprint:
             with console.step(f"Remove {console.shorten_path(Path(folder))} from {target}"):
                 cluster_session = load_aws_target(target).open_session(aws, fleet_context.data)
                 serving.destroy(Path(folder), fleet, target, aws=cluster_session, yes=True)

@@ -24,7 +24,7 @@ from llm_serving.fleet.checks import join_words
 from llm_serving.kinds.serving.deployment import narrow
 from llm_serving.kinds.serving.validation import validate as validation
 from llm_serving.rehearsal import stacks
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.tables import deployment_table
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -60,6 +60,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
             f"Read {console.shorten_path(fleet)} and {console.shorten_path(folder / 'blueprint.yaml')}"
         ) as step:
             plan = planning.plan(folder, fleet, target=environment.NAME)
+            _require_models(plan, folder)
             step.note = f"fleet {plan.fleet.value.name}, deployment {plan.deployment.name}"
         with plan.directory.lock():
             _require_not_running(plan, folder)
@@ -68,6 +69,13 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
                 resource_check.check(plan, plan.deployment.all_services)
                 report, report_dir = _deploy_and_validate(plan, wait_for_engine)
     return QuickstartResult(plan, report, report_dir, steps)
+
+
+def _require_models(plan: DeploymentPlan, folder: Path) -> None:
+    if not plan.deployment.served_models:
+        reason, argument = "install.sh load-tests models here", shlex.quote(console.shorten_path(folder))
+        fix = f"run `blueprint deploy {argument}` and `blueprint validate {argument}`"
+        raise InputError([plan.blueprint.build_mistake(["kind"], plan.deployment.kind, reason, fix)])
 
 
 def _require_not_running(plan: DeploymentPlan, folder: Path) -> None:

@@ -58,7 +58,7 @@ def install(
 
 
 def _run_quickstart(blueprint: str | None, fleet: Path, set_up_s: float) -> None:
-    folder = Path(blueprint or "blueprints/aggregated")
+    folder = aws_workflow.find_folder(blueprint)
     result = quickstart.run(folder, fleet)
     quickstart.print_summary(result, folder, set_up_s)
     base.require_slo(result.report)
