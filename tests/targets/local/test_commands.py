@@ -175,7 +175,7 @@ def test_deploy_says_that_it_runs_what_a_template_of_others_renders(
 
 
 def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
-    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
+    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, err = run_cli("status", "mine")
     assert (code, out) == (1, "")
@@ -184,6 +184,9 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     assert (code, err) == (1, "mine: no logs; nothing has run here yet\n")
     code, _, err = run_cli("status", "mine", "--starts")
     assert (code, err) == (1, "mine: no replica runs. Fix: run blueprint deploy mine\n")
+    monkeypatch.chdir(working_folder / "mine")
+    assert run_cli("status", ".", "--starts")[2] == "mine: no replica runs. Fix: run blueprint deploy .\n"
+    monkeypatch.chdir(working_folder)
 
     code, out, err = run_cli("deploy", "mine", "--yes")
     url = make_plan().deployment.url
