@@ -72,15 +72,19 @@ def check(
     require: Callable[[FleetContext, list[StackPlan]], None] = taken_names.require_free,
 ) -> None:
     """Check a plan that does `action` to what the stack has of each kind."""
-    file = tmp_path / "fleet.yaml"
-    file.write_text(FLEET.replace("NAME", fleet))
     resources = {kind: {"one": {"name": name + suffix}} for kind, name in NAMES.items()}
     resources["aws_sqs_queue"]["named-later"] = {"name": "${aws_vpc.vpc.id}"}
     (tmp_path / "cdk.tf.json").write_text(json.dumps({"resource": resources}))
     changes = [ResourceChange(f"{kind}.{key}", (action,)) for kind, rows in resources.items() for key in rows]
-    program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
-    context = FleetContext(load(file, Fleet), tmp_path, {stack: tmp_path}, program, aws, "123456789012")
+    context = build_context(tmp_path, aws, fleet, stack)
     require(context, [StackPlan(stack, 5, Plan({change.address: change for change in changes}))])
+
+
+def build_context(tmp_path: Path, aws: AwsSession, fleet: str, stack: str) -> FleetContext:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET.replace("NAME", fleet))
+    program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
+    return FleetContext(load(file, Fleet), tmp_path, {stack: tmp_path}, program, aws, "123456789012")
 
 
 def test_an_apply_refuses_names_of_another_fleets_stack(tmp_path: Path, aws: AwsSession) -> None:
@@ -112,3 +116,24 @@ def test_names_of_another_stack_of_the_fleet_are_refused(tmp_path: Path, aws: Aw
 )
 def test_other_plans_pass(tmp_path: Path, aws: AwsSession, change: dict[str, Any]) -> None:
     check(tmp_path, aws, **change)
+
+
+def test_a_second_network_of_a_fleets_name_is_refused(tmp_path: Path, aws: AwsSession) -> None:
+    tags = [{"Key": key, "Value": "twin"} for key in ("fleet", "Name")]
+    specification = [{"ResourceType": "vpc", "Tags": tags}]
+    vpc = aws.client("ec2").create_vpc(CidrBlock="10.9.0.0/16", TagSpecifications=specification)["Vpc"]["VpcId"]
+
+    def require(fleet: str, *actions: str) -> None:
+        change = ResourceChange("aws_vpc.vpc", actions)
+        context = build_context(tmp_path, aws, fleet, "network")
+        taken_names.require_free(context, [StackPlan("network", 1, Plan({change.address: change}))])
+
+    require("twin-dev", "create")
+    require("twin", "delete", "create")  # it is its own
+    with pytest.raises(CheckFailed) as error:
+        require("twin", "create")
+    assert str(error.value) == (
+        f'{tmp_path}/fleet.yaml:1:7: name: "twin": {vpc} in this account and region is a fleet\'s of this name, and not '
+        "in the state of this one. Fix: choose another name, or run this with the state of that fleet; delete a VPC "
+        "that is left over. Nothing was changed"
+    )

@@ -3,7 +3,8 @@
 
 AWS refuses most names that are taken, and Terraform ends with its reason. Not so those below: PutMetricAlarm and
 PutRule replace what has the name, CreateQueue returns a queue with equal attributes, and `log_groups` takes over what
-exists. Each later apply of either stack would undo the other's, and a destroy end both.
+exists. Each later apply of either stack would undo the other's, and a destroy end both. Nor does EC2 refuse a second
+VPC of the same tags, between which no stack of either fleet could choose.
 
 Sources: CloudWatch API reference, PutMetricAlarm; EventBridge, PutRule; SQS, CreateQueue; 2026-11.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_serving.aws import session
+from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.operations import log_groups
 from llm_serving.operations.context import FleetContext
@@ -31,12 +33,29 @@ def require_free(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
         CheckFailed: something has; names all of it, with its owner and the fix.
         Unavailable: AWS refuses, or does not answer.
     """
+    _require_only_network(context, stack_plans)
     taken_names = [line for plan in stack_plans for line in _list_taken(context, plan)]
     if taken_names:
         raise CheckFailed(
             f"{context.document.path}: names of the plan are taken: {join_words(taken_names)}. Nothing of it was "
             "changed. Fix: choose another `name` of the deployment or the fleet"
         )
+
+
+def _require_only_network(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that no VPC has the tags by which stacks look up the one that a plan makes."""
+    changes = [change for plan in stack_plans for change in plan.plan.select("aws_vpc").values()]
+    if not any(change.actions == ("create",) for change in changes):
+        return
+    filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in names.build_vpc_tags(context.fleet).items()]
+    with session.translate_errors():
+        vpcs = session.list_all(context.aws.client("ec2"), "describe_vpcs", "Vpcs", Filters=filters)
+    if vpcs:
+        ids = join_words(vpc["VpcId"] for vpc in vpcs)
+        reason = f"{ids} in this account and region is a fleet's of this name, and not in the state of this one"
+        fix = "choose another name, or run this with the state of that fleet; delete a VPC that is left over"
+        mistake = context.document.build_mistake(("name",), context.fleet.name, reason, fix)
+        raise CheckFailed(f"{mistake} Nothing was changed")
 
 
 def _list_taken(context: FleetContext, plan: StackPlan) -> Iterator[str]:
