@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import removed_zones
+from llm_serving.operations import apply, removed_zones
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
@@ -56,6 +56,15 @@ def name_waves(context: FleetContext, plans: Mapping[str, StackPlan]) -> list[se
 def test_the_network_comes_last_where_it_loses_a_zone_and_first_where_it_gets_one(context: FleetContext) -> None:
     assert name_waves(context, build_plans("create")) == [{"network", "storage"}, {"ecs"}]
     assert name_waves(context, build_plans("delete")) == [{"storage"}, {"ecs"}, {"network"}]
+
+
+def test_a_stack_without_its_network_is_refused(context: FleetContext) -> None:
+    with pytest.raises(CheckFailed) as error:
+        apply.apply(context, [StackPlan("storage", 1), StackPlan("ecs", 1, deferred_reason="needs stack network")])
+    assert str(error.value) == (
+        f"{context.document.path}: ecs: the network is not there, or lacks a zone of the file. Nothing was changed. "
+        "Fix: apply it too: `blueprint fleet apply network ecs`"
+    )
 
 
 def test_one_zone_in_place_of_another_is_refused(context: FleetContext) -> None:

@@ -40,6 +40,7 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
             finds that the plans would end what is in use, take names of others, or move Kubernetes unasked.
         CommandFailed: Terraform failed; the same command resumes.
     """
+    _require_network(context, approved_plans)
     require_safe(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
     for wave in removed_zones.order_waves(context, approved):
@@ -58,6 +59,16 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
             run_terraform(context, changed_folders, ("apply", "-input=false", plans.FILE), title)
         for plan in wave_plans:
             (wave[plan.name] / plans.FILE).unlink(missing_ok=True)
+
+
+def _require_network(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that a plan that waits for the network is not applied without it."""
+    waiting = [plan.name for plan in stack_plans if plan.deferred_reason]
+    if waiting and plans.NETWORK not in (plan.name for plan in stack_plans):
+        raise CheckFailed(
+            f"{context.document.path}: {', '.join(waiting)}: the network is not there, or lacks a zone of the file. "
+            f"Nothing was changed. Fix: apply it too: `blueprint fleet apply {plans.NETWORK} {' '.join(waiting)}`"
+        )
 
 
 def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
