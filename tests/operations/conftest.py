@@ -89,7 +89,7 @@ class RecordedApi:
     def find(self, kind: Kind, name: str) -> Manifest:
         return {"metadata": {"uid": f"{kind.kind} {name}"}}
 
-    def list_objects(self, *_: object) -> list[Manifest]:
+    def list_objects(self, *_: object, **__: object) -> list[Manifest]:
         return []
 
     def apply(self, manifests: Sequence[Manifest]) -> None:

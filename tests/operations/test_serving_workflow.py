@@ -21,6 +21,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import image_pins
 from llm_serving.operations.checkpoints import Checkpoints
 from llm_serving.operations.context import FleetContext, build_data_path
+from llm_serving.operations.kube_api import Kind, Manifest
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
@@ -29,7 +30,7 @@ from llm_serving.targets.on_aws.images import MissingImage
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
 from llm_serving.workflows.aws import Workflow, WorkflowRequest, WorkflowResult
-from tests.operations.conftest import EXISTING, SMALL_FLEET, UNKNOWN_DIGEST, Recorder
+from tests.operations.conftest import EXISTING, SMALL_FLEET, UNKNOWN_DIGEST, RecordedApi, Recorder
 
 FLEET = f"{SMALL_FLEET}add_ons: {{operators: on}}\n"
 
@@ -96,6 +97,22 @@ def test_charts_that_were_removed_meanwhile_are_installed_again(recorder: Record
     assert main.run(["platform", "remove", "--yes", "--fleet", str(context.document.path)]) == 0
     build_workflow(context)._install_add_ons(context)
     assert list_installed(recorder) == [*first, *first]
+
+
+def test_charts_stay_while_something_waits_for_the_load_balancer_controller(
+    recorder: Recorder, context: FleetContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder.install("helm")
+
+    def list_ingresses(_: RecordedApi, kind: Kind, **__: object) -> list[Manifest]:
+        waiting = {"name": "chat", "namespace": "serving", "finalizers": ["ingress.k8s.aws/resources"]}
+        other = {"name": "own", "namespace": "default"}
+        return [{"kind": kind.kind, "metadata": row} for row in (waiting, other) if kind.kind == "Ingress"]
+
+    monkeypatch.setattr(RecordedApi, "list_objects", list_ingresses)
+    assert main.run(["platform", "remove", "--yes", "--fleet", str(context.document.path)]) == 1
+    assert "Ingress serving/chat: only aws-load-balancer-controller can delete" in capsys.readouterr().err
+    assert not [call for call in recorder.calls if "uninstall" in call]
 
 
 def test_a_chart_whose_helm_was_killed_is_named_with_the_way_out(recorder: Recorder, context: FleetContext) -> None:

@@ -156,6 +156,33 @@ def delete_load_balancers(api: KubeApi) -> None:
     api.delete_all(SERVICE, fields="spec.type=LoadBalancer", timeout_s=add_ons.LIMIT_S)
 
 
+_CONTROLLERS_FINALIZER = "k8s.aws/"
+"""In the name of each of its finalizers. Source: kubernetes-sigs/aws-load-balancer-controller, pkg/shared_constants,
+2026-11."""
+
+
+def require_no_load_balancers(api: KubeApi) -> None:
+    """Require that no object waits for the load balancer controller: without it, its load balancer would cost for ever.
+
+    Raises:
+        CheckFailed: some do; names them.
+    """
+    objects = [
+        *(item for kind in filter(api.has_kind, (_GATEWAY, _INGRESS)) for item in api.list_objects(kind)),
+        *api.list_objects(SERVICE, fields="spec.type=LoadBalancer"),
+    ]
+    waiting = [
+        f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']}"
+        for item in objects
+        if any(_CONTROLLERS_FINALIZER in finalizer for finalizer in item["metadata"].get("finalizers", ()))
+    ]
+    if waiting:
+        raise CheckFailed(
+            f"{join_words(waiting)}: only aws-load-balancer-controller can delete what AWS has of it. Nothing was "
+            "changed. Fix: run `blueprint destroy` for each deployment, and delete what else has a load balancer, first"
+        )
+
+
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
     """Return the ids of the instances that Karpenter started for the fleet and that are not terminated."""
     return [instance["InstanceId"] for instance in _describe_karpenter_instances(aws, fleet)]

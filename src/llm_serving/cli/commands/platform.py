@@ -54,6 +54,7 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
     if not plan:
         add_ons.require_tools()
         cluster.require_own(fleet_settings)
+        cluster.require_no_load_balancers(kube_api.open_api(None))
         confirm.ask(f"Remove {', '.join(command.selected.add_on.name for command in commands)}?", yes)
         (context.build_data_path(fleet_settings) / checkpoints.CHARTS_FILE).unlink(missing_ok=True)
         add_ons.remove(commands, folder)
