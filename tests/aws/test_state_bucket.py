@@ -100,6 +100,8 @@ def test_missing_settings_are_added_and_the_buckets_policy_is_kept(aws: AwsSessi
     assert _ensure(aws)
     statements = json.loads(s3.get_bucket_policy(Bucket="my-state")["Policy"])["Statement"]
     assert [statement["Sid"] for statement in statements] == ["Own", "TlsOnly"]
+    (rule,) = s3.get_bucket_lifecycle_configuration(Bucket="my-state")["Rules"]
+    assert rule["Filter"] == {"Prefix": "fleets/"}, "old versions of others are theirs to delete"
     assert state_bucket.inspect_bucket(aws, state_bucket.resolve_state_bucket(_build_fleet(), ARN)).changes == ()
 
 

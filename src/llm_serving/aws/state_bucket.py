@@ -35,6 +35,9 @@ class StateBucket(NamedTuple):
     partition: str
     """aws, or aws-cn and its like: the beginning of every ARN."""
 
+    prefix: str
+    """Beginning of the states' keys, as in fleets/; whatever else is in the bucket is somebody else's."""
+
 
 class Change(NamedTuple):
     """One call to S3 that brings the bucket up to date."""
@@ -72,8 +75,9 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
     """
     if fleet.state == "local":
         raise InputError("state: local: the fleet's state is a local file. Fix: write state: s3://BUCKET/PREFIX.")
-    name = fleet.state.removeprefix("s3://").split("/")[0]
-    return StateBucket(name, fleet.region, account=parse_arn_account(caller_arn), partition=caller_arn.split(":")[1])
+    name, _, path = fleet.state.removeprefix("s3://").partition("/")
+    prefix = f"{path.strip('/')}/".lstrip("/")
+    return StateBucket(name, fleet.region, parse_arn_account(caller_arn), caller_arn.split(":")[1], prefix)
 
 
 def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
@@ -141,7 +145,8 @@ def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str
             critical=False,
         )
     if not read_setting("get_bucket_lifecycle_configuration"):
-        parameters = {**bucket_argument, "LifecycleConfiguration": {"Rules": [_LIFECYCLE_RULE]}}
+        rule = {**_LIFECYCLE_RULE, "Filter": {"Prefix": bucket.prefix}}
+        parameters = {**bucket_argument, "LifecycleConfiguration": {"Rules": [rule]}}
         reason = "keeps old versions forever"
         yield Change(reason, "put_bucket_lifecycle_configuration", parameters, critical=False)
 
@@ -153,7 +158,6 @@ _SSE_S3 = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AE
 _LIFECYCLE_RULE = {
     "ID": "old-versions",
     "Status": "Enabled",
-    "Filter": {"Prefix": ""},
     "NoncurrentVersionExpiration": {"NoncurrentDays": OLD_VERSIONS_DAYS},
     "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": _ABANDONED_UPLOAD_DAYS},
 }
