@@ -90,10 +90,12 @@ def test_the_plan_is_applied_and_bucket_data_outlives_a_destroy(
 
     s3.put_object(Bucket=models, Key="models/x/config.json", Body=b"{}")
     orphan_state = {"outputs": {}, "resources": [{"mode": "managed", "type": "x", "name": "y", "instances": [{}]}]}
-    s3.put_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate", Body=json.dumps(orphan_state).encode())
+    for key in ("fleets/kept/eks.tfstate", "fleets/kept/another/network.tfstate"):  # the latter of `state: .../kept`
+        s3.put_object(Bucket="kept-state", Key=key, Body=json.dumps(orphan_state).encode())
     assert main.run(["fleet", "destroy", "--yes"]) == 1
     assert "the state also holds eks: not defined in fleet.yaml and would be orphaned" in capsys.readouterr().err
     s3.delete_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate")
+    s3.delete_object(Bucket="kept-state", Key="fleets/kept/another/network.tfstate")
 
     first_destroy = run_cli(capsys, "fleet", "destroy", "--yes")
     assert f"kept bucket {models}: 1 object with old versions, 2 B" in first_destroy

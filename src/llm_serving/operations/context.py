@@ -326,5 +326,6 @@ def _read_s3_states(context: FleetContext, among: Collection[str] | None = None)
     with session.translate_errors():
         for entry in session.list_all(s3, "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder):
             name = entry["Key"].removeprefix(folder).removesuffix(".tfstate")
-            if entry["Key"].endswith(".tfstate") and (among is None or name in among):
+            is_own = entry["Key"].endswith(".tfstate") and "/" not in name  # below may be another fleet's, or anybody's
+            if is_own and (among is None or name in among):
                 yield name, s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()
