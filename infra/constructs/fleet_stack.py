@@ -32,9 +32,6 @@ class Account:
     dns_suffix: str
     """Domain of service principals: amazonaws.com, or amazonaws.com.cn."""
 
-    service_prefix: str
-    """Prefix of endpoint services: com.amazonaws, or cn.com.amazonaws."""
-
     region: str
 
     def build_arn(self, service: str, resource: str) -> str:
@@ -64,7 +61,6 @@ class FleetStack(TerraformStack):
             caller=caller.arn,
             partition=partition.partition,
             dns_suffix=partition.dns_suffix,
-            service_prefix=partition.reverse_dns_prefix,
             region=self.fleet.region,
         )
 

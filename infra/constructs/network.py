@@ -17,6 +17,7 @@ from infra.constructs.fleet_stack import Account, FleetStack, format_expression
 from infra.constructs.iam import Statement, allow_service
 from infra.constructs.key import add_key
 from infra.constructs.security_group import HTTPS, Peer, VpcRanges, add_rule, add_security_group
+from llm_serving.catalog.registry import format_endpoint_service
 from llm_serving.fleet import addresses, endpoints, names
 from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
 from llm_serving.fleet.model import ExistingNetwork, NewNetwork
@@ -90,7 +91,7 @@ def add_vpc(stack: FleetStack, network: NewNetwork) -> Network:
         stack,
         "s3",
         vpc_id=vpc.id,
-        service_name=f"{stack.account.service_prefix}.{stack.fleet.region}.s3",
+        service_name=format_endpoint_service("s3", stack.fleet.region),
         vpc_endpoint_type="Gateway",
         route_table_ids=[table.id for table in tables.values()],
         policy=endpoint_policy.build_s3_policy(network.endpoint_access, stack.account),
@@ -179,7 +180,7 @@ def _add_interface_endpoints(stack: FleetStack, network: NewNetwork, vpc: aws.vp
     add_rule(stack, name, group, "in", "HTTPS from inside the VPC", HTTPS, peer=Peer(cidr=vpc.cidr_block), title=title)
     for row in endpoints.list_own(stack.fleet):
         name = row.service.replace(".", "-")
-        service_name = f"{stack.account.service_prefix}.{stack.fleet.region}.{row.service}"
+        service_name = format_endpoint_service(row.service, stack.fleet.region)
         aws.vpc_endpoint.VpcEndpoint(
             stack,
             name,

@@ -13,6 +13,7 @@ from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.network import Network
 from infra.constructs.security_group import ANYWHERE, HTTPS, Peer, SecurityGroups, add_rule, add_security_group
+from llm_serving.catalog.registry import format_endpoint_service
 from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_load_secrets
 from llm_serving.kinds.streaming.stack import (
@@ -100,7 +101,7 @@ def add_job_group(context: StreamContext) -> aws.security_group.SecurityGroup:
     if stream.secrets and (stream.endpoint_in_network or port != HTTPS):
         add_rule(stack, "job-to-secrets", group, "out", "Secrets", HTTPS, peer=ANYWHERE)
     if stream.answer_files:
-        name = f"{context.stack.account.service_prefix}.{context.stack.fleet.region}.s3"
+        name = format_endpoint_service("s3", context.stack.fleet.region)
         prefixes = aws.data_aws_prefix_list.DataAwsPrefixList(context.stack, "s3-addresses", name=name)
         add_rule(context.stack, "job-to-s3", group, "out", "S3", HTTPS, peer=Peer(prefix_list_id=prefixes.id))
     return group

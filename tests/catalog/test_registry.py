@@ -37,9 +37,11 @@ def test_a_region_has_the_domain_and_the_partition_of_botocore_or_is_refused(
     assert is_known is not is_refused(region)
 
 
-def test_an_endpoint_service_has_the_domain_backwards() -> None:
+def test_endpoint_services_have_a_domain_of_china_where_aws_gives_them_one() -> None:
     assert format_endpoint_service("ecr.api", "us-gov-west-1") == "com.amazonaws.us-gov-west-1.ecr.api"
     assert format_endpoint_service("ecr.api", "cn-north-1") == "cn.com.amazonaws.cn-north-1.ecr.api"
+    for service in ("s3", "logs", "ssm", "secretsmanager"):
+        assert format_endpoint_service(service, "cn-north-1") == f"com.amazonaws.cn-north-1.{service}"
 
 
 def test_zones_without_a_service_are_of_regions_that_exist() -> None:

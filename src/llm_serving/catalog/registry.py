@@ -12,6 +12,14 @@ def find_domain(region: str) -> str:
     return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
 
 
+_CHINESE_ENDPOINTS = frozenset(
+    ("autoscaling", "ec2", "ecr.api", "ecr.dkr", "eks", "elasticfilesystem", "fsx", "sqs", "states", "sts")
+)
+"""Services whose endpoints have the domain of China backwards there; those of others have the domain of elsewhere, S3's
+gateway too. Source: aws/aws-cdk, aws-ec2/lib/vpc-endpoint.ts, getDefaultEndpointPrefix, 2026-11."""
+
+
 def format_endpoint_service(service: str, region: str) -> str:
-    """Return the name by which a VPC endpoint reaches a service: the domain, backwards, then region and service."""
-    return ".".join((*reversed(find_domain(region).split(".")), region, service))
+    """Return the name by which a VPC endpoint reaches a service."""
+    prefix = "cn." if region.startswith("cn-") and service in _CHINESE_ENDPOINTS else ""
+    return f"{prefix}com.amazonaws.{region}.{service}"

@@ -20,7 +20,6 @@ def test_layers_of_registry_k8s_io_pass_the_s3_endpoint_in_every_region(region: 
         caller="",
         partition="aws",
         dns_suffix="amazonaws.com",
-        service_prefix="com.amazonaws",
         region=region,
     )
     policy = json.loads(endpoint_policy.build_s3_policy("account", account) or "")

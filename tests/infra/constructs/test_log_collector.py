@@ -11,7 +11,7 @@ from infra.constructs import controllers
 from infra.constructs.fleet_stack import Account
 from llm_serving.fleet.model import Fleet
 
-ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "com.amazonaws", "us-west-2")
+ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "us-west-2")
 KEY = "arn:aws:kms:us-west-2:123456789012:key/12345678-1234-1234-1234-123456789012"
 HASH = "a1" * 13
 

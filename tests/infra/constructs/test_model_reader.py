@@ -8,7 +8,7 @@ from infra.constructs import model_reader
 from infra.constructs.fleet_stack import Account
 from llm_serving.fleet.model import Fleet, TierBucket
 
-ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "com.amazonaws", "us-west-2")
+ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "us-west-2")
 KEY = "arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012"
 
 

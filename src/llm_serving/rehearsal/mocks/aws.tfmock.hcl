@@ -14,9 +14,8 @@ mock_data "aws_iam_session_context" {
 
 mock_data "aws_partition" {
   defaults = {
-    partition          = "aws"
-    dns_suffix         = "amazonaws.com"
-    reverse_dns_prefix = "com.amazonaws"
+    partition  = "aws"
+    dns_suffix = "amazonaws.com"
   }
 }
 
