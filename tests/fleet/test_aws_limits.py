@@ -32,6 +32,14 @@ def test_a_name_too_long_for_its_buckets_is_refused_with_the_length_that_fits(tm
     assert list_mistakes(tmp_path, name="a" * 27, region="ap-southeast-2") == []
 
 
+def test_a_name_that_no_security_group_may_have_is_refused(tmp_path: Path) -> None:
+    assert list_mistakes(tmp_path, name="sg-prod", region="ap-southeast-1") == [
+        '1:7: name: "sg-prod": security groups would have names that begin with it, and EC2 takes none that begins '
+        "with sg-. Fix: use another name."
+    ]
+    assert list_mistakes(tmp_path, name="sgp", region="ap-southeast-1") == []
+
+
 def test_a_zone_outside_the_address_plan_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.format(name="demo", region="us-west-2", flow_logs="30d").replace("us-west-2a", "us-west-2h"))

@@ -41,10 +41,13 @@ def build_bucket_name(fleet: str, purpose: str, account: str, region: str) -> st
 def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Return every field of the fleet that AWS would refuse."""
     fleet = document.value
-    return document.locate((*_check_bucket_names(fleet), *_check_cluster_zones(fleet), *_check_network(fleet)))
+    return document.locate((*_check_names(fleet), *_check_cluster_zones(fleet), *_check_network(fleet)))
 
 
-def _check_bucket_names(fleet: Fleet) -> Iterator[Conflict]:
+def _check_names(fleet: Fleet) -> Iterator[Conflict]:
+    if fleet.name.startswith("sg-"):  # source: EC2 API reference, CreateSecurityGroup, GroupName, 2026-11
+        reason = "security groups would have names that begin with it, and EC2 takes none that begins with sg-"
+        yield Conflict(("name",), reason, "use another name", fleet.name)
     length = len(build_bucket_name(fleet.name, "results", "0" * _ACCOUNT_DIGITS, fleet.region))
     if length > MAX_BUCKET_NAME_LENGTH:
         reason = f"in {fleet.region} the results bucket's name would have {length} characters, "

@@ -97,6 +97,10 @@ MAX_CACHED_FLEET_NAME = 25
 Source: ECR API reference, CreatePullThroughCacheRule, ecrRepositoryPrefix, 2026-11.
 """
 
+_REGIONS_WITHOUT_CACHE = ("cn-", "us-gov-")
+"""Beginnings of such regions' names. Source: ECR user guide, "Considerations for using pull through cache rules",
+2026-11."""
+
 DEADLOCKED_RELEASE = "v20260505"
 """The AL2023 release whose nodes wait forever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
 
@@ -119,7 +123,8 @@ class NewNetwork(Settings):
     endpoint_access: Annotated[str, FORMATS["endpoint-access"]] = "open"
     """Identities that the VPC's endpoints serve: all with credentials, those of the fleet's account, or those of an
     organization by its id. Except for `open`, S3 serves only buckets of the same account or organization, and
-    AWS's own for image layers, Amazon Linux and Systems Manager."""
+    AWS's own for image layers, Amazon Linux and Systems Manager. Back to `open`, an apply leaves their policies: run
+    `aws ec2 modify-vpc-endpoint --reset-policy --vpc-endpoint-id ID` for each."""
 
     flow_logs: FlowLogs = parse_default("30d")
     """Retention of the VPC's flow logs in a bucket of the fleet, or off. A GB costs 0.25 USD to deliver in us-east-1,
@@ -541,7 +546,11 @@ class Fleet(Settings):
             )
 
     def _check_budget(self) -> Iterator[Conflict]:
-        if self.budget_to and not self.spend_limit:
+        if self.budget_to and self.region.startswith("us-gov-"):
+            # Source: AWS GovCloud (US) user guide, "AWS GovCloud (US) Billing and Payment", 2026-11.
+            reason = "GovCloud has no AWS Budgets: its costs are those of the standard account behind it"
+            yield Conflict(("budget_to",), reason, "remove budget_to, and make a budget in the standard account")
+        elif self.budget_to and not self.spend_limit:
             yield Conflict(
                 ("budget_to",), "a budget is the spend limit's month, and there is none", "set spend_limit too"
             )
@@ -581,6 +590,8 @@ class Fleet(Settings):
             yield Conflict(
                 ("name",), reason, f"use a name of up to {MAX_CACHED_FLEET_NAME} characters, or remove image_cache"
             )
+        if self.region.startswith(_REGIONS_WITHOUT_CACHE):
+            yield Conflict(("image_cache",), f"ECR has no pull-through cache in {self.region}", "remove image_cache")
         for field in ("docker_hub", "ghcr"):
             arn = getattr(self.image_cache, field)
             if arn and parse_arn_region(arn) != self.region:
