@@ -590,6 +590,9 @@ class Fleet(Settings):
             yield Conflict(
                 ("name",), reason, f"use a name of up to {MAX_CACHED_FLEET_NAME} characters, or remove image_cache"
             )
+        if "--" in self.name:  # source: terraform-provider-aws 5.100, ecr_repository_prefix
+            reason = "the image cache's prefixes contain it, and Terraform's provider refuses two hyphens in a row"
+            yield Conflict(("name",), reason, "use another name, or remove image_cache")
         if self.region.startswith(_REGIONS_WITHOUT_CACHE):
             yield Conflict(("image_cache",), f"ECR has no pull-through cache in {self.region}", "remove image_cache")
         for field in ("docker_hub", "ghcr"):
