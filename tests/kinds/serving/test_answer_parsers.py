@@ -107,9 +107,10 @@ def test_a_parser_of_another_family_is_refused_and_a_misspelt_one_named(tmp_path
 
 
 def test_a_template_of_the_blueprint_goes_into_the_container_and_is_a_file_on_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    (tmp_path / "chat.jinja").write_text("{{ messages }} $$ $(HOME)")
     extra = "chat_template: chat.jinja\n"
-    assert _find_option(_list_words(_resolve(tmp_path, extra)), "--chat-template") == "{{ messages }}"
+    written = _find_option(_list_words(_resolve(tmp_path, extra)), "--chat-template")
+    assert written == "{{ messages }} $$$$ $$(HOME)", "what Kubernetes takes $$ for is $"
     words = _list_words(_resolve(tmp_path, extra, "local", model="tiny"))
     assert _find_option(words, "--chat-template") == str(tmp_path / "chat.jinja")
 

@@ -371,12 +371,16 @@ def _locate_weights(context: Context, placed: PlacedRole, weights: Weights, fold
 def _locate_chat_template(context: Context, node: Node) -> str:
     """Return the user's template or the catalog's, as the engine takes it; empty where the model's own is used.
 
-    In a container the user's template is the argument itself: engines take either.
+    In a container the user's template is the argument itself: engines take either. Kubernetes takes $$ there for $, and
+    $(NAME) for a variable's value.
     """
     if node.written_template is None:
         return node.catalog_template
     file = context.folder / node.written_template
-    return file.read_text(encoding="utf-8") if not context.conventions.is_local else str(file.resolve())
+    if context.conventions.is_local:
+        return str(file.resolve())
+    text = file.read_text(encoding="utf-8")
+    return text.replace("$", "$$") if context.conventions.is_kubernetes else text
 
 
 def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:

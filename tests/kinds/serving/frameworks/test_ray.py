@@ -49,7 +49,9 @@ def get_args(deployment: ServingDeployment) -> dict[str, Any]:
 
 
 def test_the_application_has_the_options_of_the_engines_command_line(tmp_path: Path) -> None:
-    deployment = resolve(tmp_path, format_blueprint(lines="engine_arguments: {stream_interval: 2}\n"))
+    (tmp_path / "own.jinja").write_text("{{ messages }} $$")
+    lines = "chat_template: own.jinja\nengine_arguments: {stream_interval: 2}\n"
+    deployment = resolve(tmp_path, format_blueprint(lines=lines))
     args = get_args(deployment)
     [worker, head] = deployment.services
     assert worker.command == head.command == (), "KubeRay starts Ray"
@@ -68,6 +70,7 @@ def test_the_application_has_the_options_of_the_engines_command_line(tmp_path: P
             "reasoning_parser": "qwen3",
             "allowed_media_domains": ["none.invalid"],
             "stream_interval": 2,
+            "chat_template": "{{ messages }} $$",
         },
         "placement_group_config": {"bundle_per_worker": {"GPU": 1, "worker": 0.001}, "strategy": "STRICT_PACK"},
         "deployment_config": {

@@ -229,6 +229,8 @@ def _list_node_arguments(context: Context, node: Service, metrics_port: int) -> 
 def _build_llm_config(context: Context, placed: PlacedRole, worker: Service) -> dict[str, JsonValue]:
     """Return one model as `LLMConfig` of Ray takes it: from the engine's command line."""
     _, command = split_command(worker)
+    if context.conventions.is_kubernetes:  # which takes $$ for $ in commands, and not in Ray's application
+        command = tuple(word.replace("$$", "$") for word in command)
     options = engine_options.parse_command(context.blueprint.engine, command)
     device = placed.instance.accelerators if not context.conventions.is_local else None
     # Of a node here the one replica takes all.
