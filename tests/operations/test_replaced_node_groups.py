@@ -99,6 +99,34 @@ def test_what_is_only_removed_may_go_and_what_has_no_node(cluster: AwsSession, t
     eks.update_nodegroup_config(**scale, scalingConfig={"desiredSize": 2})
 
 
+def test_nodes_of_karpenter_keep_their_access_to_the_cluster(cluster: AwsSession, tmp_path: Path) -> None:
+    def check_entry(*actions: str) -> None:
+        file, address = tmp_path / "fleet.yaml", "aws_eks_access_entry.karpenter-nodes"
+        file.write_text(FLEET)
+        program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
+        context = FleetContext(inputs.read_fleet(file), tmp_path, {}, program, cluster, "123456789012")
+        plan = StackPlan("eks", 1, Plan({address: ResourceChange(address, actions)}))
+        plan_checks.require_karpenter_idle(context, [plan])
+
+    check_entry("delete")  # where it has no node
+    tags = {"karpenter.sh/nodepool": "general", "kubernetes.io/cluster/turned": "owned"}
+    rows = [{"Key": key, "Value": value} for key, value in tags.items()]
+    ec2, specification = cluster.client("ec2"), {"ResourceType": "instance", "Tags": rows}
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    started = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, TagSpecifications=[specification])
+    try:
+        check_entry("update")
+        with pytest.raises(CheckFailed) as error:
+            check_entry("delete")
+    finally:
+        ec2.terminate_instances(InstanceIds=[started["Instances"][0]["InstanceId"]])
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml: the plan takes the cluster from 1 node of Karpenter, of which the file has no pool any "
+        "more. Nothing was changed. Fix: keep its pool beside a new one, run this and deploy each blueprint; then run "
+        "`kubectl delete nodepools --all`, which drains them, and this again without the pool."
+    )
+
+
 BLOCKS = OLD_BLOCK, NEW_BLOCK = "cr-0aaaaaaaaaaaaaaa1", "cr-0bbbbbbbbbbbbbbb2"
 TEMPLATE = "aws_launch_template.general-p5-48xlarge-a-cb-template"
 

@@ -84,6 +84,7 @@ def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
     capacity_providers.require_unused(context, stack_plans)
     capacity_providers.require_placeable(context, stack_plans)
     plan_checks.require_groups_empty(context, stack_plans)
+    plan_checks.require_karpenter_idle(context, stack_plans)
     plan_checks.require_blocks_ended(context, stack_plans)
     removed_zones.require_clusters_zones(context, {plan.name: plan for plan in stack_plans})
     taken_names.require_free(context, stack_plans)

@@ -12,6 +12,7 @@ from llm_serving.aws.preflight.reservations import fetch_reservation
 from llm_serving.catalog import eks
 from llm_serving.fleet import groups, log_outputs, names, upgrade
 from llm_serving.fleet.checks import join_words
+from llm_serving.operations import cluster
 from llm_serving.operations.context import FleetContext, read_states
 from llm_serving.operations.plans import NETWORK, StackPlan
 from llm_serving.settings.errors import CheckFailed
@@ -177,11 +178,31 @@ def _list_running(context: FleetContext, group_names: Sequence[str], pools: set[
     client: Any = context.aws.client("eks") if group_names and pools else None
     for name in group_names if client else ():
         with session.translate_errors(), session.ignore_errors("ResourceNotFoundException"):
-            cluster = names.format_cluster_name(context.fleet)
-            group = client.describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+            cluster_name = names.format_cluster_name(context.fleet)
+            group = client.describe_nodegroup(clusterName=cluster_name, nodegroupName=name)["nodegroup"]
             nodes = group["scalingConfig"]["desiredSize"]
             if nodes and group.get("labels", {}).get("fleet/pool") in pools:
                 yield f"{format_count(nodes, 'node')} of the node group {name}"
+
+
+def require_karpenter_idle(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that no node of Karpenter's runs where a plan takes away their access to the cluster, and its own role.
+
+    So it is once the file has no pool of its, as after `size: 1..4` in place of `0..4`: the nodes would leave the
+    cluster at once, and cost on, for Karpenter could end none.
+
+    Source: EKS user guide, "Create access entries", 2026-11.
+    """
+    entries = (plan.plan.select("aws_eks_access_entry").get("karpenter-nodes") for plan in stack_plans)
+    if not any(entry and entry.actions == ("delete",) for entry in entries):
+        return
+    if running := cluster.list_karpenter_instances(context.aws, context.fleet):
+        raise CheckFailed(
+            f"{context.document.path}: the plan takes the cluster from {format_count(len(running), 'node')} of "
+            "Karpenter, of which the file has no pool any more. Nothing was changed. Fix: keep its pool beside a new "
+            "one, run this and deploy each blueprint; then run `kubectl delete nodepools --all`, which drains them, "
+            "and this again without the pool."
+        )
 
 
 def require_blocks_ended(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
