@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
@@ -539,6 +540,30 @@ def test_the_tasks_of_a_role_are_those_in_which_commands_run(
     assert [(entry.name, entry.answers) for entry in containers] == [("a1", True), ("a2", True), ("a3", True)]
     containers[0].run(["true"], "line", limit_s=5)
     assert [call[1:] for call in calls] == [("fabric", "a1", "worker", ["true"], "line", 5)]
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_each_task_that_an_upgrade_replaces_has_the_time_of_a_start(
+    monkeypatch: pytest.MonkeyPatch, is_stuck: bool
+) -> None:
+    """Ten of them take six times as long as one start may; of a version that does not start, the first is the last."""
+    elapsed_s, counts = [0.0], list(range(1, 11))
+
+    def count_ready(*_: object) -> int:
+        elapsed_s[0] += 60.0
+        return 1 if is_stuck else counts.pop(0)
+
+    clock = SimpleNamespace(monotonic=lambda: elapsed_s[0], sleep=lambda _: None)
+    monkeypatch.setattr(readiness, "time", clock)
+    monkeypatch.setattr(readiness, "_find_failure", lambda *_: "")
+    monkeypatch.setattr(readiness, "_count_ready_tasks", count_ready)
+    monkeypatch.setattr(readiness, "_describe_failure", lambda *words: words[2])
+    monkeypatch.setattr(readiness.planning, "compute_start_s", lambda _: 100)
+    worker = SimpleNamespace(name="worker", replicas=SimpleNamespace(min=10))
+    deployed: Any = SimpleNamespace(rendered=SimpleNamespace(name="mine", services=[worker]))
+    with pytest.raises(CheckFailed, match="timed out") if is_stuck else contextlib.nullcontext():
+        readiness.wait_until_steady(deployed, {"worker": "worker:2"}, past=())
+    assert is_stuck or not counts
 
 
 def test_a_role_with_more_choices_than_ecs_describes_at_once_is_waited_for(

@@ -354,6 +354,42 @@ def test_a_test_request_that_wakes_a_role_is_sent_again_for_as_long_as_a_start_t
     assert sent == ["test"] * requests
 
 
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_each_replica_that_an_upgrade_replaces_has_the_time_of_a_start(
+    monkeypatch: pytest.MonkeyPatch, is_stuck: bool
+) -> None:
+    """Ten of them take six times as long as one start may; of a version that does not start, the first is the last."""
+    clock, replaced = Clock(), [0]
+
+    def replace_one(_: object) -> None:
+        clock.ahead_s += 60.0
+        replaced[0] += not (is_stuck and replaced[0])
+
+    def list_workloads(_: object) -> list[dict[str, Any]]:
+        status = {"observedGeneration": 1, "replicas": 10, "updatedReplicas": replaced[0], "readyReplicas": 10}
+        metadata = {"generation": 1, "labels": {"app.kubernetes.io/component": "worker"}}
+        return [{"metadata": metadata, "spec": {"replicas": 10}, "status": status}]
+
+    monkeypatch.setattr(readiness, "time", clock)
+    monkeypatch.setattr(readiness, "_list_workloads", list_workloads)
+    monkeypatch.setattr(readiness, "_wait_for_change", replace_one)
+    monkeypatch.setattr(readiness, "_describe_failures", lambda _: [])
+    monkeypatch.setattr(readiness.planning, "compute_start_s", lambda _: 100)
+    plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine", services=[], workload=None))
+    with pytest.raises(CheckFailed, match="worker 1 of 10") if is_stuck else contextlib.nullcontext():
+        readiness.wait_until_ready(plan)
+    assert replaced == [1 if is_stuck else 10]
+
+
+def test_a_rollback_that_the_cluster_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uninstall(_: object) -> None:
+        raise Unavailable("cannot list Pods: timed out")
+
+    monkeypatch.setattr(release, "_uninstall", uninstall)
+    plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine"))
+    assert release._roll_back(plan, helm.Release(None, False, "")) == "rollback failed: cannot list Pods: timed out"
+
+
 def test_a_first_deployment_that_the_cluster_rejects_is_removed_with_its_reason(
     running_release: None,
     connected_cluster: ControlPlane,

@@ -59,7 +59,8 @@ def count_initial(service: Service) -> int:
 def wait_until_steady(deployed: EcsDeployment, definitions: Mapping[str, str], *, past: Container[str]) -> None:
     """Wait until every service has all of its tasks, of the new definitions, and each is ready.
 
-    Tasks may run on any choice of their pool: if the first has no instances, another one serves.
+    Tasks may run on any choice of their pool: if the first has no instances, another one serves. An upgrade replaces a
+    few at a time, and each has its start.
 
     Args:
         past: IDs of ECS deployments that failed before, and may still be listed.
@@ -69,10 +70,10 @@ def wait_until_steady(deployed: EcsDeployment, definitions: Mapping[str, str], *
     """
     name, services = deployed.rendered.name, deployed.rendered.services
     timeout_s = planning.compute_start_s(services)
-    deadline = time.monotonic() + timeout_s
+    deadline, most_ready = time.monotonic() + timeout_s, 0
     with console.step(f"Wait until {name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while True:
-            pending = []
+            pending, total_ready = [], 0
             for service in services:
                 with clients.translate_errors():
                     failure = _find_failure(deployed, service, definitions[service.name], past)
@@ -80,11 +81,14 @@ def wait_until_steady(deployed: EcsDeployment, definitions: Mapping[str, str], *
                 if failure:
                     raise CheckFailed(_describe_failure(deployed, service, failure, _GIVEN_UP))
                 pending += [(service, ready)] if ready < count_initial(service) else []
+                total_ready += ready
             step.note = (
                 ", ".join(f"{service.name} {ready} of {count_initial(service)}" for service, ready in pending) or "done"
             )
             if not pending:
                 return
+            if total_ready > most_ready:
+                deadline, most_ready = time.monotonic() + timeout_s, total_ready
             if time.monotonic() > deadline:
                 hint = "ECS keeps trying; see `blueprint logs --follow`"
                 raise CheckFailed(_describe_failure(deployed, pending[0][0], "timed out", hint))

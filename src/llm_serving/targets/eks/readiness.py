@@ -7,8 +7,9 @@ away before anyone could ask why they failed.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from llm_serving import console
 from llm_serving.operations.kube_api import POD, ApiError, Kind, Manifest
@@ -23,15 +24,20 @@ _POLL_INTERVAL_S = 5.0
 
 
 def wait_until_ready(plan: DeploymentPlan) -> None:
-    """Wait until all pods are of the last revision and ready."""
+    """Wait until all pods are of the last revision and ready.
+
+    An upgrade replaces a few at a time, and each has its start.
+    """
     timeout_s = planning.compute_start_s(plan.deployment.services)
-    deadline = time.monotonic() + timeout_s
+    deadline, most_updated = time.monotonic() + timeout_s, 0
     with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while pending := list(list_pending_roles(plan)):
             if time.monotonic() > deadline:
                 raise CheckFailed(
                     "\n".join([f"{plan.deployment.name} is not ready: {'; '.join(pending)}", *_describe_failures(plan)])
                 )
+            if (updated := _count_updated(plan)) > most_updated:
+                deadline, most_updated = time.monotonic() + timeout_s, updated
             step.note = "; ".join(pending)
             _wait_for_change(plan)
         step.note = ""
@@ -49,9 +55,7 @@ def _wait_for_change(plan: DeploymentPlan) -> None:
 def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
     try:
-        api, resources = pods.open_api(plan), list[Manifest]()
-        for kind in _list_workloads(plan):
-            resources += api.list_objects(kind, pods.get_namespace(plan), labels=pods.build_selector(plan))
+        resources = _list_workloads(plan)
     except Unavailable as error:  # the cluster may answer the next time
         yield str(error)
         return
@@ -61,8 +65,7 @@ def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
             continue
         status, desired = resource.get("status", {}), resource["spec"].get("replicas", 1)
         updated, ready = (status.get(key, 0) for key in ("updatedReplicas", "readyReplicas"))
-        is_observed = status.get("observedGeneration", 0) >= resource["metadata"]["generation"]
-        if not (is_observed and updated == ready == status.get("replicas", 0) == desired):
+        if not (_is_observed(resource) and updated == ready == status.get("replicas", 0) == desired):
             failures = [
                 condition["message"]
                 for condition in status.get("conditions", [])
@@ -72,19 +75,33 @@ def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
             yield ": ".join([f"{role} {min(updated, ready)} of {desired}", *failures])
 
 
-def _list_workloads(plan: DeploymentPlan) -> Sequence[Kind]:
-    workload = plan.deployment.workload
+def _list_workloads(plan: DeploymentPlan) -> list[Manifest]:
+    workload, api = plan.deployment.workload, pods.open_api(plan)
+    spans_nodes = any(service.nodes > 1 for service in plan.deployment.services)
+    kinds = pods.WORKLOADS if spans_nodes else pods.WORKLOADS[:1]
     if workload:
-        return [Kind(workload.api_version, workload.kind)]
-    return pods.WORKLOADS if any(service.nodes > 1 for service in plan.deployment.services) else pods.WORKLOADS[:1]
+        kinds = (Kind(workload.api_version, workload.kind),)
+    namespace, labels = pods.get_namespace(plan), pods.build_selector(plan)
+    return [item for kind in kinds for item in api.list_objects(kind, namespace, labels=labels)]
+
+
+def _count_updated(plan: DeploymentPlan) -> int:
+    """Count the pods of the last revision, ready or not; 0 where the cluster does not answer."""
+    with contextlib.suppress(Unavailable):
+        observed = filter(_is_observed, _list_workloads(plan))
+        return sum(item.get("status", {}).get("updatedReplicas", 0) for item in observed)
+    return 0
+
+
+def _is_observed(resource: Manifest) -> bool:
+    return bool(resource.get("status", {}).get("observedGeneration", 0) >= resource["metadata"]["generation"])
 
 
 def _describe_condition(resource: Manifest, condition: str) -> Iterator[str]:
     """Yield why an object of an operator is not ready, by its conditions; nothing where it is."""
     status = resource.get("status", {})
     [ready] = [entry for entry in status.get("conditions", []) if entry["type"] == condition] or [{}]
-    is_observed = status.get("observedGeneration", 0) >= resource["metadata"]["generation"]
-    if not (is_observed and ready.get("status") == "True"):
+    if not (_is_observed(resource) and ready.get("status") == "True"):
         yield f"{resource['kind']} {resource['metadata']['name']}: {ready.get('message') or 'not ready'}"
 
 
