@@ -343,6 +343,7 @@ def test_files_are_fetched_before_the_engine_starts(render_chart: Render) -> Non
     assert copier["image"] == images.pin(images.COPIER), "ECS copies with the same"
     assert copier["command"][-2:] == ["s3://my-models/llama/", f"{task.FETCH_DIR}/weights"]
     assert {"name": "AWS_MAX_ATTEMPTS", "value": "10"} in copier["env"]
+    assert copier["terminationMessagePolicy"] == "FallbackToLogsOnError", "`status` says why it fails"
     assert {"name": "scratch", "mountPath": "/scratch"} in copier["volumeMounts"]
     assert {"name": "scratch", "mountPath": "/scratch"} in container["volumeMounts"]
     assert {"name": "scratch", "emptyDir": {"sizeLimit": "160Gi"}} in pod["spec"]["volumes"]

@@ -127,6 +127,8 @@ env:
   # The AWS CLI's three would not outlast S3's 503 while many pods start.
   - {name: AWS_MAX_ATTEMPTS, value: "10"}
   {{- include "inference.environment" . | trim | nindent 2 }}
+# Why it fails is then in the pod's status.
+terminationMessagePolicy: FallbackToLogsOnError
 resources:
   requests: {cpu: "1", memory: 1Gi, ephemeral-storage: {{ .role.scratch }}}
   limits: {memory: 1Gi}

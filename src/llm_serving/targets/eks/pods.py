@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from llm_serving import console
 from llm_serving.operations import cluster, kube_api
@@ -19,25 +20,24 @@ from llm_serving.validation.base import MetricsPage
 
 _LAST_LINES = 20
 
-_NODE_CHECK = "check-node"
-"""The chart's init container that refuses a node."""
-
 WORKLOADS = (Kind("apps/v1", "Deployment"), Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"))
 """What keeps replicas running: of one node, and of several."""
 
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject")
+
+_ENDED = ("Failed", "Succeeded")
 
 _FAILING = "Failing"
 """KEDA's word for a trigger whose last query failed. Source: kedacore/keda, pkg/fallback/fallback.go."""
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """List the release's pods, by role and name, but for those that are to end."""
-    return sorted(map(parse_pod, _list_lasting_pods(plan)), key=lambda pod: (pod.role, pod.name))
+    """List the release's pods, by role and name."""
+    return sorted(map(parse_pod, list_pods(plan)), key=lambda pod: (pod.role, pod.name))
 
 
 def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
-    """List the containers of a role's pods, but for those that are to end."""
+    """List the containers of a role's pods."""
     api = open_api(plan)
     return [
         ReplicaContainer(
@@ -47,13 +47,8 @@ def list_containers(plan: DeploymentPlan, role: str) -> list[ReplicaContainer]:
                 api.run_command, pod["metadata"]["name"], get_namespace(plan), pod["spec"]["containers"][0]["name"]
             ),
         )
-        for pod in _list_lasting_pods(plan, role)
+        for pod in list_pods(plan, role)
     ]
-
-
-def _list_lasting_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
-    """List pods as `list_pods`, but for those that are to end: they may drain for minutes after a rollout."""
-    return [pod for pod in list_pods(plan, role) if "deletionTimestamp" not in pod["metadata"]]
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
@@ -62,22 +57,36 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     Raises:
         CheckFailed: there is no pod.
     """
-    pods = list_pods(plan, role)
+    pods = _list_all_pods(plan, role)
     if not pods:
         raise replicas.build_no_logs(plan, role)
-    with ThreadPoolExecutor(len(pods)) as executor:
-        list(executor.map(lambda pod: _print_log(plan, pod, lines=lines, follow=follow), pods))
+    printed: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read(pod: Manifest) -> None:
+        try:
+            for line in _read_log(plan, pod, lines=lines, follow=follow):
+                printed.put(line)
+        finally:
+            printed.put("")
+
+    for pod in pods:  # daemons, for which an interrupted command does not wait until each has its next line
+        threading.Thread(target=read, args=(pod,), daemon=True).start()
+    ended = 0
+    while ended < len(pods):
+        line = printed.get()
+        ended += not line
+        console.print_log(line, end="")
 
 
-def _print_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool) -> None:
-    """Print the log of a pod's engine, after that of the check of its node."""
+def _read_log(plan: DeploymentPlan, pod: Manifest, *, lines: int, follow: bool) -> Iterator[str]:
+    """Yield the lines of a pod's engine, after those of what ends before it starts."""
     name, spec = pod["metadata"]["name"], pod["spec"]
-    checks = [entry["name"] for entry in spec.get("initContainers", []) if entry["name"] == _NODE_CHECK]
-    for container in (*checks, spec["containers"][0]["name"]):
+    before = [entry["name"] for entry in spec.get("initContainers", []) if "restartPolicy" not in entry]
+    for container in (*before, spec["containers"][0]["name"]):
         log = open_api(plan).stream_log(name, get_namespace(plan), container=container, lines=lines, follow=follow)
         with contextlib.suppress(ApiError):  # a pod that is not running has none, which must not hide the others'
             for line in log:
-                console.print_log(f"[pod/{name}/{container}] {line}", end="")
+                yield f"[pod/{name}/{container}] {line}"
 
 
 def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
@@ -106,7 +115,19 @@ def get_namespace(plan: DeploymentPlan) -> str:
 
 
 def list_pods(plan: DeploymentPlan, role: str | None = None) -> list[Manifest]:
-    """List the release's pods of one role, or of all; without those of helm tests."""
+    """List the release's pods of one role, or of all, but for those of helm tests, and those that end or have ended.
+
+    A pod may drain for minutes after a rollout; one that was evicted, or whose node refused it, stays beside the pod
+    that replaces it.
+    """
+    return [
+        pod
+        for pod in _list_all_pods(plan, role)
+        if "deletionTimestamp" not in pod["metadata"] and pod.get("status", {}).get("phase") not in _ENDED
+    ]
+
+
+def _list_all_pods(plan: DeploymentPlan, role: str | None) -> list[Manifest]:
     labels = [build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
     return open_api(plan).list_objects(POD, get_namespace(plan), labels=",".join(labels))
 
@@ -126,10 +147,11 @@ def read_pod_log(plan: DeploymentPlan, pod: str) -> str:
 
 def parse_pod(pod: Manifest) -> ReplicaStatus:
     status = pod.get("status", {})
-    containers = status.get("containerStatuses", [])
+    started, containers = (status.get(key, []) for key in ("initContainerStatuses", "containerStatuses"))
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
-    waiting = [entry["state"]["waiting"]["reason"] for entry in containers if "waiting" in entry.get("state", {})]
-    refusal = _find_refusal(status.get("initContainerStatuses", []))
+    states = [entry.get("state", {}) for entry in (*started, *containers)]
+    waiting = [state["waiting"]["reason"] for state in states if "waiting" in state]
+    refusal = _find_refusal(started)
     ready = conditions.get("Ready", {}).get("status") == "True"
     scheduled = conditions.get("PodScheduled", {})
     scheduling_error = scheduled.get("message", "") if scheduled.get("status") == "False" else ""
@@ -143,13 +165,13 @@ def parse_pod(pod: Manifest) -> ReplicaStatus:
 
 
 def _find_refusal(containers: Sequence[Manifest]) -> list[str]:
-    """Return what a node lacks, by the last run of the check that has not passed: the lines with a fix."""
+    """Return why the last run of an init container failed: of the node's check the lines with a fix, else the last."""
     for entry in containers:
-        for state in (entry.get("state", {}), entry.get("lastState", {})):
-            ended = state.get("terminated", {})
-            if entry["name"] == _NODE_CHECK and ended.get("exitCode"):
-                lines = ended.get("message", "").splitlines()
-                return [" ".join(line for line in lines if "Fix: " in line) or f"{_NODE_CHECK}: {ended.get('reason')}"]
+        ended = entry.get("state", {}).get("terminated") or entry.get("lastState", {}).get("terminated") or {}
+        if ended.get("exitCode") and not entry.get("ready"):
+            lines = ended.get("message", "").splitlines()
+            reason = f"{entry['name']}: {[ended.get('reason'), *lines][-1]}"
+            return [" ".join(line for line in lines if "Fix: " in line) or reason]
     return []
 
 
