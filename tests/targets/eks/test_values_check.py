@@ -84,6 +84,16 @@ def test_a_value_that_cannot_work_is_refused_at_the_templates_line(
     assert f"{template}:{line}:1: {message}" in get_errors(tmp_path)
 
 
+def test_names_beside_one_that_the_chart_refuses_are_no_mistakes(tmp_path: Path, edit: Edit) -> None:
+    template, line = edit(
+        "    nodes: {{ service.nodes }}\n", '    nodes: {{ service.nodes }}\n    labels: {"a b": x, team: ads}\n'
+    )
+    assert [error.partition(". Fix: ")[0] for error in get_errors(tmp_path)] == [
+        f'{template}:{line}:1: roles.{role}.labels.a b: "x": charts/inference has no such value'
+        for role in ("router", "worker")
+    ]
+
+
 def test_what_is_not_yaml_is_refused_at_the_templates_line(tmp_path: Path, edit: Edit) -> None:
     template, line = edit("image: {{ engines[0].image | yaml }}\n", 'image: {{ engines[0].image | yaml }}\nextra: "a\n')
     [error] = get_errors(tmp_path)

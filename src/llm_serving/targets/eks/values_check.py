@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,11 @@ def _list_schema_errors(file: YamlFile, chart: str) -> Iterator[Mistake]:
     for error in sorted(validator.iter_errors(file.data), key=lambda error: list(map(str, error.absolute_path))):
         key_path: KeyPath = tuple(error.absolute_path)
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-            properties = error.schema.get("properties", {})
+            properties, patterns = (error.schema.get(key, {}) for key in ("properties", "patternProperties"))
             for key in error.instance.keys() - properties.keys():
-                reason = f"charts/{chart} has no such value"
-                yield _build_mistake(file, (*key_path, key), reason, f"remove it, or take its name from {page}")
+                if not any(re.search(pattern, key) for pattern in patterns):
+                    reason = f"charts/{chart} has no such value"
+                    yield _build_mistake(file, (*key_path, key), reason, f"remove it, or take its name from {page}")
         else:
             yield _build_mistake(file, key_path, error.message, f"write what {page} says")
 
