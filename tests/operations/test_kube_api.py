@@ -17,7 +17,7 @@ import yaml
 
 from llm_serving import processes
 from llm_serving.cli import main
-from llm_serving.operations import cluster
+from llm_serving.operations import cluster, kube_api
 from llm_serving.operations.kube_api import NAMESPACE, POD, ApiError, Kind, KubeApi, is_ready
 from llm_serving.settings.errors import Unavailable
 from tests.control_plane import machines
@@ -241,6 +241,12 @@ def test_a_kubeconfig_of_another_fleet_s_cluster_is_refused(tmp_path: Path, regi
         f"the kubeconfig leads to {PROD}, and the fleet's cluster is {name} in {region}. Nothing was changed. "
         f"Fix: run aws eks update-kubeconfig --name {name} --region {region}, or set KUBECONFIG."
     )
+
+
+def test_an_empty_variable_names_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for kubectl and helm."""
+    monkeypatch.setenv("KUBECONFIG", "")
+    assert kube_api.locate_kubeconfig(None) == Path("~/.kube/config")
 
 
 def test_a_cluster_of_any_other_name_may_be_the_fleet_s(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def open_api(kubeconfig: Path | None) -> KubeApi:
 
 def locate_kubeconfig(kubeconfig: Path | None) -> Path:
     # The client's own default is read when it is imported.
-    return Path(kubeconfig or os.environ.get("KUBECONFIG", "~/.kube/config"))
+    return Path(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.eks import helm
 
 
@@ -48,3 +49,28 @@ def test_the_previous_release_is_the_last_deployed_revision(
     plan: Any = SimpleNamespace(aws=SimpleNamespace(child_env={}))
     manifest = f"--revision={revision}" if revision else ""
     assert helm.read(plan) == helm.Release(revision, settled, manifest)
+
+
+def test_a_release_whose_removal_was_interrupted_is_no_earlier_one_to_return_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Helm upgrades none of it, for lack of a deployed revision."""
+    history = [{"revision": 1, "status": "superseded"}, {"revision": 2, "status": "uninstalling"}]
+    monkeypatch.setattr(helm, "list_revisions", lambda _: history)
+    plan: Any = SimpleNamespace(deployment=SimpleNamespace(name="mine"))
+    with pytest.raises(CheckFailed) as error:
+        helm.read(plan)
+    assert str(error.value) == (
+        "mine: it is being removed, or its removal was interrupted. Nothing was changed. Fix: run blueprint destroy, and "
+        "deploy it again."
+    )
+
+
+def test_objects_are_rendered_for_the_fleets_version_of_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helm 3.17 assumes Kubernetes 1.32, for which the charts are too new, whatever the cluster has."""
+    monkeypatch.setattr(helm, "build_command", lambda command, _: ["helm", command])
+    monkeypatch.setattr(helm, "get_chart", lambda _: "chart")
+    monkeypatch.setattr(helm, "run_query", lambda words, *_, **__: " ".join(words))
+    fleet = SimpleNamespace(value=SimpleNamespace(eks=SimpleNamespace(version="1.35")))
+    plan: Any = SimpleNamespace(fleet=fleet, text="", aws=SimpleNamespace(child_env={}))
+    assert helm.render_objects(plan) == "helm template chart --kube-version=1.35 --values -"

@@ -63,9 +63,13 @@ def read(plan: DeploymentPlan) -> Release:
     """Read the state of the release.
 
     Raises:
+        CheckFailed: it is being removed, or a removal was interrupted; or as of `list_revisions`.
         Unavailable: the cluster does not answer.
     """
     revisions = list_revisions(plan)
+    if revisions and revisions[-1]["status"] == "uninstalling":
+        reason = "it is being removed, or its removal was interrupted. Nothing was changed"
+        raise CheckFailed(f"{plan.deployment.name}: {reason}. Fix: run blueprint destroy, and deploy it again.")
     # A helm that was killed may leave no deployed revision; then the last superseded one runs.
     rank = ("superseded", "deployed")
     installed = sorted(
@@ -169,7 +173,9 @@ def _describe_lost_replicas(deployed: str, rendered: str) -> Iterator[str]:
 
 
 def render_objects(plan: DeploymentPlan) -> str:
-    command = [*build_command("template", plan), str(get_chart(plan)), "--values", "-"]
+    # By itself helm takes the cluster's version to be that of its own library, for which a chart may be too new.
+    version = f"--kube-version={plan.fleet.value.eks.version}"
+    command = [*build_command("template", plan), str(get_chart(plan)), version, "--values", "-"]
     return run_query(command, plan.aws.child_env, stdin=plan.text)
 
 

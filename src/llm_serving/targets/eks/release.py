@@ -195,6 +195,6 @@ def _roll_back(plan: DeploymentPlan, release: helm.Release) -> str:
         with console.step(f"Roll back to revision {release.revision}"):
             helm.run(plan, "rollback", str(release.revision))
         readiness.wait_until_ready(plan)
-    except (CheckFailed, CommandFailed) as error:
+    except (CheckFailed, CommandFailed, Unavailable) as error:
         return f"rollback failed: {error}"
     return "rolled back: the previous revision runs"
