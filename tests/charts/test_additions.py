@@ -188,6 +188,13 @@ def test_a_container_with_more_rights_than_the_role_is_refused(
             },
             "ingress.className: the release has no roles to send requests to. Fix: set route, or roles",
         ),
+        (
+            {
+                "loadBalancer": {"certificate": CERTIFICATE},
+                "route": {"gateway": {"name": "g"}, "backends": [{"release": "v1", "port": 8000, "weight": 1}]},
+            },
+            "loadBalancer.certificate: the release has no roles to send requests to. Fix: set route, or roles",
+        ),
     ],
 )
 def test_volumes_and_ingresses_that_cannot_work_are_refused(

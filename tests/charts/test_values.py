@@ -318,12 +318,24 @@ def test_a_version_or_a_digest_is_a_pin(render_chart: Render, image: str) -> Non
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
 
 
-def test_a_release_whose_names_would_not_fit_into_labels_is_refused(helm: Helm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "a" * 46,
+            f"roles.worker: the name {'a' * 46}-worker has 53 characters: labels of pods allow 52. Fix: use a shorter "
+            "name of the release or role",
+        ),
+        (
+            "qwen2.5",
+            "the name qwen2.5 has a dot: Kubernetes takes no Service of such a name. Fix: use another name of the release, "
+            "or pass --set fullnameOverride=NAME",
+        ),
+    ],
+)
+def test_a_release_of_whose_name_no_objects_could_be_is_refused(
+    helm: Helm, tmp_path: Path, name: str, message: str
+) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(build_release()))
-    name = "a" * 46
-    run = helm("template", name, str(CHART), "--values", str(file))
-    assert (
-        f"roles.worker: the name {name}-worker has 53 characters: labels of pods allow 52. Fix: use a shorter "
-        "name of the release or role"
-    ) in run.stderr
+    assert message in helm("template", name, str(CHART), "--values", str(file)).stderr

@@ -14,6 +14,10 @@
 {{- if and (not $roles) (not .Values.route.backends) -}}
 {{- $wrong = append $wrong "roles: empty: nothing would run. Fix: pass -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends" -}}
 {{- end -}}
+{{- $fullname := include "inference.fullname" . -}}
+{{- if and $roles (contains "." $fullname) -}}
+{{- $wrong = append $wrong (printf "the name %s has a dot: Kubernetes takes no Service of such a name. Fix: use another name of the release, or pass --set fullnameOverride=NAME" $fullname) -}}
+{{- end -}}
 {{- if and $roles (not .Values.model.served) -}}
 {{- $wrong = append $wrong "model.served: empty: requests of the probes need the model's name. Fix: write the value of `model` in clients' requests" -}}
 {{- end -}}
@@ -47,10 +51,12 @@
 {{- $wrong = append $wrong "loadBalancer.public: true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: set false, or webAcl" -}}
 {{- end -}}
 {{- end -}}
-{{- with .Values.ingress -}}
-{{- if and .className (not $roles) -}}
-{{- $wrong = append $wrong "ingress.className: the release has no roles to send requests to. Fix: set route, or roles" -}}
+{{- range $key, $value := dict "ingress.className" .Values.ingress.className "loadBalancer.certificate" .Values.loadBalancer.certificate -}}
+{{- if and $value (not $roles) -}}
+{{- $wrong = append $wrong (printf "%s: the release has no roles to send requests to. Fix: set route, or roles" $key) -}}
 {{- end -}}
+{{- end -}}
+{{- with .Values.ingress -}}
 {{- if and .className $.Values.loadBalancer.certificate -}}
 {{- $wrong = append $wrong "ingress.className: loadBalancer.certificate makes an Ingress of its own. Fix: keep one of the two" -}}
 {{- end -}}
