@@ -234,6 +234,20 @@ def test_pods_are_spread_over_nodes_and_zones_more_than_anything_but_spot(
     assert skews == {"api": dict.fromkeys(keys, 1), "worker": dict.fromkeys(keys, 10)}
 
 
+def test_the_test_runs_on_nodes_that_its_image_is_for(render_chart: Render, values: dict[str, Values]) -> None:
+    """A gateway's image is for one architecture, and system nodes have the other."""
+    changed = copy.deepcopy(values["pods"])
+    [entry] = [service for service in changed["services"] if service.get("is_entry")]
+    labels, tolerations = {"kubernetes.io/arch": "amd64"}, [{"key": "team", "value": "ads", "effect": "NoSchedule"}]
+    entry["placement"] = {"labels": labels, "tolerations": tolerations}
+    manifests = render_chart(changed, CHART)
+    [test] = [pod["spec"] for pod in filter_by_kind(manifests, "Pod")]
+    [served] = [pod["spec"] for pod in list_pods(manifests) if pod["metadata"]["labels"]["inference/kind"] == "api"]
+    assert [(spec["nodeSelector"], spec["tolerations"]) for spec in (test, served)] == [(labels, tolerations)] * 2
+    [test] = [pod["spec"] for pod in filter_by_kind(render_chart(values["pods"], CHART), "Pod")]
+    assert not {"nodeSelector", "tolerations"} & set(test), "negative control"
+
+
 def test_workers_wait_in_the_queue_of_their_pool(render_chart: Render, values: dict[str, Values]) -> None:
     queued = {}
     for deployment in filter_by_kind(render_chart(values["pods"], CHART), "Deployment"):

@@ -46,6 +46,18 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* Nodes that a program's image is for, and that it may use. */}}
+{{- define "batch.placement" -}}
+{{- with (.placement | default dict).labels }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with (.placement | default dict).tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "batch.containerSecurity" -}}
 securityContext:
   readOnlyRootFilesystem: true
