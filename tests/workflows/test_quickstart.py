@@ -125,7 +125,7 @@ def fake_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run
 
     @contextlib.contextmanager
-    def start_attached(_: DeploymentDir) -> Iterator[supervisor.Supervisor]:
+    def start_attached(*_: object) -> Iterator[supervisor.Supervisor]:
         try:
             yield SimpleNamespace(shut_down=note("shut down"))  # type: ignore[misc]
         finally:

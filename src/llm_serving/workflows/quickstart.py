@@ -88,7 +88,7 @@ def _deploy_and_validate(plan: DeploymentPlan, wait_for_engine: Callable[[], Non
     data_folder, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
     deploy.prepare_start(plan)
     try:
-        with supervisor.start_attached(plan.directory) as supervisord:
+        with supervisor.start_attached(plan.directory, deploy.list_direct_hosts(plan)) as supervisord:
             deploy.start_emulator(plan, supervisord)
             folders = stacks.prepare(plan.fleet, out=plan.directory.root / "cdktf.out", data=data_folder, stacks=STACKS)
             program = stack_folder.find_terraform(folders, data_folder)

@@ -67,6 +67,8 @@ def test_deploy_brings_up_every_process_on_loopback_alone_and_destroy_leaves_not
     assert deploy.deploy(plan, _agree) is not None
     states = _list_states(plan)
     assert set(states) == {"aws", "worker-0", "worker-1", "router"}
+    for state in states.values():  # behind a proxy the router found no engine
+        assert plan.deployment.environment.hidden_host in psutil.Process(state.pid).environ()["NO_PROXY"]
     assert not any(state.failed for state in states.values())
     assert all(readiness.is_answering(process) for process in plan.deployment.all_services if process.probe)
     listening = [
@@ -221,8 +223,9 @@ def test_the_embedded_aws_is_not_restarted_without_its_data(make_plan_with_bucke
 def test_an_attached_supervisor_ends_with_its_block(make_plan: PlanFactory) -> None:
     plan = make_plan()
     deploy.prepare_start(plan)
-    with supervisor.start_attached(plan.directory) as supervisord:
+    with supervisor.start_attached(plan.directory, deploy.list_direct_hosts(plan)) as supervisord:
         deploy.start_emulator(plan, supervisord)
+        assert plan.deployment.environment.hidden_host in psutil.Process(supervisord.pid).environ()["NO_PROXY"]
         assert _find_processes(plan)
     assert _find_processes(plan) == []
 

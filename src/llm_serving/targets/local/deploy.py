@@ -249,7 +249,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
                 update(plan, supervisord)
             else:
                 prepare_start(plan)
-                bring_up(plan, supervisor.start_detached(plan.directory))
+                bring_up(plan, supervisor.start_detached(plan.directory, list_direct_hosts(plan)))
         except BaseException:
             with processes.ignore_signals():
                 stop(plan.directory)
@@ -267,6 +267,11 @@ def prepare_start(plan: DeploymentPlan) -> None:
     # A validation's among them: what is read there is of this deployment.
     shutil.rmtree(plan.directory.logs, ignore_errors=True)
     write_config(plan)
+
+
+def list_direct_hosts(plan: DeploymentPlan) -> dict[str, str]:
+    """Return the variables by which all processes ask each other directly, whatever proxy the user has."""
+    return emulator.build_no_proxy(plan.deployment.environment.hidden_host)
 
 
 def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:

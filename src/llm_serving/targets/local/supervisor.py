@@ -5,15 +5,17 @@ from __future__ import annotations
 import configparser
 import contextlib
 import http.client
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
 import xmlrpc.client
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -216,14 +218,17 @@ def _end_daemon(daemon: psutil.Process, request_end: Callable[[], object]) -> No
 
 
 @contextlib.contextmanager
-def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
+def start_attached(directory: DeploymentDir, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Supervisor]:
     """Run a supervisor for the time of the block; it never outlives this process, even if that is killed.
+
+    Args:
+        env: variables of all its processes, on top of this one's.
 
     Raises:
         Unavailable: supervisord did not start.
     """
     with _get_output(directory).open("wb") as output:
-        child = processes.spawn(_build_command(directory), output=output)
+        child = processes.spawn(_build_command(directory), environment=env, output=output)
     try:
         yield _wait_until_up(directory, child)
     finally:
@@ -232,8 +237,11 @@ def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
         directory.remove_sockets()
 
 
-def start_detached(directory: DeploymentDir) -> Supervisor:
+def start_detached(directory: DeploymentDir, env: Mapping[str, str] = MappingProxyType({})) -> Supervisor:
     """Start a supervisor that outlives this process.
+
+    Args:
+        env: variables of all its processes, on top of this one's.
 
     Raises:
         Unavailable: supervisord did not start.
@@ -241,6 +249,7 @@ def start_detached(directory: DeploymentDir) -> Supervisor:
     with _get_output(directory).open("wb") as output:
         child = subprocess.Popen(
             _build_command(directory),
+            env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
