@@ -114,6 +114,22 @@ def test_an_unreachable_cluster_is_reported_with_who_can_reach_it(
     assert "Connection refused" in message and message.endswith(f"). {remedy}"), message
 
 
+def test_a_cluster_that_does_not_know_the_caller_is_reported_with_whom_it_knows(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> KubeApi:
+        raise kube_api.ApiError("cannot reach the cluster: Unauthorized", 401)
+
+    recorder.install("aws", "helm")
+    monkeypatch.setattr(kube_api, "open_api", refuse)
+    with pytest.raises(Unavailable) as error:
+        cluster.connect(AwsSession(REGION), write_fleet(tmp_path), tmp_path)
+    assert str(error.value) == (
+        "the cluster small refuses this identity (cannot reach the cluster: Unauthorized). Fix: sign in as who applied "
+        "the fleet last, or by a role of `eks.admins`"
+    )
+
+
 def write_kubeconfig(file: Path, server: str) -> None:
     """Write what `aws eks update-kubeconfig` would, without a token."""
     config = {

@@ -88,9 +88,11 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> KubeApi:
         api = kube_api.open_api(own.kubeconfig)
         api.require_ready()
     except ApiError as error:
-        raise Unavailable(
-            f"the cluster {names.find_eks_cluster(fleet)} does not respond ({error}). {describe_endpoint_access(fleet)}"
-        ) from None
+        name = names.find_eks_cluster(fleet)
+        if error.status in (401, 403):
+            fix = "sign in as who applied the fleet last, or by a role of `eks.admins`"
+            raise Unavailable(f"the cluster {name} refuses this identity ({error}). Fix: {fix}") from None
+        raise Unavailable(f"the cluster {name} does not respond ({error}). {describe_endpoint_access(fleet)}") from None
     return api
 
 
