@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,17 @@ def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Re
 @pytest.mark.parametrize(
     ("version", "accepted"), [("v3.22.0+g1234567", True), ("v4.3.1", True), ("v2.17.0", False), ("v5.0.0", False)]
 )
-def test_a_helm_that_nothing_was_tested_with_is_refused(version: str, accepted: bool, recorder: Recorder) -> None:
+def test_a_helm_that_nothing_was_tested_with_is_refused(
+    version: str, accepted: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it runs goes where the kubeconfig leads, as all else does."""
+    monkeypatch.setenv("HELM_KUBECONTEXT", "prod")
     program = recorder.folder / "helm"
     program.write_text(f"#!/bin/sh\n[ \"$*\" = 'version --short' ] && echo {version}\n")
     program.chmod(0o755)
     if accepted:
         platform.require_tools()
+        assert "HELM_KUBECONTEXT" not in os.environ
         return
     with pytest.raises(Unavailable) as error:
         platform.require_tools()

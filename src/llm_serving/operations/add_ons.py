@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import shutil
@@ -65,6 +66,9 @@ HELM_MAJORS = (3, 4)
 BUSY_MESSAGE = "another operation (install/upgrade/rollback) is in progress"
 """Helm's message when the last revision of a release is neither deployed nor failed."""
 
+_HELM_CLUSTERS = ("HELM_KUBECONTEXT", "HELM_KUBEAPISERVER")
+"""Variables that lead Helm to another cluster than the one whose name and API are asked here."""
+
 _VERSION_TIMEOUT_S = 60
 
 
@@ -96,7 +100,7 @@ class Command:
 
 
 def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
-    """Look for the programs, and ask Helm for its version.
+    """Look for the programs, ask Helm for its version, and have it follow the kubeconfig alone.
 
     Raises:
         Unavailable: some are missing, or Helm is too old or new; the message names all, and where to get them.
@@ -106,6 +110,8 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
         hints = ", ".join(f"{name} ({tools[name]})" for name in missing_tools)
         raise Unavailable(f"not on this machine's PATH: {' and '.join(missing_tools)}. Fix: install {hints}.")
     if "helm" in tools:
+        for variable in _HELM_CLUSTERS:
+            os.environ.pop(variable, None)
         _require_helm_version(str(shutil.which("helm")))
 
 
