@@ -185,8 +185,9 @@ RESERVATION_REASON = "a reservation holds instances of one"
         (VALID.replace("general:", "General:"), ["fleet.yaml:5:3: pools.General: it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: use a name of 2 to 32 characters such as general."]),
         # tags
         (VALID + "tags: {year: 2026}\n", ["fleet.yaml:8:14: tags.year: 2026: it is not text. Fix: write it in quotes: '2026'."]),
-        (VALID + "tags: {aws:x: y}\n", ["fleet.yaml:8:8: tags.aws:x: it is not a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-. Fix: use a tag's key of up to 128 characters such as team."]),
-        (VALID + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: \"x;y\": it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-. Fix: use a tag's value of up to 256 characters such as serving."]),
+        (VALID + "tags: {AWS:x: y}\n", ["fleet.yaml:8:8: tags.AWS:x: it is not a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-, without aws: before it. Fix: use a tag's key of up to 128 characters such as team."]),
+        (VALID + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: \"x;y\": it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-, without aws: before it. Fix: use a tag's value of up to 256 characters such as serving."]),
+        (VALID + "tags: {a: Aws:y}\n", ["fleet.yaml:8:11: tags.a: \"Aws:y\": it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-, without aws: before it. Fix: use a tag's value of up to 256 characters such as serving."]),
         # contradictions, each at its own field
         (VALID.replace("us-west-2b]", "us-west-2a]"), ['fleet.yaml:3:21: zones[1]: "us-west-2a": it is listed twice. Fix: remove the duplicate.']),
         # alarms that would reach nobody
