@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import apply, taken_names
+from llm_serving.operations import apply, destroy, taken_names
 from llm_serving.operations.context import FleetContext
+from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform.plan import Plan, ResourceChange
 from llm_serving.terraform.runner import Terraform
+from llm_serving.terraform.state import StackState
 
 FLEET = """\
 name: NAME
@@ -118,7 +121,9 @@ def test_other_plans_pass(tmp_path: Path, aws: AwsSession, change: dict[str, Any
     check(tmp_path, aws, **change)
 
 
-def test_a_second_network_of_a_fleets_name_is_refused(tmp_path: Path, aws: AwsSession) -> None:
+def test_a_second_network_of_a_fleets_name_is_refused_and_no_destroy_without_its_state_ends_well(
+    tmp_path: Path, aws: AwsSession
+) -> None:
     tags = [{"Key": key, "Value": "twin"} for key in ("fleet", "Name")]
     specification = [{"ResourceType": "vpc", "Tags": tags}]
     vpc = aws.client("ec2").create_vpc(CidrBlock="10.9.0.0/16", TagSpecifications=specification)["Vpc"]["VpcId"]
@@ -137,3 +142,8 @@ def test_a_second_network_of_a_fleets_name_is_refused(tmp_path: Path, aws: AwsSe
         "in the state of this one. Fix: choose another name, or run this with the state of that fleet; delete a VPC "
         "that is left over. Nothing was changed"
     )
+    context = build_context(tmp_path, aws, "twin", "network")
+    elsewhere = DestroyPlan(context, {}, (), (), (), (), (), with_data=False)
+    with pytest.raises(CheckFailed, match="run this with the state of that fleet"):
+        destroy.require_no_dependents(elsewhere)
+    destroy.require_no_dependents(replace(elsewhere, states={"network": StackState({}, ("aws_vpc.vpc",))}))

@@ -16,7 +16,15 @@ from llm_serving import console
 from llm_serving.aws import session
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
-from llm_serving.operations import add_ons, checkpoints, claim_volumes, cluster, ecs_tasks, non_empty_stores
+from llm_serving.operations import (
+    add_ons,
+    checkpoints,
+    claim_volumes,
+    cluster,
+    ecs_tasks,
+    non_empty_stores,
+    taken_names,
+)
 from llm_serving.operations.apply import run_terraform
 from llm_serving.operations.claim_volumes import ClaimVolume
 from llm_serving.operations.context import FleetContext, find_orphan_stacks, read_states
@@ -136,11 +144,14 @@ def destroy(plan: DestroyPlan) -> None:
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
-    """Require that nothing depends on the fleet: no blueprint on ECS, no stack or cluster that its file has not.
+    """Require that nothing depends on the fleet, no blueprint on ECS, no stack or cluster that its file has not; and
+    that its state is here where its network is.
 
     Raises:
         CheckFailed: something does; the message says how to remove it.
     """
+    if not plan.states:  # or there would be nothing to destroy, and the fleet cost on
+        taken_names.require_no_network(plan.context)
     cluster_name = plan.context.fleet.eks.cluster
     if cluster_name and plan.has_own_cluster:
         raise CheckFailed(

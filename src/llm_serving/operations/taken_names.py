@@ -45,8 +45,17 @@ def require_free(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
 def _require_only_network(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
     """Require that no VPC has the tags by which stacks look up the one that a plan makes."""
     changes = [change for plan in stack_plans for change in plan.plan.select("aws_vpc").values()]
-    if not any(change.actions == ("create",) for change in changes):
-        return
+    if any(change.actions == ("create",) for change in changes):
+        require_no_network(context)
+
+
+def require_no_network(context: FleetContext) -> None:
+    """Require that no fleet of the name has a VPC of its own, of which the state of this one has nothing.
+
+    Raises:
+        CheckFailed: one has.
+        Unavailable: AWS refuses, or does not answer.
+    """
     filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in names.build_vpc_tags(context.fleet).items()]
     with session.translate_errors():
         vpcs = session.list_all(context.aws.client("ec2"), "describe_vpcs", "Vpcs", Filters=filters)
