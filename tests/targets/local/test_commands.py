@@ -185,7 +185,8 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     code, _, err = run_cli("status", "mine", "--starts")
     assert (code, err) == (1, "mine: no replica runs. Fix: run blueprint deploy mine\n")
     monkeypatch.chdir(working_folder / "mine")
-    assert run_cli("status", ".", "--starts")[2] == "mine: no replica runs. Fix: run blueprint deploy .\n"
+    code, out, err = run_cli("status", ".", "--starts", "--json")
+    assert (code, json.loads(out), err) == (1, {"starts": []}, "mine: no replica runs. Fix: run blueprint deploy .\n")
     monkeypatch.chdir(working_folder)
 
     code, out, err = run_cli("deploy", "mine", "--yes")

@@ -49,11 +49,12 @@ def status(
 
 def _show_starts(folder: Path, fleet: Path, target: str, *, as_json: bool) -> None:
     starts = registry.load_target(target).read_starts(folder, fleet)
+    if starts or as_json:
+        payload = {"starts": [asdict(start) for start in starts]}
+        console.print_rows(payload, _render_starts(starts), as_json=as_json)
     if not starts:
         fix = f"run blueprint deploy {console.shorten_path(folder)}"
         raise CheckFailed(f"{folder.resolve().name}: no replica runs. Fix: {fix}")
-    payload = {"starts": [asdict(start) for start in starts]}
-    console.print_rows(payload, _render_starts(starts), as_json=as_json)
 
 
 def logs(
