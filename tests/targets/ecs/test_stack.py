@@ -446,6 +446,18 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: Deploym
     ]
 
 
+def test_a_service_without_a_task_that_ecs_should_run_is_not_ready(aws: Ecs, deployment_plan: DeploymentPlan) -> None:
+    def list_states() -> list[tuple[str, str]]:
+        return [(member.name, member.state) for member in tasks.list_replicas(deployment_plan)]
+
+    assert list_states() == [], "it is not deployed"
+    aws.applied = True
+    assert list_states() == [("router", "no task"), ("worker", "no task")]
+    aws.tasks = {"aggregated-router": build_running_tasks()["aggregated-router"]}
+    aws.failed = {"aggregated-worker": "tasks failed to start"}
+    assert list_states() == [("b1", READY), ("b2", READY), ("worker", "tasks failed to start")]
+
+
 @pytest.mark.parametrize("write", [str, lambda line: json.dumps({"message": line})], ids=["text", "json"])
 def test_a_start_has_its_pull_its_load_its_compiling_and_its_first_answer(
     aws: Ecs, deployment_plan: DeploymentPlan, write: Callable[[str], str]

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,9 +136,27 @@ def read_deployed(plan: DeploymentPlan) -> EcsDeployment:
 
 @clients.translate_errors()
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """List the deployment's tasks, by role and name."""
-    running = read_deployed(plan).list_running()
-    return sorted(itertools.starmap(_build_replica_status, running), key=lambda replica: (replica.role, replica.name))
+    """List the deployment's tasks, by role and name; of a service that should have some and has none, itself."""
+    deployed = read_deployed(plan)
+    running = list(deployed.list_running())
+    rows = [
+        *itertools.starmap(_build_replica_status, running),
+        *_list_empty(deployed, {row.name for row, _ in running}),
+    ]
+    return sorted(rows, key=lambda replica: (replica.role, replica.name))
+
+
+def _list_empty(deployed: EcsDeployment, running: Container[str]) -> Iterator[ReplicaStatus]:
+    """Yield a row for each service without a task that ECS should run, such as one that it gave up."""
+    empty = [row for row in deployed.rendered.services if row.replicas.min and row.name not in running]
+    with clients.ignore_errors("ClusterNotFoundException"):
+        found = {row["serviceName"]: row["deployments"] for row in deployed.describe_services()} if empty else {}
+        for service in empty:
+            rollouts = [rollout for name in deployed.list_service_names(service) for rollout in found.get(name, ())]
+            if rollouts:
+                failed = [row for row in rollouts if row.get("rolloutState") == "FAILED"]
+                reason = (failed[0].get("rolloutStateReason") or "failed") if failed else "no task"
+                yield ReplicaStatus(service.name, service.role, reason, 0, "")
 
 
 @clients.translate_errors()
