@@ -143,9 +143,9 @@ def test_concurrent_copies_do_not_share_a_folder(tmp_path: Path) -> None:
         pytest.fail("both went in")
 
 
-def test_an_unreachable_hub_is_one_line_with_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_one_line_with_its_url_and_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     port = processes.claim_free_ports(1)[0]
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://me:p@ss@127.0.0.1:{port}")
     for ask in (hubs.fetch_snapshot, lambda name: hubs.fetch_json(name, "config.json")):
         monkeypatch.setattr("time.sleep", lambda _: None)
         with pytest.raises(Unavailable, match=rf"no hub answers at http://127\.0\.0\.1:{port}") as error:

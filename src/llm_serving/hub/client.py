@@ -68,6 +68,11 @@ def resolve_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", PUBLIC_ENDPOINT).rstrip("/")
 
 
+def _name_endpoint() -> str:
+    """Return the hub's URL for a message, which goes into logs: without the password that a mirror's may have."""
+    return re.sub("//[^/]*@", "//", resolve_endpoint())
+
+
 def _find_token() -> str | Literal[False] | None:
     """Return the token, None for the one that the hub's client finds; False, for none, where others could read it."""
     return False if _is_readable_by_others() else access_token.find()
@@ -110,7 +115,7 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     commit = model_info.sha or ""
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
         raise InputError(
-            f"{name}: {quote_value(commit[:80])}: the commit that {resolve_endpoint()} names is not a hash of 40 or 64 "
+            f"{name}: {quote_value(commit[:80])}: the commit that {_name_endpoint()} names is not a hash of 40 or 64 "
             "hexadecimal digits. Fix: set HF_ENDPOINT to another hub."
         )
     return Snapshot(name, commit, files)
@@ -274,7 +279,7 @@ class _RangedFile(io.RawIOBase):
                 if response.status_code == http.client.PARTIAL_CONTENT:
                     return bytes(response.read())
         raise Unavailable(
-            f"{name}: {resolve_endpoint()} sends {file} only as a whole, and the header is at its start. Fix: use a "
+            f"{name}: {_name_endpoint()} sends {file} only as a whole, and the header is at its start. Fix: use a "
             "hub that sends ranges, or `blueprint model copy`."
         )
 
@@ -299,7 +304,7 @@ def download(snapshot: Snapshot, file: RepoFile, folder: Path, on_bytes: OnBytes
     if not _is_intact(part, file):
         part.unlink()
         raise Unavailable(
-            f"{snapshot.id}: {file.name} from {resolve_endpoint()} does not match the hub's hash and was deleted. "
+            f"{snapshot.id}: {file.name} from {_name_endpoint()} does not match the hub's hash and was deleted. "
             "Fix: run the same command again."
         )
     part.rename(path)
@@ -384,30 +389,30 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
     except errors.GatedRepoError:
         _require_sent_token(name)
         raise Unavailable(
-            f"{name}: {resolve_endpoint()} requires accepting its terms. "
-            f"Fix: accept them at {resolve_endpoint()}/{name}, then set HF_TOKEN to a token of that account, or "
+            f"{name}: {_name_endpoint()} requires accepting its terms. "
+            f"Fix: accept them at {_name_endpoint()}/{name}, then set HF_TOKEN to a token of that account, or "
             "HF_TOKEN_SECRET to the AWS secret that holds it."
         ) from None
     except errors.RevisionNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no revision {revision!r} of it. Fix: use main or a commit."
+            f"{name}: {_name_endpoint()} has no revision {revision!r} of it. Fix: use main or a commit."
         ) from None
     except errors.RepositoryNotFoundError:
         raise _build_absence_error(name) from None
     except errors.RemoteEntryNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no {file or 'such file'} of it. Fix: choose a model in safetensors."
+            f"{name}: {_name_endpoint()} has no {file or 'such file'} of it. Fix: choose a model in safetensors."
         ) from None
     except errors.OfflineModeIsEnabled:
         raise Unavailable(f"{name}: HF_HUB_OFFLINE disables the hub. Fix: unset it.") from None
     except errors.HfHubHTTPError as error:
         _raise_http_error(name, error)
     except httpx2.RemoteProtocolError:
-        raise Unavailable(f"{name}: {resolve_endpoint()} stopped half-way. Fix: run the same command again.") from None
+        raise Unavailable(f"{name}: {_name_endpoint()} stopped half-way. Fix: run the same command again.") from None
     except httpx2.HTTPError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Unavailable(
-            f"{name}: no hub answers at {resolve_endpoint()} ({reason}). "
+            f"{name}: no hub answers at {_name_endpoint()} ({reason}). "
             "Fix: check the network, or set HF_ENDPOINT to a mirror."
         ) from None
     except OSError as error:
@@ -416,19 +421,19 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
             raise Unavailable(f"{path}: {error.strerror}. Fix: make it writable, or free disk space.") from None
         # From the client's own check of sizes.
         raise Unavailable(
-            f"{name}: a download from {resolve_endpoint()} ended early. Fix: run the same command again."
+            f"{name}: a download from {_name_endpoint()} ended early. Fix: run the same command again."
         ) from None
 
 
 def _build_absence_error(name: str) -> InputError:
-    reason = f"{resolve_endpoint()} has no such model, or it is private"
+    reason = f"{_name_endpoint()} has no such model, or it is private"
     return InputError(f"{name}: {reason}. Fix: use an existing id, or set HF_TOKEN.")
 
 
 def _require_sent_token(name: str) -> None:
     if _is_readable_by_others():
         raise Unavailable(
-            f"{name}: {resolve_endpoint()} asks for a token, which goes to no other machine in clear text. "
+            f"{name}: {_name_endpoint()} asks for a token, which goes to no other machine in clear text. "
             "Fix: write https in HF_ENDPOINT."
         ) from None
 
@@ -440,9 +445,9 @@ def _raise_http_error(name: str, error: Any) -> NoReturn:
     if status in (401, 403):
         _require_sent_token(name)
         raise Unavailable(
-            f"{name}: {resolve_endpoint()} refuses the token (HTTP {status}). Fix: set HF_TOKEN to a valid one."
+            f"{name}: {_name_endpoint()} refuses the token (HTTP {status}). Fix: set HF_TOKEN to a valid one."
         ) from None
     fix = "try again later"
     if status == 429:
         fix = "try again in some minutes; set HF_TOKEN, for the hub allows more with a token"
-    raise Unavailable(f"{name}: {resolve_endpoint()} returned HTTP {status}. Fix: {fix}.") from None
+    raise Unavailable(f"{name}: {_name_endpoint()} returned HTTP {status}. Fix: {fix}.") from None
