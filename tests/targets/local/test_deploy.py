@@ -394,6 +394,12 @@ def test_a_full_disk_is_refused_in_one_line(make_plan: PlanFactory, monkeypatch:
     assert _find_processes(plan) == []
 
 
+def test_all_is_new_where_the_configuration_of_what_runs_was_removed(make_plan: PlanFactory) -> None:
+    plan = make_plan()
+    plan.directory.save_deployment(plan.deployment)
+    assert deploy.diff(plan).count("\n+") >= len(plan.text.splitlines())
+
+
 def test_destroy_keeps_a_rendered_file_that_was_edited(make_plan: PlanFactory) -> None:
     plan = make_plan()
     rendered = planning.write_rendered(plan)

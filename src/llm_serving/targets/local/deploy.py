@@ -40,8 +40,9 @@ EMULATOR_TIMEOUT_S = 120.0
 
 def diff(plan: DeploymentPlan) -> str:
     """Return what `deploy` would change, as a unified diff; empty if nothing."""
-    deployed = plan.directory.config.read_text(encoding="utf-8") if plan.directory.load_deployment() else ""
-    labels = ("deployed", console.shorten_path(plan.rendered / plan.directory.config.name))
+    config = plan.directory.config
+    deployed = config.read_text(encoding="utf-8") if plan.directory.load_deployment() and config.exists() else ""
+    labels = ("deployed", console.shorten_path(plan.rendered / config.name))
     lines = difflib.unified_diff(deployed.splitlines(), plan.text.splitlines(), *labels, lineterm="")
     return "\n".join(lines)
 
