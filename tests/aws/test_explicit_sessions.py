@@ -14,6 +14,7 @@ WRITERS = {
     "cli/main.py": "--debug, for this process and those that it starts",
     "kinds/gateway/cloud_program.py": "of the program that it becomes",
     "kinds/gateway/gateway_program.py": "LiteLLM's, which takes this process's place",
+    "operations/add_ons.py": "Helm's own, which would lead it to another cluster than the kubeconfig's",
     "targets/local/engine_imports.py": "the engine's own process",
     "targets/local/engine_plugins.py": "the engine's own process",
 }
