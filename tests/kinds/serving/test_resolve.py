@@ -110,6 +110,7 @@ def test_an_s3_other_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
     other = _resolve(tmp_path).workers[0].env
     aws = _resolve(tmp_path, _build_environment(s3_endpoint=None)).workers[0].env
     assert other["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
+    assert other["http_proxy"] == other["HTTPS_PROXY"] == "", "the streamer heeds no NO_PROXY"
     assert "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING" not in aws
     assert other["AWS_REGION"] == "us-west-2"
 
