@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from llm_serving.aws import session
-from llm_serving.loopback import is_loopback
 from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 PART_BYTES = 32 * 2**20
@@ -79,20 +77,15 @@ class Bucket:
         Raises:
             Unavailable: S3 does not answer, has no such bucket, or refuses.
         """
-        from botocore.config import Config
-
         custom_endpoint = endpoint or session.find_endpoint(os.environ if env is None else env, "s3")
         self.location = location
         self.endpoint_name = custom_endpoint or "AWS"
-        config = Config(
+        config = session.build_config(
+            custom_endpoint,
             connect_timeout=_TIMEOUT_S,
             read_timeout=60,
             retries={"max_attempts": 4, "mode": "standard"},
-            # Servers other than AWS's seldom answer to BUCKET.their-name.
-            s3={"addressing_style": "path" if custom_endpoint else "auto"},
             max_pool_connections=32,
-            # The embedded AWS is on this machine, whatever proxy the user has.
-            **({"proxies": {}} if is_loopback(urlsplit(custom_endpoint or "").netloc) else {}),
         )
         with self._translate_errors("s3:ListBucket"):
             self._client: Any = session.create_session(env).client("s3", endpoint_url=custom_endpoint, config=config)

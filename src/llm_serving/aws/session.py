@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from llm_serving.loopback import is_loopback
 from llm_serving.settings.errors import Unavailable
 
 DENIED_CODES = frozenset(
@@ -50,6 +51,20 @@ def create_session(env: Mapping[str, str] | None = None) -> Any:
         aws_session_token=env.get("AWS_SESSION_TOKEN") or None,
         region_name=env.get("AWS_REGION"),
         botocore_session=core,
+    )
+
+
+def build_config(endpoint: str | None, **settings: Any) -> Any:
+    """Build a client's botocore Config, for AWS or for another server at `endpoint`."""
+    from botocore.config import Config
+
+    is_here = endpoint is not None and is_loopback(urllib.parse.urlsplit(endpoint).netloc)
+    return Config(
+        # Servers other than AWS's seldom answer to BUCKET.their-name.
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        # The embedded AWS is on this machine, whatever proxy the user has.
+        proxies={} if is_here else None,
+        **settings,
     )
 
 
@@ -166,19 +181,10 @@ class AwsSession:
             return self._create_client(service, config)
 
     def _create_client(self, service: str, settings: Any = None) -> Any:
-        from botocore.config import Config
-
-        config = Config(
-            connect_timeout=5,
-            read_timeout=20,
-            retries={"total_max_attempts": 3, "mode": "standard"},
-            # Servers other than AWS's seldom answer to BUCKET.their-name.
-            s3={"addressing_style": "path" if self.find_endpoint("s3") else "auto"},
-            max_pool_connections=16,
-            # The embedded AWS is on this machine, whatever proxy the user has.
-            **({"proxies": {}} if self._env is not None and self.emulator else {}),
-        )
-        endpoint = None if self._env is None else self.find_endpoint(service)
+        found = self.find_endpoint(service)
+        retries = {"total_max_attempts": 3, "mode": "standard"}
+        config = build_config(found, connect_timeout=5, read_timeout=20, retries=retries, max_pool_connections=16)
+        endpoint = None if self._env is None else found
         config = config.merge(settings) if settings else config
         return self._open().client(service, region_name=self.region, endpoint_url=endpoint, config=config)
 

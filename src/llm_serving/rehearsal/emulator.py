@@ -148,9 +148,7 @@ def _request_moto(endpoint: str, path: str, body: bytes | None = None) -> bytes:
 
 def create_client(service: str, endpoint: str, region: str) -> Any:
     """Return a boto3 client for the server at `endpoint`, whatever AWS settings the user has."""
-    import botocore.config
-
-    config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
+    config = session.build_config(endpoint, retries={"total_max_attempts": 2})
     with _CLIENT_LOCK:
         return _create_session(region, get_access_key(endpoint)).client(service, endpoint_url=endpoint, config=config)
 
