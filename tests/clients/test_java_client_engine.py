@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -15,14 +14,12 @@ from llm_serving.catalog import gguf
 from llm_serving.hub import make_gguf
 from llm_serving.kinds.streaming import programs
 from llm_serving.targets.local import engine_setups
+from tests import maven
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        not (shutil.which("mvn") and shutil.which("javac")),
-        reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
-    ),
+    maven.REQUIRED,
 ]
 
 LIMIT_S = 90

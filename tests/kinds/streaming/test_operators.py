@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,14 @@ import certifi
 import pytest
 
 from llm_serving.kinds.streaming.operators import KAFKA_PROPERTIES
+from tests import maven
 
 LOGIN = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="shop" password="p";'
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("stream")
-@pytest.mark.skipif(
-    not (shutil.which("mvn") and shutil.which("javac")),
-    reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
-)
+@maven.REQUIRED
 def test_kafkas_client_takes_the_login_and_the_certificate_of_the_mounted_secrets(
     tmp_path: Path, build_program: Callable[..., list[str]]
 ) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
+from tests import maven
+
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("stream"),
-    pytest.mark.skipif(
-        not (shutil.which("mvn") and shutil.which("javac")),
-        reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
-    ),
+    maven.REQUIRED,
 ]
 
 

@@ -42,6 +42,7 @@ from llm_serving.targets.local import readiness, supervisor
 from llm_serving.targets.on_aws import load_drivers
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.reports import run_folder
+from tests import maven
 from tests.infra.streaming.conftest import FLEET
 from tests.kinds.streaming.test_managed import BLUEPRINT
 from tests.targets.ecs import networks
@@ -51,10 +52,7 @@ from tests.validation.remote.containers import ProcessContainers
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("stream"),
-    pytest.mark.skipif(
-        not (shutil.which("mvn") and shutil.which("javac")),
-        reason="Maven or Java is not installed. Fix: run apt-get install maven openjdk-17-jdk-headless.",
-    ),
+    maven.REQUIRED,
 ]
 
 
