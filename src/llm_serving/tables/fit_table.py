@@ -116,9 +116,9 @@ def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context:
         if kind_instances:
             parts += [_render_table(model, kind_instances, fits, title), Text()]
         others = [row.name for row in of_kind if not fits[row.name]]
-        if others and kind in _get_platforms(model):
-            reader = engines.find_reader(model.formats)
-            parts += [Text(f"{reader} does not run it on {_format_names(others)}", style="dim"), Text()]
+        if others:
+            refused = _format_names(others) if kind in _get_platforms(model) else title
+            parts += [Text(f"{engines.find_reader(model.formats)} does not run it on {refused}", style="dim"), Text()]
     no_accelerators = [instance for instance in instances.values() if not instance.accelerators]
     cpu_instances = [instance for instance in no_accelerators if fits[instance.name]]
     if cpu_instances:
@@ -223,7 +223,8 @@ def _describe_attention(model: Model) -> str:
 def _render_table(model: Model, instances: Sequence[Instance], fits: Fits, title: str) -> Table:
     columns = _select_columns(instances, fits)
     # 80 columns are enough: lists of names fold, names and numbers do not.
-    caption = "KV cache per replica in thousand tokens" if model.is_known else "Whether the weights and a tenth fit"
+    shown = "Whether it fits" if model.encoder else "KV cache per replica in thousand tokens"
+    caption = shown if model.is_known else "Whether the weights and a tenth fit"
     title = f"{caption}, by number of {title}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("instance types", min_width=20)

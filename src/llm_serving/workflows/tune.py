@@ -213,7 +213,9 @@ class _Session:
     work: Path
     text: str
     document: Document[Any]
-    start: float = field(default_factory=lambda: time.monotonic())
+    start: float = field(default_factory=lambda: time.time())
+    """Of the wall clock: a monotonic one stands still while a laptop sleeps, and instances cost on."""
+
     deployed: Trial | None = None
     deployed_at: float = 0.0
     loader: Loader | None = None
@@ -273,7 +275,7 @@ class _Session:
                     self._destroy()
             finally:
                 self._end_trial()  # until it is gone, it costs
-                self.state.seconds = round(before_s + time.monotonic() - self.start, 1)
+                self.state.seconds = round(before_s + time.time() - self.start, 1)
                 self._save()
 
     def _list_notes(self, best: Trial | None) -> Iterator[str]:
@@ -310,7 +312,7 @@ class _Session:
         title = f"Configuration {trial.number} of {len(self.state.trials)}: {trial.title}"
         console.err.print(f"[bold]{title}[/bold]", highlight=False)
         self._write_blueprint(trial)
-        self.deployed, self.deployed_at = trial, time.monotonic()
+        self.deployed, self.deployed_at = trial, time.time()
         target = registry.load_target(self.job.target)
         plan = planning.plan(self.work, self.job.fleet_file, target=self.job.target)
         target.deploy(plan, lambda _: None, force=True)
@@ -333,7 +335,7 @@ class _Session:
 
     def _count_time(self) -> None:
         if self.deployed:
-            now = time.monotonic()
+            now = time.time()
             self.deployed.seconds = round(self.deployed.seconds + now - self.deployed_at, 1)
             self.deployed_at = now
         if any(trial.usd_h is not None for trial in self.state.trials):
@@ -354,7 +356,7 @@ class _Session:
             raise CheckFailed(f"{self.work.name} may still run, and cost: {error}\nFix: run {fix}") from None
 
     def _raise_if_exceeded(self) -> None:
-        limits, used_s = self.job.limits, time.monotonic() - self.start
+        limits, used_s = self.job.limits, time.time() - self.start
         if used_s >= limits.seconds:
             raise _LimitReachedError(f"the time limit of {limits.seconds / 60:g} min was reached")
         self._count_time()

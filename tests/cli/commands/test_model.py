@@ -12,7 +12,7 @@ import pytest
 from llm_serving import console, processes
 from llm_serving.catalog import models
 from llm_serving.cli import main
-from llm_serving.hub import upload
+from llm_serving.hub import make_gguf, upload
 from llm_serving.rehearsal import emulator
 
 
@@ -95,6 +95,16 @@ def test_in_80_columns_the_list_of_models_cuts_no_name(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_fit_of_a_gguf_file_says_on_which_kinds_of_accelerators_it_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_gguf.make("tiny", tmp_path / "mine")
+    assert _run_cli("fit", str(tmp_path / "mine"), "--type", "g6.xlarge", "--type", "c7i.large") == 0
+    text = capsys.readouterr().out
+    assert "llama.cpp does not run it on GPUs" in text
+    assert "c7i.large" in text
+
+
 def test_fit_explains_why_a_model_cannot_be_split(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "zai-org/GLM-4.7-Flash") == 0
     text = capsys.readouterr().out
@@ -140,7 +150,7 @@ def test_an_encoder_fits_without_a_cache(capsys: pytest.CaptureFixture[str]) -> 
     assert _run_cli("fit", "BAAI/bge-reranker-v2-m3", "--type", "g6e.xlarge") == 0
     text = capsys.readouterr().out
     assert "KV cache  none (encoder)" in text
-    assert "fits" in text
+    assert "Whether it fits, by number of GPUs" in text
 
 
 def test_fit_as_json_is_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
