@@ -15,13 +15,13 @@ from llm_serving.settings.units import build_error
 from llm_serving.settings.yaml_source import KeyPath
 
 
-def check_port(url: str) -> str:
-    """Return a URL; refuse one with a port that there cannot be."""
+def check_port(address: str) -> str:
+    """Return a URL, or NAME:PORT; refuse one with a port that there cannot be."""
     try:
-        _ = urlsplit(url).port
+        _ = urlsplit(address if "//" in address else f"//{address}").port
     except ValueError:
         raise build_error("its port is above 65535", "use a port that there is") from None
-    return url
+    return address
 
 
 EndpointUrl = Annotated[str, FORMATS["endpoint-url"], AfterValidator(check_port)]

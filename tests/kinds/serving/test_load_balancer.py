@@ -62,9 +62,20 @@ def test_load_balancers_of_gateways_reach_the_routers_where_the_fleet_has_them(t
         assert (values.get("networkPolicy"), "loadBalancer" in values) == (policy, False)
 
 
-def test_every_address_is_no_range_of_clients(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "clients: 0.0.0.0/0",
+            'clients: "0.0.0.0/0": it is every address. Fix: name the ranges of your clients.',
+        ),
+        (
+            "gateway: edge:65536",
+            'gateway: "edge:65536": its port is above 65535. Fix: use a port that there is.',
+        ),
+    ],
+)
+def test_what_a_load_balancer_cannot_have_is_refused(tmp_path: Path, row: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
-        render(tmp_path, BLUEPRINT.format(", clients: 0.0.0.0/0"))
-    assert str(refused.value).endswith(
-        'load_balancer.clients: "0.0.0.0/0": it is every address. Fix: name the ranges of your clients.'
-    )
+        render(tmp_path, BLUEPRINT.format(f", {row}"))
+    assert str(refused.value).endswith(f" load_balancer.{message}")

@@ -61,7 +61,7 @@ _FRAMEWORK = command_parts.get_default(frameworks.load_frameworks())
 Image = Annotated[str, dataclasses.replace(FORMATS["image"], example=engines.load_engines()[_ENGINE].image)]
 MediaHost = Annotated[str, FORMATS["media-host"]]
 TracesUrl = Annotated[str, FORMATS["traces-url"], AfterValidator(check_port)]
-GatewayService = Annotated[str, FORMATS["gateway-service"]]
+GatewayService = Annotated[str, FORMATS["gateway-service"], AfterValidator(check_port)]
 
 
 class Disruption(Settings):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.validation.sample import SampleRows, send
+from llm_serving.settings.errors import Unavailable
 from tests import known_server
+from tests.http_handler import QuietHandler
 from tests.kinds.batch.test_blueprint import MINIMAL, resolve
 
 
@@ -43,6 +47,24 @@ def test_prompts_have_the_samples_lengths_in_the_endpoints_own_tokens(
     low, high = deployment.sample.input_tokens
     assert low <= min(lengths["measured"]) < max(lengths["measured"]) <= high
     assert max(lengths["unmeasured"]) > high, "the template's tokens come on top where nobody counts them"
+
+
+def test_an_endpoint_with_a_key_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keyed(QuietHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            usage = {"prompt_tokens": 2, "completion_tokens": 3}
+            is_own = self.headers.get("Authorization") == "Bearer sk-mine"
+            self.respond_json({"usage": usage}, 200 if is_own else 401)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Keyed) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(Unavailable, match="401"):
+            send(url, b"{}")
+        monkeypatch.setenv("BLUEPRINT_API_KEY", "sk-mine")
+        assert send(url, b"{}")["completion_tokens"] == 3
+        server.shutdown()
 
 
 def test_an_endpoint_that_does_not_answer_leaves_a_word_a_token(deployment: BatchDeployment) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation.load import prompts
+from llm_serving.validation.load import api_key, prompts
 from llm_serving.validation.load.load_plan import RequestLength
 from llm_serving.validation.load.prompts import PromptGenerator, TokenCosts
 
@@ -24,16 +24,18 @@ URL = "/v1/chat/completions"
 """Path of all rows that can run."""
 
 _REQUEST_TIMEOUT_S = 120.0
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), api_key.NoRedirects)
 
 
 def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
-    """Send the body of a row, and return the answer's `usage`.
+    """Send the body of a row, with the key in BLUEPRINT_API_KEY, and return the answer's `usage`.
 
     Raises:
+        InputError: the key would leave this machine without TLS.
         Unavailable: there is no answer, or it has no usage.
     """
-    request = urllib.request.Request(f"{endpoint_url}{URL}", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **api_key.build_headers(endpoint_url)}
+    request = urllib.request.Request(f"{endpoint_url}{URL}", body, headers)
     try:
         with _OPENER.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
             usage = untrusted_json.parse(response.read())["usage"]
