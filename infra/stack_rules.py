@@ -152,6 +152,18 @@ def check_open_ingress(stack: Stack) -> Violations:
             yield f"{address}: open to any address: the internet could reach it. Fix: use a security group as source."
 
 
+_GROUP_DESCRIPTION = re.compile(r"[A-Za-z0-9 ._\-:/()#,@\[\]+=&;{}!$*]{0,255}")
+"""Of a security group or its rule. Source: EC2 API reference, CreateSecurityGroup and IpRange, 2026-11."""
+
+
+def check_group_descriptions(stack: Stack) -> Violations:
+    """Find descriptions of security groups and of their rules that EC2 refuses."""
+    for address, settings in list_resources(stack):
+        description = settings.get("description") or ""
+        if "security_group" in address.partition(".")[0] and not _GROUP_DESCRIPTION.fullmatch(description):
+            yield f"{address}: description {description!r}: EC2 refuses it. Fix: use letters, digits and spaces."
+
+
 def check_launch_templates(stack: Stack) -> Violations:
     """Launch templates whose instances answer without a token, hand their role to containers, or write in the clear."""
     for address, settings in list_resources(stack, "aws_launch_template"):
@@ -304,6 +316,7 @@ RULES: tuple[Callable[[Stack], Violations], ...] = (
     check_broad_statements,
     check_queue_senders,
     check_open_ingress,
+    check_group_descriptions,
     check_launch_templates,
     check_efa_zones,
     check_efa_rules,

@@ -126,7 +126,7 @@ def _add_client_group(stack: FleetStack, vpc_id: str) -> aws.security_group.Secu
     """Add the group of the private endpoint that lets in the clients outside the cluster."""
     name = f"{stack.cluster_name}-api"
     group = add_security_group(
-        stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
+        stack, "api-clients", name=name, description="Clients of the private endpoint", vpc_id=vpc_id
     )
     keep_until_unused(group)
     clients = stack.fleet.eks.private_from

@@ -61,6 +61,14 @@ def drop_ingress(stack: Stack) -> None:
     del filter_by_type(stack, "aws_vpc_security_group_ingress_rule")["efa-ingress"]
 
 
+def describe_with_apostrophe(stack: Stack) -> None:
+    filter_by_type(stack, "aws_security_group")["machines"]["description"] = "The fleet's machines"
+
+
+def describe_rule_at_length(stack: Stack) -> None:
+    filter_by_type(stack, "aws_vpc_security_group_egress_rule")["machines-https"]["description"] = "a" * 256
+
+
 def drop_egress(stack: Stack) -> None:
     del filter_by_type(stack, "aws_vpc_security_group_egress_rule")["efa-egress"]
 
@@ -171,6 +179,8 @@ BROKEN: dict[Callable[[Stack], None], str] = {
     drop_ingress: f"{TEMPLATE}: an EFA interface without ingress from its own group: ",
     drop_egress: f"{TEMPLATE}: an EFA interface without egress to its own group: ",
     open_egress: f"{TEMPLATE}: an EFA interface without egress to its own group: ",
+    describe_with_apostrophe: 'aws_security_group.machines: description "The fleet\'s machines": EC2 refuses it. ',
+    describe_rule_at_length: "aws_vpc_security_group_egress_rule.machines-https: description 'aaa",
     leave_efa_group: f"{TEMPLATE}: an EFA interface without ingress from its own group: ",
     add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines: 2 zones: EFA works within one zone. Fix: keep one subnet.",
     allow_any_action: "aws_iam_role_policy.instance-role-policy: Action ['logs:*']: ",

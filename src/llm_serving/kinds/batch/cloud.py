@@ -106,7 +106,7 @@ def _list_calls(settings: Blueprint, answering: FoundDeployment, *, is_worker: b
     }
     if is_worker and deployment and answering.metrics_urls:
         labels, metrics_port = {"inference/kind": "engine"}, addresses.find_port(answering.metrics_urls[0])
-        calls["metrics"] = Call(purpose="The engines' metrics", port=metrics_port, deployment=deployment, labels=labels)
+        calls["metrics"] = Call(purpose="Metrics of engines", port=metrics_port, deployment=deployment, labels=labels)
     if is_worker and cache:
         calls["cache"] = Call(purpose="Answers for servers", port=urlsplit(cache.url).port or CACHE_PORT)
     return calls
