@@ -446,10 +446,11 @@ async def _read_json(request: web.Request) -> dict[str, Any]:
         raise web.HTTPUnsupportedMediaType(text=f"{request.content_type} is not application/json, as requests are sent")
     try:
         body = await request.json()
+        json.dumps(body, ensure_ascii=False).encode()  # JSON allows half of a surrogate pair, ids and keys do not
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise BadSubmission("body", "the request is not a JSON object")
+        raise BadSubmission("body", "the request is not a JSON object in UTF-8")
     return body
 
 
@@ -515,9 +516,11 @@ def _parse_seconds(seconds: str | None, window: Any, most_s: float) -> float:
     if seconds:
         field, subject = "metadata.deadline", f"{seconds} seconds are"
         try:
-            deadline_s = max(1.0, float(seconds))
+            deadline_s = float(seconds)
         except ValueError:
-            raise BadSubmission(field, f"{seconds} is not a number of seconds") from None
+            deadline_s = 0.0
+        if not deadline_s > 0:  # as of nan
+            raise BadSubmission(field, f"{seconds} is not a positive number of seconds")
     elif window:
         field, subject = "completion_window", f"{str(window)[:80]} is"
         match = re.fullmatch(r"([1-9]\d{0,5})([mhd])", str(window))

@@ -111,7 +111,10 @@ def test_a_batch_can_be_cancelled_and_is_listed(run: BatchRun, client: openai.Op
         ({"endpoint": "/v1/images"}, "/v1/images is not one of"),
         ({"metadata": {"team": "nobody"}}, "there is no team nobody: default or search or ads"),
         ({"metadata": {"priority": "urgent"}}, "urgent is not one of high, normal, low"),
-        ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
+        *(
+            ({"metadata": {"deadline": n}}, f"{n} is not a positive number of seconds")
+            for n in ("soon", "nan", "-60", "0")
+        ),
         ({"metadata": {"deadline": "inf"}}, "inf seconds are more than 365 days, after which nothing of a job is kept"),
         ({"metadata": {"bad_rows": "drop"}}, "drop is neither skip nor refuse"),
         ({"completion_window": "0h"}, "0h is not a number of minutes"),

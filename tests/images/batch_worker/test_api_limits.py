@@ -22,6 +22,8 @@ from tests.images.batch_worker.conftest import BUCKET
 from tests.images.batch_worker.test_api import ask_api
 
 JSON = {"Content-Type": "application/json"}
+HALF = '{"metadata": {"again": "\\ud83d"}, "input_file_id": "file-0"}'
+"""With half of a surrogate pair, as where a client cuts a text."""
 
 
 class FakeUpload:
@@ -64,10 +66,10 @@ def test_a_body_that_is_no_file_has_a_mebibyte_at_most(batch_settings: Any) -> N
     assert (status, answer["error"]["message"]) == (413, "a body that is not a file has at most 1048576 bytes")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[1]", "", "\xff"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[1]", "", "\xff", HALF])
 def test_a_body_that_is_no_object_of_json_is_refused(batch_settings: Any, text: str) -> None:
     status, answer = ask(batch_settings, "POST", "/v1/batches", data=text.encode("latin-1"), headers=JSON)
-    assert (status, answer["error"]["message"]) == (400, "the request is not a JSON object")
+    assert (status, answer["error"]["message"]) == (400, "the request is not a JSON object in UTF-8")
 
 
 def test_calls_that_take_long_hold_no_other_up(batch_settings: Any) -> None:
