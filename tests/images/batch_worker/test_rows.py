@@ -93,6 +93,7 @@ def test_a_line_that_is_too_long_is_reported_and_not_held() -> None:
         (build_row(body=[]), "invalid_body"),
         (build_row(body={**BODY, "stream": True}), "invalid_body"),
         (build_row(body={**BODY, "background": True}), "invalid_body"),
+        (build_row(body={**BODY, "kv_transfer_params": {"do_remote_prefill": True}}), "invalid_body"),
     ],
 )
 def test_a_row_that_cannot_run_has_a_code(content: bytes, code: str) -> None:

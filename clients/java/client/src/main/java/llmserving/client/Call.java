@@ -228,7 +228,7 @@ final class Call<T> {
 
     private long computeWait(LlmException failure) {
         if (failure.retryAfter().isPresent() && !shared.endpoints().hasFresh(tried)) {
-            return failure.retryAfter().get().toNanos();
+            return TimeUnit.NANOSECONDS.convert(failure.retryAfter().get()); // any time, as Duration.toNanos does not
         }
         long backoff = FIRST_BACKOFF_NANOS << Math.min(retriesMade, 10);
         return ThreadLocalRandom.current().nextLong(backoff / 2, backoff);

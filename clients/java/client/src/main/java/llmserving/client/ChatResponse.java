@@ -30,7 +30,7 @@ public record ChatResponse(
             @JsonProperty(required = true) @JsonSetter(nulls = Nulls.FAIL) Message message,
             @JsonProperty("finish_reason") String finishReason) {}
 
-    /** Return the text of the first answer. */
+    /** Return the text of the first answer; null if it has none, as where all its tokens were reasoning. */
     public String text() {
         return choices.get(0).message().content();
     }

@@ -355,14 +355,15 @@ class LlmClientTest {
     void aServerWhoseTimeIsPastTheDeadlineFailsTheCallAtOnce() {
         List<Integer> statuses = List.of(429, 503);
         for (int status : statuses) {
+            long seconds = status == 429 ? 3600 : 1_796_000_000_000L; // the second is a time in milliseconds
             server.enqueue(new MockResponse()
                     .setResponseCode(status)
-                    .setHeader("Retry-After", "3600")
+                    .setHeader("Retry-After", seconds)
                     .setBody("queue is full"));
             try (LlmClient client = builder().build()) {
                 LlmException error = assertThrows(LlmException.class, () -> client.chat(HELLO, LONG));
                 assertEquals(status + ": queue is full", error.getMessage());
-                assertEquals(Duration.ofHours(1), error.retryAfter().orElseThrow());
+                assertEquals(Duration.ofSeconds(seconds), error.retryAfter().orElseThrow());
             }
         }
         assertEquals(statuses.size(), server.getRequestCount());

@@ -1,6 +1,7 @@
 package llmserving.example;
 
 import java.time.Duration;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
@@ -41,7 +42,7 @@ final class Ranker {
                 .exceptionally(failure -> Optional.empty())
                 .completeOnTimeout(Optional.empty(), deadline.toNanos(), TimeUnit.NANOSECONDS);
         return client.chatAsync(request, deadline)
-                .thenApply(answer -> new Ranking(answer.text(), Source.LIVE))
+                .thenApply(answer -> new Ranking(Objects.requireNonNull(answer.text()), Source.LIVE))
                 .exceptionallyCompose(failure -> cached.thenApply(answer -> answer.map(
                                 text -> new Ranking(text, Source.CACHE))
                         .orElse(new Ranking(defaultAnswer, Source.DEFAULT))));

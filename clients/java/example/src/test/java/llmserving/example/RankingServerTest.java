@@ -159,6 +159,12 @@ class RankingServerTest {
     }
 
     @Test
+    void anAnswerWithoutATextFallsBack() throws Exception {
+        endpoint.enqueue(new MockResponse().setBody("{\"choices\": [{\"message\": {\"role\": \"assistant\", \"content\": null}}]}"));
+        assertRanking("bestsellers", "default", ask(ENOUGH, "s-1"));
+    }
+
+    @Test
     void withEndpointAndCacheAwayTheDefaultIsAnsweredAndTheCacheIsUsedAgainOnceItIsBack() throws Exception {
         endpoint.shutdown();
         set("shop:stream:s-1", "{\"answer\": \"sku-3\", \"at\": 1.0}");
