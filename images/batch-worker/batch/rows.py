@@ -29,9 +29,8 @@ REPEATED = "duplicate_custom_id"
 _PROCESS_ID, _result_numbers = uuid.uuid4().hex[:20], itertools.count()
 """A random number for each result would take a tenth of what a row costs."""
 
-_REFUSED = ("stream", "background", "kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host")
-"""Fields of a body that no row may have: the answer is read whole, and by the last four a router tells engines from
-where to read a KV cache, which others share."""
+_TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host")
+"""By these a router tells engines from where to read a KV cache, which may be another team's."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -133,7 +132,7 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     body = request.get("body")
     if not isinstance(body, dict):
         raise RowError("invalid_body", "body: a JSON object", custom_id)
-    for name in _REFUSED:
+    for name in ("stream", "background", *_TRANSFER_FIELDS):
         if body.get(name):
             raise RowError("invalid_body", f"body.{name}: not in a batch", custom_id)
     return Row(custom_id, str(url), body)
