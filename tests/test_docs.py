@@ -115,12 +115,15 @@ def test_every_link_within_a_page_leads_to_a_heading(page: Path) -> None:
 
 def test_the_application_of_argo_cd_installs_a_chart_with_the_values_that_are_rendered() -> None:
     text = (ROOT / "docs/gitops.md").read_text("utf-8")
-    [block] = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    application = yaml.safe_load(block)
-    manifests, chart, values = application["spec"]["sources"]
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    shared, application = map(yaml.safe_load, blocks)
+    chart, values = application["spec"]["sources"]
     name = application["metadata"]["name"]
-    assert manifests["path"] == f"rendered/{name}/eks"
-    assert manifests["directory"] == {"include": namespace.FILE}
+    # Whoever deletes the deployment's Application deletes what that has.
+    assert shared["metadata"]["name"] != name
+    assert "prune" not in shared["spec"]["syncPolicy"]["automated"]
+    assert shared["spec"]["source"]["path"] == f"rendered/{name}/eks"
+    assert shared["spec"]["source"]["directory"] == {"include": namespace.FILE}
     assert (ROOT / chart["path"].removeprefix("blueprint/") / "Chart.yaml").is_file()
     assert chart["helm"]["valueFiles"] == [f"${values['ref']}/rendered/{name}/eks/eks.yaml"]
     assert application["spec"]["destination"]["namespace"] == names.SERVING_NAMESPACE

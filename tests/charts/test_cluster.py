@@ -31,7 +31,7 @@ from tests.charts.conftest import Render
 from tests.charts.test_dynamo import render_graph
 from tests.charts.test_presets import NAMES, each_preset
 from tests.control_plane import machines
-from tests.control_plane.control_plane import ControlPlane
+from tests.control_plane.control_plane import BUDGET, ControlPlane
 from tests.kinds.serving import resolving
 from tests.kinds.serving.frameworks import test_dynamo
 
@@ -155,6 +155,67 @@ def test_models_that_share_accelerators_are_one_workload_that_scales_by_their_qu
     assert startup["failureThreshold"] * startup["periodSeconds"] > 2 * 600, "both models load, one after the other"
     [scaler] = [manifest for manifest in manifests if manifest["kind"] == "ScaledObject"]
     assert "vllm:num_requests_waiting" in scaler["spec"]["triggers"][0]["metadata"]["query"]
+
+
+RAY_ROLES = {
+    "head": {"kind": "router", "ports": {"metrics": 9090, "dashboard": 8265}},
+    "many": {"kind": "engine", "replicas": 3, "ports": {"metrics": 9090}},
+    "one": {"kind": "engine", "ports": {"metrics": 9090}, "disruption": {"maxUnavailable": "50%"}},
+}
+RAY_VALUES = {
+    "framework": "ray",
+    "frameworkConfig": {"version": "2.60.0", "serve": {"applications": []}},
+    "model": {"served": "mine"},
+    "image": "registry.example/ray:1",
+    "roles": RAY_ROLES,
+}
+
+
+def test_a_node_with_pods_of_ray_can_be_drained(secured_cluster: ControlPlane, render_chart: Render) -> None:
+    """The owner of such pods, a RayCluster, has no scale, as the RayService has none here.
+
+    Source: ray-project/kuberay at feeaf72, ray-operator/apis/ray/v1/raycluster_types.go, and its issue 2662.
+    """
+    namespace, cluster = "privileged", secured_cluster
+    rendered = [{**item, "metadata": {**item["metadata"], "namespace": namespace}} for item in render_chart(RAY_VALUES)]
+    [service] = (item for item in rendered if item["kind"] == "RayService")
+    budgets = [item for item in rendered if item["kind"] == "PodDisruptionBudget"]
+    [any_budget, *_] = budgets
+    wrong = {**any_budget, "metadata": {"name": "wrong", "namespace": namespace}}
+    wrong["spec"] = {"maxUnavailable": 1, "selector": any_budget["spec"]["selector"]}
+    cluster.api.apply([machines.build_plain("ray"), service])
+    owner = cluster.read(Kind("ray.io/v1", "RayService"), "mine", namespace)
+    reference = {key: owner["metadata"][key] for key in ("name", "uid")}
+    reference |= {"apiVersion": "ray.io/v1", "kind": "RayService", "controller": True}
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{budget['metadata']['name']}-{number}",
+                "namespace": namespace,
+                "labels": budget["spec"]["selector"]["matchLabels"],
+                "ownerReferences": [reference],
+            },
+            "spec": {"nodeName": "ray", "containers": [{"name": "ray", "image": "ray:0"}]},
+        }
+        for budget in budgets
+        for number in range(3 if "many" in budget["metadata"]["name"] else 1)
+    ]
+    cluster.api.apply([*pods, *budgets, wrong])
+
+    def count_evictable() -> list[int]:
+        found = [cluster.read(BUDGET, item["metadata"]["name"], namespace) for item in budgets]
+        return [item.get("status", {}).get("disruptionsAllowed", 0) for item in found]
+
+    processes.wait_until(lambda: count_evictable() == [1, 1, 1], "the budgets' controller", 90)
+
+    def read_fault() -> str:
+        conditions = cluster.read(BUDGET, "wrong", namespace).get("status", {}).get("conditions", [])
+        return str([condition["message"] for condition in conditions])
+
+    processes.wait_until(lambda: "does not implement the scale" in read_fault(), "what the other budget lacks", 90)
+    cluster.remove(*pods, wrong, *budgets, service, machines.build_plain("ray"))
 
 
 GRAPH = Kind("nvidia.com/v1beta1", "DynamoGraphDeployment")

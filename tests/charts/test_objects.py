@@ -119,7 +119,7 @@ def test_kubernetes_accepts_the_objects_of_all_values(render_chart: Render, sche
         ("route.yaml", "backendRefs", "backends", {"HTTPRoute"}),
         ("monitors.yaml", "podMetricsEndpoints", "endpoints", {"PodMonitor"}),
         ("network.yaml", "podSelector: {}", "podSelectors: {}", {"NetworkPolicy"}),
-        ("disruption.yaml", "minAvailable:", "minAvailable: [1]\n  maxUnavailable:", {"PodDisruptionBudget"}),
+        ("disruption.yaml", "{{ $key }}:", "minAvailable: [1]\n  maxUnavailable:", {"PodDisruptionBudget"}),
     ],
 )
 def test_a_typo_in_a_template_is_detected(
@@ -449,6 +449,19 @@ def test_pods_of_a_replica_with_several_nodes_share_a_zone_and_replicas_need_not
         )
 
 
+def test_a_role_keeps_its_service_where_its_replicas_get_more_nodes(render_chart: Render) -> None:
+    """Helm goes neither from a Service that LeaderWorkerSet has created to its own, nor back."""
+    one = build_engine(nodes=1)
+    for role in (one, {**one, "nodes": 2, "workerCommand": ["serve"]}):
+        [service] = filter_by_kind(render_chart(build_values(role)), "Service", "mine-worker")
+        assert service["spec"]["clusterIP"] == "None"
+        # As pkg/utils/controller/controller_utils.go of LeaderWorkerSet 0.10.0 makes its own.
+        assert ("publishNotReadyAddresses" in service["spec"], "ports" in service["spec"]) == (
+            role["nodes"] > 1,
+            role["nodes"] == 1,
+        )
+
+
 def test_followers_wait_for_their_leaders_requests_and_leaders_for_the_router(render_chart: Render) -> None:
     manifests = render_chart(build_values(build_engine(nodes=2, workerCommand=["serve"], drain={"graceSeconds": 150})))
     template = filter_by_kind(manifests, "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
@@ -527,6 +540,16 @@ def test_exact_types_zones_labels_and_the_accelerators_taint(render_chart: Rende
         "vpc.amazonaws.com/efa": "16",
         "hugepages-2Mi": "5120Mi",
     }
+
+
+def test_pods_that_ask_for_neuron_cores_run_as_those_that_ask_for_devices(render_chart: Render) -> None:
+    """Nodes have the taint of devices alone, which cores need too, and pinned memory."""
+    pods = [
+        list_pods(render_chart(build_values(build_engine(nodes=1, resources={"accelerator": accelerator}))))[-1]["spec"]
+        for accelerator in ({"name": f"aws.amazon.com/{name}", "count": 1} for name in ("neuron", "neuroncore"))
+    ]
+    devices, cores = ([pod["tolerations"], pod["containers"][0]["securityContext"]] for pod in pods)
+    assert devices == cores and devices[0][0]["key"] == "aws.amazon.com/neuron"
 
 
 # How it starts, scales and ends.
@@ -615,6 +638,12 @@ def test_queries_of_autoscaler_and_alerts_have_the_monitors_labels(
     ]
     assert len(queries) >= 5
     assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in queries)
+
+
+def test_alerts_of_releases_of_one_name_in_two_namespaces_differ(render_chart: Render) -> None:
+    """A sum has no label of what it adds: to Alertmanager both would be one alert, which the other resolves."""
+    groups = filter_by_kind(render_chart(FULL_VALUES), "PrometheusRule")[0]["spec"]["groups"]
+    assert {rule["labels"]["namespace"] for group in groups for rule in group["rules"]} == {"serving"}
 
 
 def test_an_engine_with_requests_that_computes_nothing_is_an_alert(render_chart: Render) -> None:

@@ -158,6 +158,14 @@ MONITORED = {"monitoring": {"podMonitors": True}}
             "roles.engines: the chart has an object mine-engines of its own. Fix: choose another name",
         ),
         (
+            {
+                **build_release(),
+                "roles": {**build_release()["roles"], "planner": build_release()["roles"]["worker"]},
+                "frameworkConfig": {"planners": {"worker": {}}},
+            },
+            "roles.planner: the chart has an object mine-planner of its own. Fix: choose another name",
+        ),
+        (
             build_release(env={"A": "1"}, secretEnv={"A": {"secret": "keys", "key": "a"}}),
             "roles.worker.secretEnv.A: env has it too. Fix: remove one of the two",
         ),

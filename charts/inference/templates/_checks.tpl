@@ -88,7 +88,9 @@
 {{- if gt (len $name) 52 -}}
 {{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: use a shorter name of the release or role" $at $name (len $name)) -}}
 {{- end -}}
-{{- if has .name (list "engines" "nodes" "pool-master") -}}
+{{- $config := .root.Values.frameworkConfig -}}
+{{- $own := dict "engines" true "nodes" true "pool-master" true "planner" $config.planners "picker" $config.endpointPicker "operator" (include "inference.isRay" .root) -}}
+{{- if get $own .name -}}
 {{- $wrong = append $wrong (printf "%s: the chart has an object %s of its own. Fix: choose another name" $at $name) -}}
 {{- end -}}
 {{- range $variable, $_ := $role.env -}}

@@ -173,7 +173,7 @@ privileged: true
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
-  {{- if or (int .resources.efa) (eq .resources.accelerator.name "aws.amazon.com/neuron") }}
+  {{- if or (int .resources.efa) (hasPrefix "aws.amazon.com/neuron" .resources.accelerator.name) }}
   # EFA interfaces and Neuron devices need pinned memory.
   add: [IPC_LOCK]
   {{- end }}
@@ -183,7 +183,7 @@ capabilities:
 {{- define "inference.container" -}}
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
-{{- if eq .role.resources.accelerator.name "aws.amazon.com/neuron" }}
+{{- if hasPrefix "aws.amazon.com/neuron" .role.resources.accelerator.name }}
 # The compiler leaves files where it is started. The image's own folder can be written to only where it is a volume.
 workingDir: /tmp
 {{- end }}
@@ -320,7 +320,8 @@ nodeSelector:
 {{- if or (int $accelerator.count) $placement.tolerations }}
 tolerations:
   {{- if int $accelerator.count }}
-  - {key: {{ $accelerator.name }}, operator: Exists, effect: NoSchedule}
+  # Nodes with Neuron devices are tainted by their name, whether pods ask for devices or cores.
+  - {key: {{ trimSuffix "core" $accelerator.name }}, operator: Exists, effect: NoSchedule}
   {{- end }}
   {{- with $placement.tolerations }}
   {{- toYaml . | nindent 2 }}

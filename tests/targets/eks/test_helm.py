@@ -30,6 +30,18 @@ def test_a_diff_says_that_replicas_end_where_an_autoscaler_takes_over(
         assert "its 3 replicas become 1 at once" in warnings[0] and "blueprint shift" in warnings[0]
 
 
+def test_a_diff_leaves_out_replicas_beside_a_scaling_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The chart reads them in the cluster, which rendering does not."""
+    graph = (
+        "kind: Graph\nmetadata: {{name: mine}}\nspec: {{components: [{{name: a, {}}}, {{name: b, replicas: {}}}]}}\n"
+    )
+    monkeypatch.setattr(helm, "render_objects", lambda _: graph.format("scalingAdapter: {}", 1))
+    plan: Any = SimpleNamespace(rendered=tmp_path / "eks.yaml")
+    for others, is_changed in ((1, False), (2, True)):
+        deployed = graph.format("scalingAdapter: {}, replicas: 3", others)
+        assert bool(helm.diff(plan, helm.Release(1, True, deployed))) == is_changed
+
+
 @pytest.mark.parametrize(
     ("statuses", "revision", "settled"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.targets.eks import pods
+from llm_serving.targets.eks import pods, readiness
 
 
 def test_a_pod_that_drains_or_was_evicted_is_no_replica_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +24,29 @@ def test_a_pod_that_drains_or_was_evicted_is_no_replica_any_more(monkeypatch: py
     ]
     monkeypatch.setattr(pods, "_list_all_pods", lambda *_: listed)
     assert [replica.name for replica in pods.list_replicas(plan)] == ["new"]
+
+
+def test_the_status_has_a_row_for_what_should_have_pods_and_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_workload(role: str, replicas: int, **status: Any) -> dict[str, Any]:
+        labels = {"app.kubernetes.io/component": role}
+        return {
+            "metadata": {"name": f"mine-{role}", "labels": labels},
+            "spec": {"replicas": replicas},
+            "status": status,
+        }
+
+    plan: Any = None
+    pod = {"metadata": {"name": "mine-router-0", "labels": {"app.kubernetes.io/component": "router"}}}
+    workloads = [
+        build_workload("router", 2),
+        build_workload("asleep", 0),
+        build_workload("new", 1),
+        build_workload("worker", 1, conditions=[{"type": "ReplicaFailure", "message": "exceeded quota"}]),
+    ]
+    monkeypatch.setattr(pods, "_list_all_pods", lambda *_: [pod])
+    monkeypatch.setattr(readiness, "_list_workloads", lambda _: workloads)
+    rows = [(row.name, row.state) for row in readiness.list_replicas(plan)]
+    assert rows == [("mine-new", "no pod"), ("mine-router-0", "unknown"), ("mine-worker", "exceeded quota")]
 
 
 def test_nothing_that_has_a_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

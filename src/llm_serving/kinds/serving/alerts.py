@@ -48,7 +48,8 @@ def _build_role(alerts: list[dict[str, Any]], deployment: ServingDeployment, rol
             expression = fill(alert["expr"], filled)
             allowed = float(filled.get("allowed") or filled.get("allowed-errors") or 0)
             if UNFILLED not in expression and alert.get("burn", 0) * allowed < 1:
-                labels = {"severity": alert["severity"], "release": deployment.name, "role": role.name}
+                place = {"namespace": names.SERVING_NAMESPACE, "release": deployment.name, "role": role.name}
+                labels = {"severity": alert["severity"], **place}
                 yield _build_rule(alert, expression, labels, filled)
 
 

@@ -181,7 +181,11 @@ def render_objects(plan: DeploymentPlan) -> str:
 
 def _format_objects(manifest: str) -> list[str]:
     """Format objects in one order, so that only differences of content show."""
-    return yaml.safe_dump_all(parse_objects(manifest), sort_keys=True, width=10**6).splitlines()
+    objects = parse_objects(manifest)
+    for component in (part for item in objects for part in item.get("spec", {}).get("components", [])):
+        if "scalingAdapter" in component:  # an upgrade writes the replicas that run, which no rendered chart knows
+            component.pop("replicas", None)
+    return yaml.safe_dump_all(objects, sort_keys=True, width=10**6).splitlines()
 
 
 def parse_objects(manifest: str) -> list[Manifest]:

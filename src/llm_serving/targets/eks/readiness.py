@@ -18,6 +18,7 @@ from llm_serving.targets import planning
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import pods
+from llm_serving.targets.on_aws.replicas import ReplicaStatus
 
 _POLL_INTERVAL_S = 5.0
 """Interval between two readiness checks."""
@@ -52,6 +53,19 @@ def _wait_for_change(plan: DeploymentPlan) -> None:
         time.sleep(_POLL_INTERVAL_S)
 
 
+def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
+    """List the release's pods, by role and name; of what should have some and has none, itself."""
+    rows = pods.list_replicas(plan)
+    running = {row.role for row in rows} | ({""} if rows else set())
+    empty = [
+        ReplicaStatus(resource["metadata"]["name"], role, reason, 0, "")
+        for resource in _list_workloads(plan)
+        if (role := _get_role(resource)) not in running and resource["spec"].get("replicas", 1)
+        for reason in [*_list_failures(resource), "no pod"][:1]
+    ]
+    return sorted([*rows, *empty], key=lambda row: (row.role, row.name))
+
+
 def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
     try:
@@ -66,13 +80,7 @@ def list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
         status, desired = resource.get("status", {}), resource["spec"].get("replicas", 1)
         updated, ready = (status.get(key, 0) for key in ("updatedReplicas", "readyReplicas"))
         if not (_is_observed(resource) and updated == ready == status.get("replicas", 0) == desired):
-            failures = [
-                condition["message"]
-                for condition in status.get("conditions", [])
-                if condition["type"] == "ReplicaFailure"
-            ]
-            role = resource["metadata"]["labels"]["app.kubernetes.io/component"]
-            yield ": ".join([f"{role} {min(updated, ready)} of {desired}", *failures])
+            yield ": ".join([f"{_get_role(resource)} {min(updated, ready)} of {desired}", *_list_failures(resource)])
 
 
 def _list_workloads(plan: DeploymentPlan) -> list[Manifest]:
@@ -82,7 +90,18 @@ def _list_workloads(plan: DeploymentPlan) -> list[Manifest]:
     if workload:
         kinds = (Kind(workload.api_version, workload.kind),)
     namespace, labels = pods.get_namespace(plan), pods.build_selector(plan)
-    return [item for kind in kinds for item in api.list_objects(kind, namespace, labels=labels)]
+    known = filter(api.has_kind, kinds)
+    return [item for kind in known for item in api.list_objects(kind, namespace, labels=labels)]
+
+
+def _get_role(resource: Manifest) -> str:
+    return str(resource["metadata"]["labels"].get("app.kubernetes.io/component", ""))
+
+
+def _list_failures(resource: Manifest) -> list[str]:
+    """List why a controller makes no pods, in its words."""
+    conditions = resource.get("status", {}).get("conditions", [])
+    return [condition["message"] for condition in conditions if condition["type"] == "ReplicaFailure"]
 
 
 def _count_updated(plan: DeploymentPlan) -> int:

@@ -44,7 +44,7 @@ class EksTarget(AwsTarget):
     find_mistakes = staticmethod(values_check.find_mistakes)
     reach_cluster = staticmethod(cluster.reach)
     open_session = staticmethod(cluster.open_session)
-    list_replicas = staticmethod(pods.list_replicas)
+    list_replicas = staticmethod(readiness.list_replicas)
     list_notes = staticmethod(pods.list_notes)
     list_starts = staticmethod(pod_starts.read)
     list_containers = staticmethod(pods.list_containers)
