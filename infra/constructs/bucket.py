@@ -6,6 +6,7 @@ which the account's owner switches on for all buckets at once, record the same w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from infra.bindings import aws
@@ -25,7 +26,7 @@ def add_bucket(
     key_arn: str,
     old_versions_days: int,
     expire_days: int = 0,
-    grants: tuple[Statement, ...] = (),
+    grants: Sequence[Statement] = (),
     keep: bool = True,
 ) -> aws.s3_bucket.S3Bucket:
     """Add a bucket and everything that keeps it private.
@@ -72,7 +73,7 @@ def _add_encryption(stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Buc
 
 
 def _add_access_controls(
-    stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, grants: tuple[Statement, ...]
+    stack: FleetStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, grants: Sequence[Statement]
 ) -> None:
     block = aws.s3_bucket_public_access_block.S3BucketPublicAccessBlock(
         stack,

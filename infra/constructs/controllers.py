@@ -5,8 +5,6 @@ Their charts give the service accounts these names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from infra.bindings import aws
 from infra.constructs import alarm, iam
 from infra.constructs.bucket import add_bucket
@@ -46,23 +44,8 @@ def add_roles(stack: FleetStack, *, cluster: aws.eks_cluster.EksCluster, vpc_id:
             namespace=ALERTMANAGER_NAMESPACE,
             service_account=ALERTMANAGER,
             description="Lets Alertmanager tell the fleet's topic",
-            statements=[*_build_publish_statements(stack, stack.fleet.alarms_to)],
+            statements=iam.read_statements(stack, "publish", topic=stack.fleet.alarms_to),
         )
-
-
-def _build_publish_statements(stack: FleetStack, topic: str) -> Iterator[Statement]:
-    """Build what publishing takes; the second statement is for a topic that a key of the account encrypts.
-
-    Source: SNS developer guide, "Managing Amazon SNS encryption keys and costs", 2026-11.
-    """
-    yield allow("Publish", ["sns:Publish"], topic)
-    account = stack.account
-    through_topic = {
-        "kms:ViaService": f"sns.{account.region}.{account.dns_suffix}",
-        "kms:EncryptionContext:aws:sns:topicArn": topic,
-    }
-    keys = account.build_arn("kms", "key/*")
-    yield allow("Encrypt", ["kms:Decrypt", "kms:GenerateDataKey"], keys, condition={"StringEquals": through_topic})
 
 
 LOGS = "logs"

@@ -33,10 +33,10 @@ def add_cluster(
         alias=f"{stack.fleet.name}-ecs",
         description=f"Commands run inside tasks, and logs, of the cluster {name}",
         grants=(
-            build_log_group_grant(stack.account, commands_group, "Commands"),
-            build_log_group_grant(stack.account, insights_group, "Insights"),
-            *build_log_grants(stack.fleet, stack.account, functions),
-            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
+            build_log_group_grant(stack, commands_group, "Commands"),
+            build_log_group_grant(stack, insights_group, "Insights"),
+            *build_log_grants(stack, functions),
+            *(build_log_group_grant(stack, group, sid) for sid, group in log_groups.items()),
         ),
     )
     # Who looks into what happened often does so months later.

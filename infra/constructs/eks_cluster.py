@@ -11,7 +11,7 @@ from types import MappingProxyType
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
 from infra.constructs import iam, model_reader
-from infra.constructs.fleet_stack import Account, FleetStack, format_expression, keep_until_unused
+from infra.constructs.fleet_stack import FleetStack, format_expression, keep_until_unused
 from infra.constructs.function import build_log_grants
 from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.key import add_key, add_log_group, build_log_group_grant
@@ -44,10 +44,10 @@ def add_cluster(
         alias=f"{stack.fleet.name}-eks",
         description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
         grants=(
-            build_log_group_grant(stack.account, group_name),
-            _build_events_grant(stack.account),
-            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
-            *build_log_grants(stack.fleet, stack.account, functions),
+            build_log_group_grant(stack, group_name),
+            *iam.read_statements(stack, "events-key"),
+            *(build_log_group_grant(stack, group, sid) for sid, group in log_groups.items()),
+            *build_log_grants(stack, functions),
         ),
     )
     # The audit log is among them: who looks into what happened often does so months later.
@@ -169,15 +169,6 @@ def _refer_to_caller(stack: FleetStack) -> str:
     return f"data.aws_iam_session_context.{session.friendly_unique_id}.issuer_arn"
 
 
-def _build_events_grant(account: Account) -> Statement:
-    """Let EventBridge put messages into queues that the key encrypts.
-
-    Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.
-    """
-    actions, of_account = ["kms:GenerateDataKey", "kms:Decrypt"], {"StringEquals": {"aws:SourceAccount": account.id}}
-    return iam.allow_service("EventsIntoQueue", iam.EVENTS, actions, "*", condition=of_account)
-
-
 @dataclass(frozen=True)
 class _Permissions:
     """What an add-on's controller may do."""
@@ -240,7 +231,5 @@ def _build_permissions(stack: FleetStack) -> dict[str, _Permissions]:
         "aws-ebs-csi-driver": _Permissions("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
         "aws-efs-csi-driver": _Permissions("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
         "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=iam.read_statements(stack, "fsx-csi-driver")),
-        "aws-mountpoint-s3-csi-driver": _Permissions(
-            "s3-csi", statements=model_reader.build_statements(stack.fleet, stack.account)
-        ),
+        "aws-mountpoint-s3-csi-driver": _Permissions("s3-csi", statements=model_reader.build_statements(stack)),
     }

@@ -13,7 +13,7 @@ from typing import Any
 from infra.bindings import aws
 from infra.bindings.cdktf import App
 from infra.constructs import alarm, iam
-from infra.constructs.fleet_stack import Account, FleetStack, format_expression
+from infra.constructs.fleet_stack import FleetStack, format_expression
 from infra.constructs.iam import Statement, add_role, allow, list_policies
 from infra.constructs.key import add_log_group, build_log_group_grant
 from llm_serving.fleet import names
@@ -82,10 +82,10 @@ def build_log_group_name(fleet: Fleet, name: str) -> str:
     return f"/aws/lambda/{names.format_function_name(fleet, name)}"
 
 
-def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[Statement]:
+def build_log_grants(stack: FleetStack, functions: Sequence[str]) -> list[Statement]:
     """Build the statements of a key's policy by which it encrypts the functions' logs."""
     return [
-        build_log_group_grant(account, build_log_group_name(fleet, name), f"Function{index}")
+        build_log_group_grant(stack, build_log_group_name(stack.fleet, name), f"Function{index}")
         for index, name in enumerate(functions)
     ]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.bindings import aws
-from infra.constructs import alarm, key, valkey
+from infra.constructs import alarm, iam, key, valkey
 from infra.constructs.fleet_stack import Account, FleetStack
-from infra.constructs.iam import Statement, allow
+from infra.constructs.iam import Statement
 from infra.constructs.network import Network
 from infra.constructs.security_group import Peer, SecurityGroups, add_rule, add_security_group
 from llm_serving.catalog import signals
@@ -182,38 +182,21 @@ def _add_database(context: GatewayContext, groups: SecurityGroups) -> aws.db_ins
     )
 
 
-def list_calls(context: GatewayContext, servers: Servers, service: Service) -> tuple[str, Iterator[Statement]]:
+def list_calls(context: GatewayContext, servers: Servers, service: Service) -> tuple[str, list[Statement]]:
     """Return the word for a program's role, and what it calls."""
-    return "gate" if service.is_entry else "meter", _build_statements(context, servers, prepares=service.is_entry)
-
-
-def _build_statements(context: GatewayContext, servers: Servers, *, prepares: bool) -> Iterator[Statement]:
-    """Build a program's permissions: to find the servers, and to read what it logs in with.
-
-    The one that `prepares` also prepares the database, as its owner, and creates the gateway's secret.
-    """
-    yield allow("Find", ["ssm:GetParameter"], servers.place.arn)
-    read = [servers.secret.arn, *([servers.owner_secret] if prepares else [])]
-    yield allow("Read", ["secretsmanager:GetSecretValue"], read)
-    if prepares:
-        yield allow("Create", ["secretsmanager:PutSecretValue"], servers.secret.arn)
-        if guardrail := context.gateway.bedrock_guardrail:
-            yield allow(
-                "Guard",
-                ["bedrock:ApplyGuardrail"],
-                context.stack.account.build_arn("bedrock", f"guardrail/{guardrail}"),
-            )
-        if models := context.gateway.bedrock_models:
-            arns = [arn for model in models for arn in _list_model_arns(context.stack.account, model)]
-            yield allow("Answer", ["bedrock:InvokeModel", "bedrock:InvokeModelWithResponseStream"], arns)
-    elif location := context.gateway.audit_export:
-        objects = f"{location.removeprefix('s3://').rstrip('/')}/*"
-        yield allow("Export", ["s3:PutObject"], context.stack.account.build_bucket_arn(objects))
-    yield allow(
-        "Decrypt",
-        ["kms:Decrypt", *(["kms:GenerateDataKey"] if prepares else [])],
-        context.key.arn,
-        condition={"StringLike": {"kms:ViaService": f"secretsmanager.{context.stack.fleet.region}.amazonaws.com*"}},
+    gateway, account = context.gateway, context.stack.account
+    guardrail, export = gateway.bedrock_guardrail, (gateway.audit_export or "").removeprefix("s3://").rstrip("/")
+    word = "gate" if service.is_entry else "meter"
+    return word, iam.read_statements(
+        context.stack,
+        f"gateway-{word}",
+        place=servers.place.arn,
+        secret=servers.secret.arn,
+        owner_secret=servers.owner_secret,
+        key=context.key.arn,
+        guardrail=account.build_arn("bedrock", f"guardrail/{guardrail}") if guardrail else "",
+        models=[arn for model in gateway.bedrock_models for arn in _list_model_arns(account, model)],
+        exports=account.build_bucket_arn(f"{export}/*") if export else "",
     )
 
 

@@ -6,7 +6,7 @@ Terraform gets the ARNs of secrets, never their values.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -39,18 +39,25 @@ def allow(
     return {**statement, "Condition": condition} if condition else statement
 
 
-def read_statements(stack: FleetStack, name: str, **values: str) -> list[Statement]:
-    """Return the statements of policies/NAME.yaml, with the stack's names and `values` in place of ${KEYS}."""
+def read_statements(stack: FleetStack, name: str, **values: str | Sequence[str]) -> list[Statement]:
+    """Return the statements of policies/NAME.yaml, with the stack's names and `values` in place of ${KEYS}.
+
+    A list takes the place of a key that stands alone. A statement whose resource is empty is left out.
+    """
     account = stack.account
-    keys = {"account": account.id, "partition": account.partition, "region": account.region}
+    keys = {"account": account.id, "partition": account.partition, "region": account.region, **values}
     keys |= {"dns_suffix": account.dns_suffix, "cluster": stack.cluster_name, "fleet": stack.fleet.name}
 
     def fill_in(node: Any) -> Any:
         if isinstance(node, dict):
             return {fill_in(key): fill_in(child) for key, child in node.items()}
-        return [*map(fill_in, node)] if isinstance(node, list) else Template(node).substitute(keys, **values)
+        if isinstance(node, list):
+            return list(own_yaml.flatten(map(fill_in, node)))
+        value = keys.get(node[2:-1], "")
+        return Template(node).substitute(keys) if isinstance(value, str) else list(value)
 
-    return [fill_in(statement) for statement in own_yaml.read(_FOLDER / f"{name}.yaml")]
+    statements = [fill_in(statement) for statement in own_yaml.read(_FOLDER / f"{name}.yaml")]
+    return [statement for statement in statements if statement.get("Resource", "*")]
 
 
 def build_document(*statements: Statement) -> str:
@@ -167,23 +174,8 @@ def add_pod_role(
 
 
 def build_pod_trust_policy(stack: FleetStack) -> str:
-    """Trust policy of a role that EKS hands to pods of the fleet's cluster only.
-
-    Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
-    """
-    cluster = stack.account.build_arn("eks", f"cluster/{names.find_eks_cluster(stack.fleet)}")
-    return build_document(
-        {
-            "Effect": "Allow",
-            "Principal": {"Service": "pods.eks.amazonaws.com"},
-            # The agent tags the session with cluster, namespace and service account.
-            "Action": ["sts:AssumeRole", "sts:TagSession"],
-            "Condition": {
-                "StringEquals": {"aws:SourceAccount": stack.account.id},
-                "ArnEquals": {"aws:SourceArn": cluster},
-            },
-        }
-    )
+    """Trust policy of a role that EKS hands to pods of the fleet's cluster only."""
+    return build_document(*read_statements(stack, "pod-trust", eks_cluster=names.find_eks_cluster(stack.fleet)))
 
 
 def add_service_association(stack: FleetStack, deployment: str, service: str, pod_role: aws.iam_role.IamRole) -> None:
@@ -222,19 +214,8 @@ def find_service_secrets(stack: FleetStack, services: Iterable[Service]) -> dict
     return find_secret_arns(stack, (secret for service in services for secret in service.secrets))
 
 
-def build_secret_statements(secrets: Collection[Secret], arns: Mapping[str, str], region: str) -> Iterator[Statement]:
-    """Allow to read secrets, and to decrypt those with a customer-managed key.
-
-    Source: Secrets Manager user guide, "Secret encryption and decryption in AWS Secrets Manager", 2026-11.
-    """
-    if secrets:
-        resources = list(dict.fromkeys(arns[row.secret] for row in secrets))
-        yield allow("Secrets", ["secretsmanager:GetSecretValue"], resources)
-    if keys := list(dict.fromkeys(row.key for row in secrets if row.key)):
-        yield allow(
-            "SecretKeys",
-            ["kms:Decrypt"],
-            keys,
-            # In China the name ends in .cn.
-            condition={"StringLike": {"kms:ViaService": f"secretsmanager.{region}.amazonaws.com*"}},
-        )
+def build_secret_statements(stack: FleetStack, secrets: Collection[Secret], arns: Mapping[str, str]) -> list[Statement]:
+    """Allow to read secrets, and to decrypt those with a customer-managed key."""
+    resources = list(dict.fromkeys(arns[row.secret] for row in secrets))
+    keys = list(dict.fromkeys(row.key for row in secrets if row.key))
+    return read_statements(stack, "secrets", secrets=resources, keys=keys)

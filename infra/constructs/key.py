@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from infra.bindings import aws
 from infra.constructs import iam
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement
 
 DELETION_DAYS = 30
@@ -12,25 +14,16 @@ DELETION_DAYS = 30
 
 
 def add_key(
-    stack: FleetStack, name: str, *, alias: str, description: str, grants: tuple[Statement, ...] = ()
+    stack: FleetStack, name: str, *, alias: str, description: str, grants: Sequence[Statement] = ()
 ) -> aws.kms_key.KmsKey:
     """Add a key and its alias; `grants` are for services that use it without an IAM principal of the account."""
-    # Hands the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost. Source:
-    # KMS developer guide, "Default key policy", 2026-11.
-    delegation = {
-        "Sid": "AccountUsesIam",
-        "Effect": "Allow",
-        "Principal": {"AWS": f"arn:{stack.account.partition}:iam::{stack.account.id}:root"},
-        "Action": "kms:*",
-        "Resource": "*",
-    }
     kms_key = aws.kms_key.KmsKey(
         stack,
         name,
         description=description,
         enable_key_rotation=True,
         deletion_window_in_days=DELETION_DAYS,
-        policy=iam.build_document(delegation, *grants),
+        policy=iam.build_document(*iam.read_statements(stack, "key"), *grants),
     )
     aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=kms_key.key_id)
     return kms_key
@@ -52,15 +45,10 @@ def add_log_group(
     )
 
 
-def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> Statement:
-    """Let CloudWatch Logs encrypt this one log group; `sid` distinguishes several grants of one key.
-
-    Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
-    """
-    service = f"logs.{account.region}.{account.dns_suffix}"
-    actions = ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"]
-    context = {"kms:EncryptionContext:aws:logs:arn": account.build_arn("logs", f"log-group:{group}")}
-    return iam.allow_service(sid, service, actions, "*", condition={"ArnEquals": context})
+def build_log_group_grant(stack: FleetStack, group: str, sid: str = "LogGroup") -> Statement:
+    """Let CloudWatch Logs encrypt this one log group; `sid` distinguishes several grants of one key."""
+    [statement] = iam.read_statements(stack, "log-group-key", log_group=group, sid=sid)
+    return statement
 
 
 def find_key(stack: FleetStack, alias: str) -> str:

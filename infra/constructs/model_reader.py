@@ -4,32 +4,26 @@ account.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from infra.constructs import iam
-from infra.constructs.fleet_stack import Account, FleetStack
+from infra.constructs.fleet_stack import FleetStack
 from infra.constructs.iam import Statement, allow
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet, TierBucket
 
 
-def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """Allow reading the model bucket and those that the fleet names; writers of results have a separate role."""
-    own = build_bucket_name(fleet.name, "models", account.id, fleet.region)
-    buckets = [own, *(row.bucket for row in fleet.storage.model_buckets)]
-    arns = [account.build_bucket_arn(bucket) for bucket in buckets]
-    return [
-        {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": arns},
-        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [f"{arn}/*" for arn in arns]},
-        {
-            "Effect": "Allow",
-            "Action": ["kms:Decrypt"],
-            "Resource": account.build_arn("kms", "key/*"),
-            "Condition": {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{fleet.name}-storage"}},
-        },
-        *build_key_statements(fleet),
-    ]
+def build_statements(stack: FleetStack) -> list[Statement]:
+    """Allow reading the model bucket and those that the fleet names."""
+    own = build_bucket_name(stack.fleet.name, "models", stack.account.id, stack.fleet.region)
+    names = [own, *(row.bucket for row in stack.fleet.storage.model_buckets)]
+    return [*iam.read_statements(stack, "model-reader", **_list_arns(stack, names)), *build_key_statements(stack.fleet)]
+
+
+def _list_arns(stack: FleetStack, names: Iterable[str]) -> dict[str, list[str]]:
+    buckets = [stack.account.build_bucket_arn(name) for name in names]
+    return {"buckets": buckets, "objects": [f"{bucket}/*" for bucket in buckets]}
 
 
 def build_key_statements(fleet: Fleet) -> list[Statement]:
@@ -38,18 +32,10 @@ def build_key_statements(fleet: Fleet) -> list[Statement]:
     return [allow("DecryptFurtherBuckets", ["kms:Decrypt"], keys)] if keys else []
 
 
-def build_tier_statements(rows: Sequence[TierBucket], account: Account) -> list[Statement]:
+def build_tier_statements(stack: FleetStack, rows: Sequence[TierBucket]) -> list[Statement]:
     """Allow keeping cached prompts in buckets that the fleet names for them."""
-    if not rows:
-        return []
-    arns = [account.build_bucket_arn(row.bucket) for row in rows]
-    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     keys = sorted({row.key for row in rows if row.key})
-    return [
-        allow("ListTiers", ["s3:ListBucket"], arns),
-        allow("KeepTiers", objects, [f"{arn}/*" for arn in arns]),
-        *([allow("EncryptTiers", ["kms:Decrypt", "kms:GenerateDataKey"], keys)] if keys else []),
-    ]
+    return iam.read_statements(stack, "cached-prompts", keys=keys, **_list_arns(stack, (row.bucket for row in rows)))
 
 
 def add_engine_role(stack: FleetStack, *, cluster: iam.Cluster) -> None:
@@ -64,7 +50,7 @@ def add_engine_role(stack: FleetStack, *, cluster: iam.Cluster) -> None:
         service_account=names.ENGINE_SERVICE_ACCOUNT,
         description="Lets engines stream weights",
         statements=[
-            *build_statements(stack.fleet, stack.account),
-            *build_tier_statements(stack.fleet.storage.tier_buckets, stack.account),
+            *build_statements(stack),
+            *build_tier_statements(stack, stack.fleet.storage.tier_buckets),
         ],
     )

@@ -33,8 +33,8 @@ def add_network_tests(stack: FleetStack, groups: Sequence[Group], *, key: aws.km
         description="Starts nccl-tests",
         trust=task_roles.build_trust_policy(stack.account),
         statements=(
-            *task_roles.build_start_statements(stack.fleet, stack.account, log_group),
-            *registry.build_statements(stack.fleet, stack.account),
+            *iam.read_statements(stack, "task-start", log_group=log_group.arn),
+            *registry.build_statements(stack),
         ),
     )
     image = image_names.rewrite(images.pin(images.NCCL_TESTS), registry.build_prefixes(stack.fleet, stack.account))

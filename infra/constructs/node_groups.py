@@ -48,7 +48,7 @@ def add_node_role(stack: FleetStack, name: str) -> aws.iam_role.IamRole:
         managed=NODE_POLICIES,
         statements=[
             *iam.read_statements(stack, "session-manager"),
-            *registry.build_statements(stack.fleet, stack.account),
+            *registry.build_statements(stack),
         ],
     )
 

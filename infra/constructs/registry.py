@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from infra.bindings import aws
+from infra.constructs import iam
 from infra.constructs.fleet_stack import Account, FleetStack
-from infra.constructs.iam import Statement, allow
+from infra.constructs.iam import Statement
 from llm_serving.catalog.registry import format_registry
 from llm_serving.fleet import image_cache
 from llm_serving.fleet.model import Fleet
@@ -72,27 +73,12 @@ def add_rules(stack: FleetStack) -> None:
         )
 
 
-def build_statements(fleet: Fleet, account: Account) -> tuple[Statement, ...]:
-    """Return what a role needs that pulls images by the cache; nothing without one.
-
-    Source: ECR user guide, "IAM permissions required to sync an upstream registry", 2026-11.
-    """
-    prefixes = [image_cache.format_prefix(fleet, upstream) for upstream in image_cache.list_upstreams(fleet)]
-    if not prefixes:
-        return ()
-    return (
-        allow(
-            "PullThroughCache",
-            [
-                "ecr:BatchCheckLayerAvailability",
-                "ecr:BatchGetImage",
-                "ecr:BatchImportUpstreamImage",
-                "ecr:CreateRepository",
-                "ecr:GetDownloadUrlForLayer",
-            ],
-            [account.build_arn("ecr", f"repository/{prefix}/*") for prefix in prefixes],
-        ),
-    )
+def build_statements(stack: FleetStack) -> list[Statement]:
+    """Return what a role needs that pulls images by the cache; nothing without one."""
+    upstreams = image_cache.list_upstreams(stack.fleet)
+    prefixes = [image_cache.format_prefix(stack.fleet, upstream) for upstream in upstreams]
+    repositories = [stack.account.build_arn("ecr", f"repository/{prefix}/*") for prefix in prefixes]
+    return iam.read_statements(stack, "image-cache", repositories=repositories)
 
 
 def build_prefixes(fleet: Fleet, account: Account) -> dict[str, str]:

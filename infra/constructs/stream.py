@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import alarm, iam, network, task_network, task_roles, valkey
 from infra.constructs.fleet_stack import FleetStack
-from infra.constructs.iam import Statement, add_role, allow, list_policies
+from infra.constructs.iam import Statement, add_role, list_policies
 from infra.constructs.network import Network
 from infra.constructs.security_group import ANYWHERE, HTTPS, Peer, SecurityGroups, add_rule, add_security_group
 from llm_serving.catalog.registry import format_endpoint_service
@@ -23,7 +23,6 @@ from llm_serving.kinds.streaming.stack import (
     KAFKA_VERSION,
     PLACE_GROUP,
     SETTINGS_GROUP,
-    AnswerFiles,
     StreamStack,
     format_clients_group,
 )
@@ -208,8 +207,8 @@ def _add_job_role(context: StreamContext) -> aws.iam_role.IamRole:
             "kinesisanalytics.amazonaws.com", StringEquals={"aws:SourceAccount": stack.account.id}
         ),
         statements=(
-            *build_job_statements(context),
-            *iam.build_secret_statements(secrets, secret_arns, stack.fleet.region),
+            *_list_job_statements(context),
+            *iam.build_secret_statements(stack, secrets, secret_arns),
         ),
     )
 
@@ -268,62 +267,33 @@ def _build_flink(stream: StreamStack) -> dict[str, Any]:
     }
 
 
-def _build_file_statements(context: StreamContext, files: AnswerFiles) -> Iterator[Statement]:
-    """Build the permissions of Flink's file system of S3, which keeps what is not yet part of a file as an object."""
-    bucket = context.stack.account.build_bucket_arn(files.bucket)
-    actions = ["AbortMultipartUpload", "DeleteObject", "GetObject", "ListMultipartUploadParts", "PutObject"]
-    yield allow("Files", [f"s3:{action}" for action in actions], f"{bucket}/{files.prefix}/*")
-    yield allow("ListFiles", ["s3:ListBucket"], bucket)
-    yield allow("Encrypt", ["kms:GenerateDataKey"], context.storage_key)
-
-
-def build_job_statements(context: StreamContext) -> Iterator[Statement]:
-    """Build the job's permissions: its code, its log, its network interfaces, its topics.
-
-    Sources: Managed Service for Apache Flink developer guide, "VPC application permissions" and "Example: create a
-    CloudWatch log stream"; MSK developer guide, "IAM access control: actions and resources"; 2026-11.
-    """
+def _list_job_statements(context: StreamContext) -> list[Statement]:
+    """List the job's permissions: its code, its log, its network interfaces, its topics."""
     account, stream = context.stack.account, context.stream
-    bucket = account.build_bucket_arn(stream.bucket)
-    yield allow("Code", ["s3:GetObject", "s3:GetObjectVersion"], f"{bucket}/{stream.archive_key}")
-    yield allow("Decrypt", ["kms:Decrypt"], context.storage_key)
-    if stream.answer_files:
-        yield from _build_file_statements(context, stream.answer_files)
-    yield allow("FindLogs", ["logs:DescribeLogGroups"], "*")
-    yield allow("Log", ["logs:DescribeLogStreams", "logs:PutLogEvents"], f"{context.log_group.arn}:*")
-    yield from _build_network_statements(context)
-    yield from _build_client_statements(
-        context,
-        reads=[stream.events_topic],
-        writes=[stream.results_topic, stream.dead_letters_topic],
-        group=context.name,
-        further=["kafka-cluster:AlterTopic", "kafka-cluster:CreateTopic"],
-    )
-    yield allow(
-        "Transactions",
-        ["kafka-cluster:AlterTransactionalId", "kafka-cluster:DescribeTransactionalId"],
-        account.build_arn("kafka", f"transactional-id/{stream.name}/*/{context.name}-*"),
-    )
-
-
-def _build_network_statements(context: StreamContext) -> Iterator[Statement]:
-    account = context.stack.account
-    yield allow(
-        "FindNetwork",
-        [
-            "ec2:DescribeDhcpOptions",
-            "ec2:DescribeNetworkInterfaces",
-            "ec2:DescribeSecurityGroups",
-            "ec2:DescribeSubnets",
-            "ec2:DescribeVpcs",
-        ],
-        "*",
-    )
-    interfaces = account.build_arn("ec2", "network-interface/*")
-    subnets = [account.build_arn("ec2", f"subnet/{subnet}") for subnet in context.subnets]
-    groups = account.build_arn("ec2", "security-group/*")
-    yield allow("JoinNetwork", ["ec2:CreateNetworkInterface"], [interfaces, *subnets, groups])
-    yield allow("UseNetwork", ["ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"], interfaces)
+    files = stream.answer_files
+    files_bucket = account.build_bucket_arn(files.bucket) if files else ""
+    return [
+        *iam.read_statements(
+            context.stack,
+            "stream-job",
+            bucket=stream.bucket,
+            archive_key=stream.archive_key,
+            storage_key=context.storage_key,
+            files=f"{files_bucket}/{files.prefix}/*" if files else "",
+            files_bucket=files_bucket,
+            files_key=context.storage_key if files else "",
+            log_group=context.log_group.arn,
+            subnets=[account.build_arn("ec2", f"subnet/{subnet}") for subnet in context.subnets],
+        ),
+        *_list_client_statements(
+            context,
+            reads=[stream.events_topic],
+            writes=[stream.results_topic, stream.dead_letters_topic],
+            consumer_group=context.name,
+            topic_actions=["kafka-cluster:AlterTopic", "kafka-cluster:CreateTopic"],
+            transactions=account.build_arn("kafka", f"transactional-id/{stream.name}/*/{context.name}-*"),
+        ),
+    ]
 
 
 def add_driver(context: StreamContext) -> None:
@@ -337,41 +307,39 @@ def add_driver(context: StreamContext) -> None:
         names.format_deployment_purpose(name, DRIVER_ROLE),
         description=f"Driver of validations of {name}",
         trust=task_roles.build_trust_policy(account),
-        statements=tuple(
-            _build_client_statements(
-                context,
-                reads=[stream.results_topic, stream.dead_letters_topic],
-                writes=[stream.events_topic],
-                group=f"{name}-driver",
-            )
+        statements=_list_client_statements(
+            context,
+            reads=[stream.results_topic, stream.dead_letters_topic],
+            writes=[stream.events_topic],
+            consumer_group=f"{name}-driver",
         ),
     )
 
 
-def _build_client_statements(
-    context: StreamContext, *, reads: Sequence[str], writes: Sequence[str], group: str, further: Sequence[str] = ()
-) -> Iterator[Statement]:
-    """Build the permissions of a client of Kafka.
-
-    Args:
-        writes: topics, which it writes to as an idempotent producer.
-        group: consumer group, which AWS asks of all that read.
-        further: actions on all of these topics.
-    """
-    account, name = context.stack.account, f"{context.stream.name}/*"
+def _list_client_statements(
+    context: StreamContext,
+    *,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    consumer_group: str,
+    topic_actions: Sequence[str] = (),
+    transactions: str = "",
+) -> list[Statement]:
+    """List the permissions of a client of Kafka; `topic_actions` are further ones on all of its topics."""
+    account, name = context.stack.account, context.stream.name
 
     def locate(topics: Sequence[str]) -> list[str]:
-        return [account.build_arn("kafka", f"topic/{name}/{topic}") for topic in topics]
+        return [account.build_arn("kafka", f"topic/{name}/*/{topic}") for topic in topics]
 
-    cluster = account.build_arn("kafka", f"cluster/{name}")
-    yield allow("Kafka", ["kafka-cluster:Connect", "kafka-cluster:WriteDataIdempotently"], cluster)
-    yield allow("Topics", [*further, "kafka-cluster:DescribeTopic"], locate([*reads, *writes]))
-    yield allow("Read", ["kafka-cluster:ReadData"], locate(reads))
-    yield allow("Write", ["kafka-cluster:WriteData"], locate(writes))
-    yield allow(
-        "Offsets",
-        ["kafka-cluster:AlterGroup", "kafka-cluster:DescribeGroup"],
-        account.build_arn("kafka", f"group/{name}/{group}"),
+    return iam.read_statements(
+        context.stack,
+        "stream-client",
+        stream=name,
+        reads=locate(reads),
+        writes=locate(writes),
+        consumer_group=consumer_group,
+        topic_actions=topic_actions,
+        transactions=transactions,
     )
 
 

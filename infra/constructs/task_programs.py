@@ -107,7 +107,7 @@ class ProgramRoles:
     def add(self, service: Service, *, trust: str, statements: Iterable[Statement] = ()) -> aws.iam_role.IamRole:
         """Add the role of a program, with further statements for the orchestrator."""
         word, calls = self.list_calls(service)
-        reads = iam.build_secret_statements(service.secrets, self.secret_arns, self.stack.fleet.region)
+        reads = iam.build_secret_statements(self.stack, service.secrets, self.secret_arns)
         return add_role(
             self.stack,
             names.format_deployment_purpose(self.deployment.name, word),

@@ -10,7 +10,6 @@ from infra.constructs.ecs_cluster import build_exec_log_group_name
 from infra.constructs.fleet_stack import Account, FleetStack
 from infra.constructs.iam import Statement, add_role, allow
 from llm_serving.fleet import names
-from llm_serving.fleet.model import Fleet
 
 
 def build_trust_policy(account: Account) -> str:
@@ -25,10 +24,7 @@ def build_trust_policy(account: Account) -> str:
 def add_execution_role(
     stack: FleetStack, deployment: str, *, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup, secrets: str = ""
 ) -> aws.iam_role.IamRole:
-    """Add the role by which ECS pulls images, ships logs and gives containers secrets whose names begin with `secrets`.
-
-    Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
-    """
+    """Add the role by which ECS pulls images, ships logs, and gives containers secrets whose names begin so."""
     secret_arns = stack.account.build_arn("secretsmanager", f"secret:{secrets}*")
     return add_role(
         stack,
@@ -36,26 +32,10 @@ def add_execution_role(
         description=f"Starts tasks of {deployment}",
         trust=build_trust_policy(stack.account),
         statements=(
-            *build_start_statements(stack.fleet, stack.account, log_group),
-            *registry.build_statements(stack.fleet, stack.account),
+            *iam.read_statements(stack, "task-start", log_group=log_group.arn),
+            *registry.build_statements(stack),
             *([allow("Secrets", ["secretsmanager:GetSecretValue"], secret_arns)] if secrets else ()),
         ),
-    )
-
-
-def build_start_statements(
-    fleet: Fleet, account: Account, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
-) -> tuple[Statement, ...]:
-    """Allow to pull images of the fleet's registry, and to ship logs."""
-    return (
-        # AWS takes no resource: it hands out a password for all registries of the account.
-        allow("Login", ["ecr:GetAuthorizationToken"], "*"),
-        allow(
-            "Pull",
-            ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            account.build_arn("ecr", f"repository/{fleet.name}/*"),
-        ),
-        allow("Log", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{log_group.arn}:*"),
     )
 
 
@@ -76,17 +56,8 @@ def build_engine_statements(
     return [
         *_build_read_statements(reads, stack.account, storage_key),
         *model_reader.build_key_statements(stack.fleet),
-        *model_reader.build_tier_statements(tier_buckets, stack.account),
+        *model_reader.build_tier_statements(stack, tier_buckets),
     ]
-
-
-def build_discovery_statement(fleet: Fleet) -> Statement:
-    """Allow routers to find engines. AWS takes no resource.
-
-    Source: service authorization reference, "AWS Cloud Map", 2026-11.
-    """
-    in_namespace = {"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}}
-    return allow("Discover", ["servicediscovery:DiscoverInstances"], "*", condition=in_namespace)
 
 
 def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[Statement]:

@@ -7,7 +7,7 @@ with a task token, so it needs no functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from infra.bindings import aws
@@ -57,17 +57,13 @@ class WorkflowContext:
         """
         return [self.state_machine_arn, f"{self.state_machine_arn}/*"]
 
-    def build_queue_arns(self, names: Sequence[str]) -> list[str]:
+    def build_queue_arns(self, names: Iterable[str]) -> list[str]:
         return [self.stack.account.build_arn("sqs", name) for name in names]
 
     @property
     def step_queues(self) -> list[str]:
         """Names of the queues that the state machine sends to, and workers receive from."""
         return [self.batch.control_queue, *self.batch.run_queues]
-
-    @property
-    def bucket_arn(self) -> str:
-        return self.stack.account.build_bucket_arn(self.batch.bucket)
 
 
 def build_key_grant(account: Account, batch: BatchStack) -> Statement:
@@ -353,54 +349,25 @@ def _add_waiting_alarm(context: WorkflowContext, name: str, queue: str, descript
     )
 
 
-def list_calls(context: WorkflowContext, service: Service) -> tuple[str, Iterator[Statement]]:
+def list_calls(context: WorkflowContext, service: Service) -> tuple[str, list[Statement]]:
     """Return the word for a program's role, and what it calls."""
-    return ("api", build_api_statements(context)) if service.is_entry else ("work", build_worker_statements(context))
-
-
-def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Allow to take steps from the queues, read inputs, write results, and answer the state machine."""
-    yield from _build_storage_statements(context)
-    yield allow(
-        "TakeSteps",
-        ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
-        context.build_queue_arns(context.step_queues),
-    )
-    if queue := context.batch.uncached_queue:
-        actions = ["sqs:GetQueueUrl", "sqs:PurgeQueue", "sqs:SendMessage"]
-        yield allow("TellOfCache", actions, context.build_queue_arns([queue]))
-    yield allow("Forget", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/uncached/*")
-    yield allow("Answer", ["states:SendTaskFailure", "states:SendTaskSuccess"], context.task_arns)
-
-
-def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Allow to accept files and submissions, start executions, and read results."""
-    yield from _build_storage_statements(context)
-    yield allow("Delete", ["s3:DeleteObject"], f"{context.bucket_arn}/{context.batch.prefix}/files/*")
-    yield allow(
-        "FindQueues", ["sqs:GetQueueUrl"], context.build_queue_arns([*context.step_queues, context.batch.inbox_queue])
-    )
-    yield allow(
-        "TakeFiles", ["sqs:DeleteMessage", "sqs:ReceiveMessage"], context.build_queue_arns([context.batch.inbox_queue])
-    )
-    yield allow("Start", ["states:StartExecution"], context.state_machine_arn)
-    yield allow("ListRunning", ["states:ListExecutions"], context.state_machine_arn)
-    executions = context.stack.account.build_arn("states", f"execution:{context.batch.workflow}:*")
-    yield allow("Follow", ["states:DescribeExecution"], executions)
-
-
-def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Allow to read and write the batch's own objects, and to read other inputs."""
-    batch, account = context.batch, context.stack.account
-    own = f"{context.bucket_arn}/{batch.prefix}/*"
+    batch, stack = context.batch, context.stack
     inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
-    buckets = {bucket: account.build_bucket_arn(bucket) for bucket, _, _ in inputs}
-    objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
-    yield allow("Read", ["s3:GetObject"], [own, *objects])
-    yield allow("Write", ["s3:AbortMultipartUpload", "s3:PutObject"], own)
-    # On the whole bucket: S3 answers 404 for a missing object only to callers that may list it. Others get 403, also
-    # with a condition on the prefix. Source: S3 API reference, GetObject, permissions, 2026-11.
-    yield allow("List", ["s3:ListBucket"], [context.bucket_arn, *sorted(buckets.values())])
-    yield allow("Encrypt", ["kms:Decrypt", "kms:GenerateDataKey"], context.storage_key)
-    if batch.inputs:
-        yield from model_reader.build_key_statements(context.stack.fleet)
+    buckets = {bucket: stack.account.build_bucket_arn(bucket) for bucket, _, _ in inputs}
+    values = {
+        "workflow": batch.workflow,
+        "bucket": batch.bucket,
+        "prefix": batch.prefix,
+        "input_buckets": sorted(buckets.values()),
+        "input_objects": [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs],
+        "storage_key": context.storage_key,
+        "step_queues": context.build_queue_arns(context.step_queues),
+        "inbox_queue": context.build_queue_arns([batch.inbox_queue]),
+        "uncached_queue": context.build_queue_arns(filter(None, [batch.uncached_queue])),
+        "tasks": context.task_arns,
+    }
+    return "api" if service.is_entry else "work", [
+        *iam.read_statements(stack, "batch-storage", **values),
+        *(model_reader.build_key_statements(stack.fleet) if inputs else ()),
+        *iam.read_statements(stack, "batch-api" if service.is_entry else "batch-worker", **values),
+    ]

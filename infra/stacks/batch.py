@@ -64,7 +64,7 @@ def _add_key(stack: FleetStack, batch: Batch) -> aws.kms_key.KmsKey:
         alias=f"{stack.fleet.name}-batch-{batch.name}",
         description=f"Logs, notifications and schedules of {batch.name}",
         grants=(
-            *(build_log_group_grant(stack.account, group, sid) for sid, group in log_groups.items()),
+            *(build_log_group_grant(stack, group, sid) for sid, group in log_groups.items()),
             workflow.build_key_grant(stack.account, batch.stack),
         ),
     )

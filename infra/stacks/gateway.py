@@ -45,7 +45,7 @@ def _add_resources(stack: FleetStack, deployment: Gateway) -> None:
         "gateway-key",
         alias=f"{stack.fleet.name}-gateway-{deployment.name}",
         description=f"Database, counts, secrets and logs of {deployment.name}",
-        grants=(build_log_group_grant(stack.account, log_group),) if on_tasks else (),
+        grants=(build_log_group_grant(stack, log_group),) if on_tasks else (),
     )
     arns = iam.find_service_secrets(stack, deployment.services)
     fleet_network = place.network if place else network.find_network(stack)

@@ -87,7 +87,7 @@ def _add_pod_role(stack: FleetStack, serving: Serving) -> None:
         names.format_deployment_purpose(serving.name, "route"),
         description=f"Router of {serving.name}",
         trust=iam.build_pod_trust_policy(stack),
-        statements=tuple(iam.build_secret_statements(router.secrets, arns, stack.fleet.region)),
+        statements=iam.build_secret_statements(stack, router.secrets, arns),
     )
     iam.add_service_association(stack, serving.name, router.name, router_role)
 
@@ -231,9 +231,7 @@ class _Deployment:
             "logs-key",
             alias=f"{self.fleet.name}-serving-{self.name}",
             description=f"Logs of {self.name}",
-            grants=tuple(
-                build_log_group_grant(self.stack.account, group, name.capitalize()) for name, group in groups.items()
-            ),
+            grants=tuple(build_log_group_grant(self.stack, group, name.capitalize()) for name, group in groups.items()),
         )
         return [add_log_group(self.stack, f"{name}-logs", group, kms_key) for name, group in groups.items()]
 
@@ -257,8 +255,9 @@ class _Deployment:
             stack, self.name, "read", f"Engines of {self.name}: read weights", [*engine, *monitoring]
         )
         arns = iam.find_service_secrets(stack, serving.services)
-        reads = iam.build_secret_statements(serving.entry.secrets, arns, self.fleet.region)
-        router = [task_roles.build_discovery_statement(self.fleet), *reads, *monitoring]
+        reads = iam.build_secret_statements(stack, serving.entry.secrets, arns)
+        discovery = iam.read_statements(stack, "discovery", namespace=names.format_namespace(self.fleet))
+        router = [*discovery, *reads, *monitoring]
         router_role = task_roles.add_task_role(stack, self.name, "route", f"Router of {self.name}", router)
         return task.TaskRoles(execution_role, engine_role), task.TaskRoles(execution_role, router_role)
 

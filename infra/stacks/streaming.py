@@ -28,7 +28,7 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
         "stream-key",
         alias=f"{stack.fleet.name}-stream-{name}",
         description=f"Events, answers and logs of {name}",
-        grants=(build_log_group_grant(stack.account, group_name),),
+        grants=(build_log_group_grant(stack, group_name),),
     )
     log_group = add_log_group(stack, "logs", group_name, key)
     context = StreamContext(

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from infra.constructs import model_reader
 from infra.constructs.fleet_stack import Account
 from llm_serving.fleet.model import Fleet, TierBucket
 
-ACCOUNT = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "us-west-2")
+FLEET = {
+    "name": "demo",
+    "region": "us-west-2",
+    "zones": ["us-west-2a", "us-west-2b"],
+    "pools": {"general": {"types": "g6e.2xlarge", "size": "0..2"}},
+}
 KEY = "arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012"
+
+
+def _build_stack(settings: dict[str, Any]) -> Any:
+    account = Account("123456789012", "123456789012", "caller", "aws", "amazonaws.com", "us-west-2")
+    return SimpleNamespace(account=account, cluster_name="demo", fleet=Fleet.model_validate(settings))
 
 
 def test_engines_write_to_buckets_of_cached_prompts_alone() -> None:
     rows = [TierBucket(bucket="ours-kv"), TierBucket(bucket="their-kv", key=KEY)]
-    listing, keeping, encrypting = model_reader.build_tier_statements(rows, ACCOUNT)
+    listing, keeping, encrypting = model_reader.build_tier_statements(_build_stack(FLEET), rows)
     assert listing["Resource"] == ["arn:aws:s3:::ours-kv", "arn:aws:s3:::their-kv"]
     assert "s3:PutObject" in keeping["Action"]
     assert keeping["Resource"] == ["arn:aws:s3:::ours-kv/*", "arn:aws:s3:::their-kv/*"]
     assert (encrypting["Action"], encrypting["Resource"]) == (["kms:Decrypt", "kms:GenerateDataKey"], [KEY])
-    assert model_reader.build_tier_statements([], ACCOUNT) == []
+    assert model_reader.build_tier_statements(_build_stack(FLEET), []) == []
 
 
 @pytest.mark.parametrize(
@@ -33,16 +46,9 @@ def test_engines_write_to_buckets_of_cached_prompts_alone() -> None:
 def test_engines_read_the_buckets_that_the_fleet_names_and_no_other(
     model_buckets: list[dict[str, str]], further_arns: list[str], keys: list[str]
 ) -> None:
-    fleet = Fleet.model_validate(
-        {
-            "name": "demo",
-            "region": "us-west-2",
-            "zones": ["us-west-2a", "us-west-2b"],
-            "storage": {"model_buckets": model_buckets},
-            "pools": {"general": {"types": "g6e.2xlarge", "size": "0..2"}},
-        }
+    statements: list[Any] = model_reader.build_statements(
+        _build_stack({**FLEET, "storage": {"model_buckets": model_buckets}})
     )
-    statements = model_reader.build_statements(fleet, ACCOUNT)
     arns = ["arn:aws:s3:::demo-models-123456789012-us-west-2", *further_arns]
     by_action = {statement["Action"][0]: statement["Resource"] for statement in statements[:2]}
     assert by_action == {"s3:ListBucket": arns, "s3:GetObject": [f"{arn}/*" for arn in arns]}

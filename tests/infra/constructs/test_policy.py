@@ -45,3 +45,14 @@ def test_keys_are_filled_in_wherever_they_stand() -> None:
 def test_a_key_without_a_value_is_refused() -> None:
     with pytest.raises(KeyError, match="queue"):
         iam.read_statements(STACK, "send")
+
+
+def test_a_list_takes_the_place_of_a_key_alone_and_no_resource_leaves_the_statement_out(tmp_path: Path) -> None:
+    own = '- {Effect: Allow, Action: [a, "${more}"], Resource: ["${one}", "${all}"]}\n'
+    (tmp_path / "take.yaml").write_text(f'{own}- {{Effect: Allow, Action: b, Resource: "${{all}}"}}\n')
+    taken = {"Effect": "Allow", "Action": ["a", "c"], "Resource": ["x", "y", "z"]}
+    statements = iam.read_statements(STACK, "take", more="c", one="x", all=["y", "z"])
+    assert statements == [taken, {"Effect": "Allow", "Action": "b", "Resource": ["y", "z"]}]
+    assert iam.read_statements(STACK, "take", more=[], one="x", all=[]) == [
+        {"Effect": "Allow", "Action": ["a"], "Resource": ["x"]}
+    ]
