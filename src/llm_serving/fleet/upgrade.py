@@ -55,7 +55,7 @@ TEMPLATE_CHANGED = Rule(
 )
 IMAGES_LAST = Rule(
     "an engine needs at least the driver that its CUDA was built for, which the AMI has",
-    "src/llm_serving/catalog/drivers.py",
+    "src/llm_serving/catalog/drivers.yaml",
 )
 
 

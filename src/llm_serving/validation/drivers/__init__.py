@@ -1,4 +1,5 @@
 """Other load drivers behind `blueprint validate --driver NAME`: they send our plan, and our report judges the result.
 
-A driver is a module here with an object `DRIVER`, and `requirements/drivers/NAME.in` for an environment of its own.
+A driver is a row of drivers.yaml, a module here of the same name, which builds its command and reads its results, and
+`requirements/drivers/NAME.in` for an environment of its own.
 """

@@ -10,11 +10,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.validation.drivers.base import Job, build_failure, build_sample
 from llm_serving.validation.load.answer import Sample
 
 
-def _build_command(job: Job, executables: Path) -> list[str]:
+def build_command(job: Job, executables: Path) -> list[str]:
     traffic = job.plan.traffic
     times = [{}] * len(job.prompts) if job.due is None else [{"timestamp": time * 1000} for time in job.due]
     rows = [
@@ -44,7 +44,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _read_samples(job: Job) -> list[Sample]:
+def read_samples(job: Job) -> list[Sample]:
     with job.result.with_suffix(".jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     rows = [row for row in rows if row["metadata"]["benchmark_phase"] == "profiling"]
@@ -79,20 +79,3 @@ def _read_row(row: dict[str, Any], number: int, due: float, late_s: float) -> Sa
     )
     sample.late_ms = late_s * 1000
     return sample
-
-
-DRIVER = Driver(
-    name="aiperf",
-    title="AIPerf",
-    package="aiperf",
-    executable="aiperf",
-    clock="it was due by our own draw, and in the closed loop when AIPerf sent it",
-    build_command=_build_command,
-    read=_read_samples,
-    refuses={"max_concurrency": ("its fixed schedule has no cap", "leave max_concurrency out")},
-    sends_messages=True,
-    ramps=True,
-    # Sum of the wheels of requirements/drivers/aiperf.txt for CPython 3.11 on Linux, 2026-11-23.
-    download_mib=229,
-    notes=("AIPerf counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",),
-)

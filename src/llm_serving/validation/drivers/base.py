@@ -72,12 +72,6 @@ IS_USED: Mapping[str, Callable[[Traffic], object]] = {
 }
 """Whether a traffic has what not every driver sends."""
 
-OWN_DRAW: Refusals = {
-    "burstiness": ("its arrivals are Poisson or constant", "leave burstiness out, or use --driver aiperf"),
-    "trace": ("it draws its own arrivals", "write arrivals: 20/s with the trace, or use --driver aiperf"),
-}
-"""Of a driver that draws Poisson or constant arrivals itself."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Driver(Tool):
@@ -118,9 +112,6 @@ class Driver(Tool):
                 f"{self.title} begins all {traffic.users} users at once: the first times to first token are of a burst "
                 "that the loop never has again."
             )
-
-
-PERCENTILES_OF_GAPS = tuple(f"itl_ms.{percentile}" for percentile in ("p50", "p90", "p95", "p99"))
 
 
 def build_sample(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.validation.drivers.base import OWN_DRAW, PERCENTILES_OF_GAPS, Driver, Job, build_failure
+from llm_serving.validation.drivers.base import Job, build_failure
 from llm_serving.validation.load.answer import Gap, Sample
 
 
-def _build_command(job: Job, executables: Path) -> list[str]:
+def build_command(job: Job, executables: Path) -> list[str]:
     rows = job.write_rows(
         "prompts.jsonl", [{"prompt": prompt.text, "output_tokens_count": prompt.max_tokens} for prompt in job.prompts]
     )
@@ -42,7 +42,7 @@ _CLOCK_S = 1e9
 """A time of the clock, in seconds, is above this (2001-09-09)."""
 
 
-def _read_samples(job: Job) -> list[Sample]:
+def read_samples(job: Job) -> list[Sample]:
     requests = json.loads(job.result.read_text(encoding="utf-8"))["benchmarks"][0]["requests"]
     _require_schedule(row["info"]["timings"] for rows in requests.values() for row in rows or ())
     answered = [_read_answered(job, row) for row in requests["successful"] or ()]
@@ -91,22 +91,3 @@ def _read_answered(job: Job, row: dict[str, Any]) -> Sample:
         text=row["output"] or "",
     )
     return job.add_delay(sample, sent - due)
-
-
-_MEAN_ONLY = "GuideLLM keeps the mean of an answer, not the time of each token"
-
-DRIVER = Driver(
-    name="guidellm",
-    title="GuideLLM",
-    package="guidellm",
-    executable="guidellm",
-    clock="it was due by GuideLLM's own schedule",
-    build_command=_build_command,
-    read=_read_samples,
-    refuses=OWN_DRAW,
-    ramps=True,
-    unmeasured=dict.fromkeys((*PERCENTILES_OF_GAPS, "icl_ms", "stall"), _MEAN_ONLY),
-    environment={"HF_HUB_OFFLINE": "1", "GUIDELLM__LOGGING__DISABLED": "true"},
-    # Sum of the wheels of requirements/drivers/guidellm.txt for CPython 3.11 on Linux, 2026-11-23: mostly torch.
-    download_mib=2346,
-)

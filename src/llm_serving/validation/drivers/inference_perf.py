@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from llm_serving.validation.drivers.base import OWN_DRAW, Driver, Job, build_failure, build_sample
+from llm_serving.validation.drivers.base import Job, build_failure, build_sample
 from llm_serving.validation.load.answer import Sample
 
 _REPORTS = "reports"
 
 
-def _build_command(job: Job, executables: Path) -> list[str]:
+def build_command(job: Job, executables: Path) -> list[str]:
     # It skips the first conversation.
     conversations = [("", 1), *((prompt.text, prompt.max_tokens) for prompt in job.prompts)]
     data = job.folder / "conversations.json"
@@ -76,7 +76,7 @@ def _build_config(job: Job, data: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read_samples(job: Job) -> list[Sample]:
+def read_samples(job: Job) -> list[Sample]:
     rows = json.loads(job.result.read_text(encoding="utf-8"))
     return [_read_row(number, row) for number, row in enumerate(sorted(rows, key=lambda row: row["start_time"]))]
 
@@ -95,25 +95,3 @@ def _read_row(number: int, row: dict[str, Any]) -> Sample:
         input_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens") or response["output_tokens"],
     )
-
-
-DRIVER = Driver(
-    name="inference-perf",
-    title="inference-perf",
-    package="inference-perf",
-    executable="inference-perf",
-    clock="inference-perf sent it",
-    build_command=_build_command,
-    read=_read_samples,
-    refuses={**OWN_DRAW, "max_concurrency": ("its arrivals have no cap", "leave max_concurrency out")},
-    api="completions",
-    environment={"HF_HUB_OFFLINE": "1"},
-    python=(3, 12),
-    # Sum of the wheels of requirements/drivers/inference-perf.txt for CPython 3.12 on Linux, 2026-11-23.
-    download_mib=182,
-    notes=(
-        "inference-perf sends prompts to /v1/completions, without a chat template: its chats ask for no length.",
-        "inference-perf's arrivals last whole seconds, so that it may send a few requests more or fewer.",
-        "inference-perf counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",
-    ),
-)

@@ -6,11 +6,11 @@ import json
 from itertools import accumulate
 from pathlib import Path
 
-from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.validation.drivers.base import Job, build_failure, build_sample
 from llm_serving.validation.load.answer import Sample
 
 
-def _build_command(job: Job, executables: Path) -> list[str]:
+def build_command(job: Job, executables: Path) -> list[str]:
     rows = job.write_rows(
         "prompts.jsonl", [{"prompt": prompt.text, "output_tokens": prompt.max_tokens} for prompt in job.prompts]
     )
@@ -31,7 +31,7 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _read_samples(job: Job) -> list[Sample]:
+def read_samples(job: Job) -> list[Sample]:
     report = json.loads(job.result.read_text(encoding="utf-8"))
     samples = []
     for number, error in enumerate(report["errors"]):
@@ -52,31 +52,3 @@ def _read_samples(job: Job) -> list[Sample]:
         )
         samples.append(job.add_delay(sample, queued_s))
     return samples
-
-
-DRIVER = Driver(
-    name="vllm-bench",
-    title="vllm bench serve",
-    package="vllm",
-    executable="vllm",
-    clock="it was due by vllm bench serve's draw, and in the closed loop when it was sent",
-    build_command=_build_command,
-    read=_read_samples,
-    refuses={
-        "process": ("it spaces arrivals by a gamma distribution", "write process: poisson"),
-        "trace": ("it draws its own arrivals", "write arrivals: 20/s with the trace, or --driver aiperf"),
-    },
-    environment={
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        # It computes nothing, and starts in 6.0 CPU-seconds without torch's compiler, not 7.4 (engine_startup.py).
-        "TORCH_COMPILE_DISABLE": "1",
-    },
-    notes=(
-        "vllm bench serve has no deadline.",
-        "vllm bench serve takes the first event for the first token, also one that only opens a chat.",
-        "vllm bench serve counts an answer that breaks off with an error inside its stream.",
-        "vllm bench serve counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",
-    ),
-)

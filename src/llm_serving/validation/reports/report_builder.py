@@ -7,12 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from llm_serving.catalog import frameworks
 from llm_serving.catalog.engines import Engine
 from llm_serving.services import tasks
 from llm_serving.services.traffic import Traffic
+from llm_serving.settings import own_yaml
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.load_target import LoadTarget
@@ -55,28 +57,7 @@ from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
 MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
 
-METHOD = (
-    "The table's latencies are of answered requests, but with a limit of all, as the SLO is: failed ones as infinite.",
-    "A limit is met where the upper bound of its statistic, at 95% confidence for independent requests, is within it.",
-    "Goodput is the share of requests that meet every limit on a latency at once.",
-    "Time to first token ends at the first event with content, reasoning among it, or whose usage counts a token.",
-    "Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one.",
-    "End-to-end latency ends at the last byte of the stream.",
-    "Tokens are the server's own count, from its usage.",
-    "Percentiles interpolate linearly between the two closest ranks (numpy's default).",
-    "Throughput is of answered requests, from the start of the first counted request to the end of the last.",
-)
-
-POOLED_METHOD = (
-    *METHOD[:3],
-    "End-to-end latency ends at the last byte of the answer.",
-    "Tokens are the server's own count, from its usage; a text is one input, or one document of a query.",
-    *METHOD[-2:],
-)
-"""Where answers have no tokens."""
-
-DRAWING_METHOD = (*METHOD[:3], "End-to-end latency ends at the last byte of the answer.", METHOD[-1])
-"""Where answers are pictures."""
+METHOD_FILE = Path(__file__).with_name("method.yaml")
 
 
 def build(measured: Measured) -> Report:
@@ -177,10 +158,11 @@ def _list_remarks(measured: Measured, numbers: _Numbers, readings: _EngineReadin
 
 def _list_method(measured: Measured) -> list[str]:
     target, source = measured.target, measured.source
+    answers = "pictures" if target.task == tasks.DRAW else "numbers" if target.pooled else "tokens"
     return [
         *([source.described] if source and not source.is_limit else []),
         _describe_clock(measured),
-        *(DRAWING_METHOD if target.task == tasks.DRAW else POOLED_METHOD if target.pooled else METHOD),
+        *own_yaml.read(METHOD_FILE)[answers],
     ]
 
 

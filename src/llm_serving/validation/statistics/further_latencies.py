@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
 
+from llm_serving.settings import own_yaml
+from llm_serving.settings.plain import PlainData
 from llm_serving.validation.load.answer import Sample
 from llm_serving.validation.statistics import sample_statistics
 from llm_serving.validation.statistics.sample_statistics import Latency
 
 
-class Definition(NamedTuple):
+class Definition(PlainData):
     """What a latency is, and who defines it so."""
 
     title: str
     text: str
 
 
-DEFINITIONS = {
-    "ttfo_ms": Definition(
-        "Time to first output",
-        "Until the first content or tool call; reasoning does not count. AIPerf's time to first output token.",
-    ),
-    "icl_ms": Definition(
-        "Inter-chunk latency",
-        "Between two events with tokens, however many they have. AIPerf's definition; ITL of vllm bench serve, which "
-        "counts events without tokens too.",
-    ),
-    "tpot_ms": Definition(
-        "Time per output token",
-        "Of an answer: end to end less time to first token, by its tokens but one. TPOT of vllm bench serve; AIPerf "
-        "calls it inter-token latency.",
-    ),
-    "normalized_ms": Definition(
-        "Normalized latency",
-        "Of an answer: end to end by its tokens. Of the paper on PagedAttention (Kwon et al., 2023), and NTPOT of "
-        "inference-perf.",
-    ),
-}
-"""Sources, read 2026-11-23: vLLM's benchmarks/serve.py; AIPerf 0.13's Metrics Reference at docs.nvidia.com/aiperf;
-inference-perf's summarize_requests."""
+DEFINITIONS = own_yaml.read_rows(Path(__file__).with_suffix(".yaml"), Definition)
 
 
 def summarize(answered: Sequence[Sample]) -> dict[str, Latency]:
