@@ -50,7 +50,7 @@ def _add_calls(
 ) -> None:
     """Call the function each minute, and as soon as an Auto Scaling group cannot start an instance.
 
-    A cluster has 20 groups at the most, whose names fit in the 2,048 characters of a pattern. Source: EventBridge user
+    A cluster has 18 groups at the most, whose names fit in the 2,048 characters of a pattern. Source: EventBridge user
     guide, "Amazon EventBridge quotas", 2026-11.
     """
     names = [groups.format_scaling_group_name(stack.fleet, group) for group in machine_groups]

@@ -451,7 +451,7 @@ def _allow_starts(autoscaling: Any, group: str, *, allowed: bool) -> None:
         if allowed and is_marked:
             autoscaling.resume_processes(**starts)
             autoscaling.delete_tags(Tags=[mark])
-        elif not allowed and not (is_marked and is_suspended):
+        elif not allowed and not is_suspended:  # what is and has no mark, a person suspended
             autoscaling.create_or_update_tags(Tags=[{**mark, "Value": "waits", "PropagateAtLaunch": False}])
             autoscaling.suspend_processes(**starts)
 

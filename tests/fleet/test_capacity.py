@@ -151,8 +151,8 @@ def test_too_many_capacity_providers_for_a_cluster_are_refused(tmp_path: Path) -
     types = "[g6e.xlarge, g6.xlarge, g5.xlarge, p5.4xlarge]"
     text = f"{HEAD}orchestrator: ecs\npools:\n  aa: {{types: {types}, buy: [spot, on-demand], size: 0..9}}\n"
     assert _get_error(tmp_path, text) == (
-        "fleet.yaml:5:1: pools: [aa]: they make 24 capacity providers of the ECS cluster, which takes 20 "
-        "(ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable). Fix: use fewer zones, types or ways "
+        "fleet.yaml:5:1: pools: [aa]: they make 24 capacity providers of the ECS cluster beside Fargate's two, which takes "
+        "18 (ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable). Fix: use fewer zones, types or ways "
         "to buy in a pool, smaller pools, or a second fleet for some of them."
     )
 
@@ -205,7 +205,7 @@ def test_an_accepted_fleet_stays_within_fixed_limits(fleet: Fleet) -> None:
     fleet_capacity = capacity.compute(fleet)
     assert all(limit.amount <= limit.most for limit in fleet_capacity.limits)
     providers = [group for group in groups.resolve_all(fleet) if group.kind == "capacity-provider"]
-    assert len(providers) <= 20
+    assert len(providers) <= 18
     assert sum(share for _, share in fleet_capacity.zone_shares) == pytest.approx(1.0) or not any(
         group.accelerators for group in groups.resolve_all(fleet)
     )

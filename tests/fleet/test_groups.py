@@ -114,6 +114,16 @@ def test_fewer_machines_than_zones_share_one_group_over_all_zones(make_groups: G
     assert (group.zones, group.min_size, group.max_size) == (("us-west-2a", "us-west-2b", "us-west-2c"), 2, 2)
 
 
+def test_zones_in_another_order_rename_no_group_of_eks(tmp_path: Path) -> None:
+    def name_groups(zones: str) -> list[str]:
+        pools = "{kk: {types: g6e.2xlarge, size: 0..8}, nn: {types: g6e.2xlarge, size: 1..2}}"
+        (tmp_path / "fleet.yaml").write_text(f"name: demo\nregion: us-west-2\nzones: {zones}\npools: {pools}\n")
+        return [group.name for group in groups.resolve_all(files.load(tmp_path / "fleet.yaml", Fleet).value)]
+
+    assert name_groups("[us-west-2a, us-west-2b, us-west-2c]") == ["kk-g6e-abc-od", "nn-g6e-2xlarge-abc-od"]
+    assert name_groups("[us-west-2c, us-west-2a, us-west-2b]") == ["kk-g6e-abc-od", "nn-g6e-2xlarge-abc-od"]
+
+
 def test_a_pool_of_size_zero_has_no_group(make_groups: GroupFactory) -> None:
     assert make_groups("types: g6e.2xlarge, size: 0", "ecs") == ()
 

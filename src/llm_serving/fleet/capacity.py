@@ -243,7 +243,8 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[Limi
     providers = sum(group.kind == "capacity-provider" for group in machine_groups)
     if providers:
         source = "ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable"
-        yield Limit("capacity providers of the ECS cluster", providers, 20, source)
+        # Fargate's two count among the 20. Source: aws-cloudformation/cloudformation-coverage-roadmap#1086.
+        yield Limit("capacity providers of the ECS cluster beside Fargate's two", providers, 18, source)
         ecs_machines = sum(pool.size.max for pool in fleet.pools.values() if fleet.get_orchestrator(pool) == "ecs")
         yield Limit("container instances of the ECS cluster", ecs_machines, 5000, source)
     if isinstance(fleet.network, NewNetwork):

@@ -318,11 +318,11 @@ def _build_group(
         first, efa=pool.efa, layout=pool.efa_layout, task_interfaces=orchestrator == "ecs"
     )
     images, nvme = _select_image_mode(pool, orchestrator, rows), _has_nvme_storage(pool, rows)
-    letters = "".join(zone[-1] for zone in zones)
+    letters = "".join(sorted(zone[-1] for zone in zones))  # zones in another order rename nothing
     kind = select_kind(fleet, pool)
     # Services on ECS know it by its name, and its Auto Scaling group changes zones in place: where the fleet gets one
     # more, and where the pool grows to a group a zone.
-    in_name = letters[0] if kind == "capacity-provider" else letters
+    in_name = zones[0][-1] if kind == "capacity-provider" else letters
     label = first.name.replace(".", "-") if _needs_single_type(fleet, pool) else first.family
     return Group(
         name=f"{name}-{label}-{in_name}-{_format_option_code(pool, purchase, purchase_option)}",

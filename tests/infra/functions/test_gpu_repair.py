@@ -311,11 +311,19 @@ def test_a_capacity_block_s_instances_start_with_it_and_are_drained_with_their_t
         capsys.readouterr()
         cluster.handle(body)
 
+    person = {"AutoScalingGroupName": "large-b", "ScalingProcesses": ["Launch"]}
+    cluster.clients["autoscaling"].suspend_processes(**person)
     set_blocks("scheduled", HOUR * 24)
     assert cluster.list_suspended() == {"large-a": ["Launch"], "large-b": ["Launch"]}
     set_blocks("active", datetime.timedelta(minutes=41))
-    assert not cluster.list_suspended() and not cluster.list_draining()
-    cluster.clients["autoscaling"].suspend_processes(AutoScalingGroupName="large-b", ScalingProcesses=["Launch"])
+    assert cluster.list_suspended() == {"large-b": ["Launch"]}, "a person's suspension stays"
+    assert not cluster.list_draining()
+    cluster.clients["autoscaling"].resume_processes(**person)
+    set_blocks("scheduled", HOUR * 24)
+    assert cluster.list_suspended() == {"large-a": ["Launch"], "large-b": ["Launch"]}
+    set_blocks("active", datetime.timedelta(minutes=41))
+    assert not cluster.list_suspended()
+    cluster.clients["autoscaling"].suspend_processes(**person)
     cluster.handle(body)
     assert cluster.list_suspended() == {"large-b": ["Launch"]}, "a person's suspension stays"
     cluster.fail(broken)
