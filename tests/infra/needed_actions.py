@@ -9,7 +9,10 @@ from llm_serving.aws.preflight import permissions
 from llm_serving.fleet.model import Fleet
 
 ACTIONS = {
-    "aws_autoscaling_group": ("autoscaling:CreateAutoScalingGroup", "autoscaling:CreateOrUpdateTags"),
+    "aws_autoscaling_group": (
+        *("autoscaling:CreateAutoScalingGroup", "autoscaling:CreateOrUpdateTags", "autoscaling:PutWarmPool"),
+        *("autoscaling:CancelInstanceRefresh", "autoscaling:StartInstanceRefresh"),
+    ),
     "aws_budgets_budget": ("budgets:ModifyBudget", "budgets:TagResource"),
     "aws_cloudwatch_dashboard": ("cloudwatch:PutDashboard",),
     "aws_cloudwatch_event_rule": ("events:PutRule", "events:TagResource"),
@@ -38,7 +41,11 @@ ACTIONS = {
     "aws_eks_pod_identity_association": ("eks:CreatePodIdentityAssociation", "iam:PassRole"),
     "aws_flow_log": ("ec2:CreateFlowLogs", "logs:CreateLogDelivery"),
     "aws_iam_instance_profile": ("iam:AddRoleToInstanceProfile", "iam:CreateInstanceProfile", "iam:TagInstanceProfile"),
-    "aws_iam_role": ("iam:CreateRole", "iam:TagRole"),
+    # The fleet file may get a boundary, and lose it.
+    "aws_iam_role": (
+        *("iam:CreateRole", "iam:TagRole"),
+        *("iam:DeleteRolePermissionsBoundary", "iam:PutRolePermissionsBoundary"),
+    ),
     "aws_iam_role_policy": ("iam:PutRolePolicy",),
     "aws_iam_role_policy_attachment": ("iam:AttachRolePolicy",),
     "aws_internet_gateway": ("ec2:AttachInternetGateway", "ec2:CreateInternetGateway"),
@@ -172,7 +179,7 @@ ACTIONS = {
     ),
     "aws_wafv2_web_acl_association": ("elasticloadbalancing:SetWebAcl", "wafv2:AssociateWebACL"),
 }
-"""What creating a resource takes with its tags, by kind.
+"""What creating a resource takes with its tags, by kind, and what changes it by a call of another name.
 
 Sources: AWS Service Authorization Reference; EKS user guide, "Encrypt Kubernetes secrets with KMS"; ECR user guide,
 "Create a custom policy for repository creation templates"; CloudWatch user guide, "Alarms and tagging"; S3 user guide,

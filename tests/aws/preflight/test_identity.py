@@ -66,7 +66,7 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
         "permission to deploy kind: gateway",
     ]
     assert {line.status for line in lines.values()} == {"pass"}
-    assert lines["permission to create network"].message.startswith("all 49 ")
+    assert lines["permission to create network"].message.startswith("all 50 ")
 
 
 def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:
@@ -234,7 +234,7 @@ _API_NAMES = {"states": "stepfunctions", "elasticloadbalancing": "elbv2"}
 
 _FURTHER = (
     ("Add", "Remove"), ("Associate", "Disassociate"), ("Attach", "Detach"), ("Authorize", "Revoke"),
-    ("Create", "Delete"), ("Create", "Update"), ("Put", "Delete"), ("Register", "Deregister"),
+    ("Create", "Delete"), ("Create", "Modify"), ("Create", "Update"), ("Put", "Delete"), ("Register", "Deregister"),
 )  # fmt: skip
 """How actions begin that make things, and those that change or end them."""
 

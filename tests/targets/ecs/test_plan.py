@@ -24,7 +24,7 @@ def build_context(folder: Path) -> FleetContext:
 
 
 def write_stack(folder: Path, variables: dict[str, Any]) -> None:
-    (folder / "cdk.tf.json").write_text(json.dumps({"variable": variables}))
+    (folder / "cdk.tf.json").write_text(json.dumps({"//": {"needs": []}, "variable": variables}))
 
 
 def test_a_stack_without_the_variable_gets_no_value_that_terraform_would_warn_of(

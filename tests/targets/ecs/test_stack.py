@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from llm_serving.aws.session import AwsSession, split
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
+from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
@@ -73,7 +74,12 @@ class Ecs:
     tagged: list[dict[str, Any]] = field(default_factory=list)
     """ECS services of other deployments and of earlier ones, as described with their tags."""
 
+    clusters: Sequence[dict[str, str]] = field(default_factory=lambda: [{"status": "ACTIVE"}])
     images: tuple[str, ...] = ("fabric/router:0.1.17-15",)
+
+    def describe_clusters(self, *, clusters: list[str]) -> dict[str, Any]:
+        assert clusters == ["fabric"]
+        return {"clusters": self.clusters}
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
         if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:
@@ -175,12 +181,18 @@ def deployment_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployme
 
 
 @pytest.fixture
-def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aws: Ecs) -> list[str]:
+def terraform_calls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, aws: Ecs, deployment_plan: DeploymentPlan
+) -> list[str]:
     """Fake Terraform with one service to create; return its calls."""
     calls: list[str] = []
     name = "serving-aggregated"
-    (tmp_path / "cdk.tf.json").write_text(json.dumps({"variable": {"force_new_deployment": {"type": "bool"}}}))
-    fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, cloud_name="AWS")
+    text = {"//": {"needs": ["ecs", "storage"]}, "variable": {"force_new_deployment": {"type": "bool"}}}
+    (tmp_path / "cdk.tf.json").write_text(json.dumps(text))
+    program: Any = None
+    fleet_context = FleetContext(
+        deployment_plan.fleet, tmp_path, {name: tmp_path}, program, deployment_plan.aws, "123456789012"
+    )
     changes = {
         address: ResourceChange(address, actions)
         for address, actions in {"aws_ecs_service.worker-0": ("create",), "x.y": ("delete", "create")}.items()
@@ -266,6 +278,21 @@ def test_a_second_command_on_a_deployment_is_refused(
 
     aws.tasks = build_running_tasks(later="HEALTHY")
     assert stack.deploy(deployment_plan, destroy_meanwhile) is True
+
+
+@pytest.mark.parametrize("clusters", [[], [{"status": "INACTIVE"}]], ids=["never applied", "destroyed"])
+def test_a_deployment_before_its_fleet_is_refused_with_the_command(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], clusters: list[dict[str, str]]
+) -> None:
+    aws.clusters = clusters
+    for command in (stack.diff, lambda plan: stack.deploy(plan, pytest.fail)):
+        with pytest.raises(Unavailable) as error:
+            command(deployment_plan)
+        assert str(error.value) == (
+            "the ECS cluster fabric is not in us-west-2 of the account 123456789012. Nothing was changed. Fix: run "
+            "`blueprint fleet apply --fleet fleet.yaml` first."
+        )
+    assert terraform_calls == []
 
 
 def test_a_declined_deploy_changes_nothing_and_keeps_no_plan(

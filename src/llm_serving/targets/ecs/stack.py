@@ -12,17 +12,18 @@ from typing import Any
 
 from llm_serving import console
 from llm_serving.aws import session as clients
+from llm_serving.fleet import names
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
-from llm_serving.settings.errors import CheckFailed
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import readiness, tasks
 from llm_serving.targets.ecs.tasks import EcsDeployment
 from llm_serving.targets.on_aws import deployment_stack, images
-from llm_serving.terraform import stack_folder
+from llm_serving.terraform import stack_folder, synthesis
 
 EMULATED = "the embedded AWS stores task definitions and services but runs no tasks: the endpoint does not respond"
 
@@ -129,6 +130,8 @@ def destroy(plan: DeploymentPlan) -> bool:
 def _plan(stack_context: FleetContext) -> StackPlan:
     """Plan the stack; where services would be replaced, as for other capacity providers, move their tasks instead."""
     [folder] = stack_context.folders.values()
+    if "ecs" in synthesis.read_needs(folder):
+        _require_cluster(stack_context)
     declared = stack_folder.read_stack(folder).get("variable", {})
     for force in (False, True):
         values = {name: value for name, value in {"force_new_deployment": force}.items() if name in declared}
@@ -140,6 +143,21 @@ def _plan(stack_context: FleetContext) -> StackPlan:
         ):
             break
     return stack
+
+
+@clients.translate_errors()
+def _require_cluster(stack_context: FleetContext) -> None:
+    """Check that the fleet's stacks are applied: Terraform would name each thing that it looks up and does not find.
+
+    Raises:
+        Unavailable: they are not.
+    """
+    name, aws = names.format_cluster_name(stack_context.fleet), stack_context.aws
+    clusters = aws.client("ecs").describe_clusters(clusters=[name])["clusters"]
+    if "ACTIVE" not in (cluster["status"] for cluster in clusters):
+        file = console.shorten_path(stack_context.document.path)
+        reason = f"the ECS cluster {name} is not in {aws.region} of the account {stack_context.account}"
+        raise Unavailable(f"{reason}. Nothing was changed. Fix: run `blueprint fleet apply --fleet {file}` first.")
 
 
 @clients.translate_errors()
