@@ -156,8 +156,8 @@ def test_a_terminal_gets_no_control_sequence_of_a_printed_text(
 def test_a_line_of_a_log_is_shown_without_its_colors_and_with_other_sequences_spelled_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    console.print_log("router | \x1b[2m2026-11-29\x1b[0m \x1b[1;32mINFO\x1b[0m [red]ready[/red] \x1b[2K")
-    assert capsys.readouterr().out == "router | 2026-11-29 INFO [red]ready[/red] \\x1b[2K\n"
+    console.print_log("router | \x1b[2m2026-11-29\x1b[0m \x1b[1;32mINFO\x1b[0m [red]ready[/red] a.rs:100: \x1b[2K")
+    assert capsys.readouterr().out == "router | 2026-11-29 INFO [red]ready[/red] a.rs:100: \\x1b[2K\n"
 
 
 def test_an_error_has_its_lines_and_no_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,8 +40,9 @@ class _Console(Console):
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
-out = _Console(highlight=False, soft_wrap=True)
-err = _Console(highlight=False, soft_wrap=True, stderr=True)
+out = _Console(highlight=False, emoji=False, soft_wrap=True)
+err = _Console(highlight=False, emoji=False, soft_wrap=True, stderr=True)
+out.width = max(80, out.width)  # a narrower terminal wraps the lines of a table, which would be cut
 
 
 def print_log(line: str, end: str = "\n") -> None:

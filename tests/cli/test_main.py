@@ -17,6 +17,7 @@ import typer
 from llm_serving import program
 from llm_serving.cli import main
 from llm_serving.cli.commands import schema, signals
+from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 
 BLUEPRINT = Path(sys.executable).with_name("blueprint")
@@ -132,6 +133,18 @@ def test_json_has_what_the_system_refuses(
     output = capsys.readouterr()
     assert json.loads(output.out) == {"ok": False, "mistakes": [{"message": message}]}
     assert output.err == f"{message}\n"
+
+
+def test_json_has_which_program_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_schema_raise: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text("Error: no valid credential sources found\n")
+    make_schema_raise(CommandFailed(["terraform", "plan"], tmp_path / "log", "exit code 1"))  # type: ignore[operator]
+    monkeypatch.setattr(signals, "_build_row", schema.render_schema)
+    assert main.run(["signals", "--json"]) == 1
+    (mistake,) = json.loads(capsys.readouterr().out)["mistakes"]
+    assert mistake["message"].startswith("terraform plan\n  failed: exit code 1; last lines of ")
+    assert mistake["message"].endswith("    Error: no valid credential sources found")
 
 
 def test_json_has_what_is_wrong_with_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -551,6 +552,17 @@ def test_a_second_validation_at_the_same_time_is_refused(make_target: TargetFact
         pytest.raises(Unavailable, match=r"another validation of known is running\. Fix: wait until it ends"),
     ):
         _check_refused(make_target, tmp_path, TRAFFIC)
+
+
+def test_a_deployment_that_is_destroyed_during_its_validation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), run_folder.lock_work(tmp_path / "logs", "known") as work:
+        (work / "locust.log").read_text()  # negative control: any other fault stays one
+    with (
+        pytest.raises(Unavailable, match=r"known: it was destroyed during its validation\. Fix: deploy it again\."),
+        run_folder.lock_work(tmp_path / "logs", "known") as work,
+    ):
+        shutil.rmtree(tmp_path / "logs")
+        (work / "locust.log").read_text()
 
 
 def test_progress_is_one_line() -> None:

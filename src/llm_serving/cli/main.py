@@ -134,10 +134,10 @@ def _list_own(arguments: list[str]) -> list[str]:
 
 
 def _run_app(arguments: list[str]) -> int:
-    """Run one command line; return its exit code. With `--json`, a mistake is printed as JSON too."""
+    """Run one command line; return its exit code. With `--json`, what ended it is printed as JSON too."""
     try:
         return _call(arguments)
-    except (InputError, Unavailable, OSError) as error:
+    except (InputError, Unavailable, console.CommandFailed, OSError) as error:
         user_error = program.convert_error(error)
         if user_error and "--json" in _list_own(arguments):
             mistakes = user_error.to_list() if isinstance(user_error, InputError) else [{"message": str(user_error)}]

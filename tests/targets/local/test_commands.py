@@ -349,8 +349,9 @@ def test_a_deployment_whose_directory_was_removed_is_reported_and_destroyed(
     run_cli("deploy", "mine", "--yes")
     shutil.rmtree(".blueprint")
     for command in ("status", "validate"):
-        code, _, err = run_cli(command, "mine")
-        assert code == 1
+        code, out, err = run_cli(command, "mine", "--json")
+        assert code == 3
         assert err.startswith("mine: .blueprint/mine was removed while it ran; ")
+        assert json.loads(out) == {"ok": False, "mistakes": [{"message": err.strip()}]}
     assert run_cli("destroy", "mine", "--yes")[0] == 0
     assert run_cli("destroy", "mine", "--yes")[1] == "mine: not deployed here\n"

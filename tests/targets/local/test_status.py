@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.services.service import Probe, Service
-from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, readiness, status, supervisor
 from llm_serving.targets.local.supervisor import ProcessState
@@ -111,7 +111,7 @@ def test_processes_that_outlive_their_directory_are_reported_and_destroyed(remov
     (daemon,) = _list_supervisors(removed_plan)
     family = [daemon, *daemon.children(recursive=True)]
     with pytest.raises(
-        CheckFailed, match=r"mine: \.blueprint/mine was removed while it ran; \d+ processes with .* run on"
+        Unavailable, match=r"mine: \.blueprint/mine was removed while it ran; \d+ processes with .* run on"
     ):
         status.list_process_states(removed_plan.directory)
     assert deploy.exists(removed_plan.directory)

@@ -207,6 +207,18 @@ def test_changes_are_shown_with_their_sign(share: float, text: str) -> None:
     assert comparison_page.format_percent(share) == text
 
 
+def test_a_number_that_was_zero_has_no_change_in_percent() -> None:
+    bundled = dataclasses.replace(run := _simulate(1), samples=[_bundle(sample) for sample in run.samples])
+    change = _get(comparison.compare(bundled, _simulate(2)), "itl_ms.p50")
+    assert (change.baseline, change.low, change.change, change.verdict) == (0, math.inf, math.inf, "worse")
+    same = _get(comparison.compare(bundled, dataclasses.replace(bundled, title="again")), "itl_ms.p50")
+    assert (same.low, same.change, same.high, same.verdict) == (0, 0, 0, comparison.NONE)
+
+
+def _bundle(sample: Sample) -> Sample:
+    return dataclasses.replace(sample, gaps=[Gap(0, 1)] * len(sample.gaps))
+
+
 def test_fewer_requests_within_every_limit_are_worse_in_points() -> None:
     slo = {"ttft_ms": {"p95": 300}}
     light, heavy = _simulate(1, slo=slo), _simulate(2, slo=slo, served=10.5)

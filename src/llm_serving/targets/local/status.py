@@ -12,7 +12,7 @@ import psutil
 from llm_serving import console, loopback
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.service import Service
-from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import starts
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -31,8 +31,7 @@ def list_process_states(directory: DeploymentDir) -> list[ProcessState]:
     `stopped`: on request; `failed`: it ended by itself, or has not answered by its probe's deadline.
 
     Raises:
-        CheckFailed: it runs, and its directory was removed: says what still runs, and how to end it.
-        Unavailable: supervisord does not answer.
+        Unavailable: supervisord does not answer; or the directory was removed: says what still runs, and how to end it.
     """
     raise_if_orphaned(directory)
     supervisord = supervisor.find_running(directory)
@@ -86,7 +85,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
     """Check that no process of the deployment runs on after its directory was removed.
 
     Raises:
-        CheckFailed: some do.
+        Unavailable: some do.
     """
     daemon = supervisor.find_orphan(directory)
     if daemon is None:
@@ -98,7 +97,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
         except psutil.Error:
             continue
         count += 1
-    raise CheckFailed(
+    raise Unavailable(
         f"{directory.name}: {console.shorten_path(directory.data)} was removed while it ran; {count} processes with "
         f"{format_bytes(memory_bytes)} run on. Fix: `blueprint destroy` ends them, `blueprint deploy` replaces them."
     )

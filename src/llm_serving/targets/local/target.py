@@ -119,8 +119,7 @@ class LocalTarget(Target):
         """Return what is deployed of the blueprint in `folder`.
 
         Raises:
-            CheckFailed: its processes outlived its directory.
-            Unavailable: nothing is.
+            Unavailable: nothing is, or its processes outlived its directory.
         """
         directory = self.find_directory(folder)
         status.raise_if_orphaned(directory)

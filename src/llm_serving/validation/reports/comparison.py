@@ -132,11 +132,11 @@ def _build_change(name: str, before: Interval, after: Interval, margin: float) -
         if math.isinf(before.value) != math.isinf(after.value):
             verdict, change = ("worse", math.inf) if math.isinf(after.value) else ("better", -math.inf)
         return Change(name, before.value, after.value, change, change, change, verdict)
-    scale = 1.0 if name in (ERRORS, GOODPUT) or not before.value else before.value
+    scale = 1.0 if name in (ERRORS, GOODPUT) else before.value
     change = after.value - before.value
     low = change - math.hypot(after.value - after.low, before.high - before.value)
     high = change + math.hypot(after.high - after.value, before.value - before.low)
-    bounds = [value / scale for value in (low, change, high)]
+    bounds = [value / scale if scale else value and math.copysign(math.inf, value) for value in (low, change, high)]
     least = margin * ERRORS_MARGIN if name == ERRORS else margin
     rises, falls = bounds[0] > least, bounds[2] < -least
     is_better = rises if name in MORE_IS_BETTER else falls

@@ -32,7 +32,8 @@ def lock_work(logs: Path, name: str) -> Iterator[Path]:
     """Lock and empty the folder of a validation's files below `logs`: two loads at once would measure each other.
 
     Raises:
-        Unavailable: another validation of the deployment `name` is running; its files stay.
+        Unavailable: another validation of the deployment `name` is running; its files stay. Or the block failed after
+            the deployment was destroyed.
     """
     work = logs.resolve() / "validation"
     work.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,12 @@ def lock_work(logs: Path, name: str) -> Iterator[Path]:
         for path in work.iterdir():
             if path.name != _LOCK:
                 path.unlink()
-        yield work
+        try:
+            yield work
+        except OSError:
+            if work.is_dir():
+                raise
+            raise Unavailable(f"{name}: it was destroyed during its validation. Fix: deploy it again.") from None
 
 
 def require_writable(runs: Path) -> None:
