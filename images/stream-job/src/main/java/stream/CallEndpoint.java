@@ -2,6 +2,7 @@ package stream;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Map;
 import java.util.ServiceLoader;
@@ -24,6 +25,9 @@ import org.slf4j.LoggerFactory;
 final class CallEndpoint extends ChatFunction<Request, Outcome> {
     /** With those that a client may make at once, a hundred events of a task or more make at most a tenth of retries. */
     private static final double RETRY_SHARE = 0.05;
+
+    /** Kafka takes records of 1 MiB with all that belongs to them; a longer one fails the job again and again. */
+    private static final int MAX_RECORD_BYTES = 1_000_000;
 
     private static final Duration WARM_UP = Duration.ofSeconds(5);
 
@@ -182,6 +186,10 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
         result.put("id", event.id).put("shopper", event.shopper).put("answer", answer);
         result.put("model", settings.endpoint().model()).put("at", event.at).put("received_at", event.receivedAt);
         result.put("asked_at", request.askedAt).put("answered_at", System.currentTimeMillis());
+        if ((event.shopper + result).getBytes(StandardCharsets.UTF_8).length > MAX_RECORD_BYTES) {
+            String message = "the answer's record has more than " + MAX_RECORD_BYTES + " bytes";
+            return CompletableFuture.completedStage(DeadLetter.of(event, "bad_answer", message));
+        }
         return write(event, answer).handle((written, error) -> {
             // The topic has the answer too, so that a cache that is away loses none.
             result.put("cached_at", error == null ? System.currentTimeMillis() : null);
