@@ -11,6 +11,7 @@ import json
 import math
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from llm_serving.targets.matrix import Cell
 from tests.charts import objects, test_patterns
 from tests.charts.conftest import Render
 from tests.charts.test_dynamo import render_graph
+from tests.charts.test_objects import RAY_VALUES
 from tests.charts.test_presets import NAMES, each_preset
 from tests.control_plane import machines
 from tests.control_plane.control_plane import BUDGET, ControlPlane
@@ -157,20 +159,6 @@ def test_models_that_share_accelerators_are_one_workload_that_scales_by_their_qu
     assert "vllm:num_requests_waiting" in scaler["spec"]["triggers"][0]["metadata"]["query"]
 
 
-RAY_ROLES = {
-    "head": {"kind": "router", "ports": {"metrics": 9090, "dashboard": 8265}},
-    "many": {"kind": "engine", "replicas": 3, "ports": {"metrics": 9090}},
-    "one": {"kind": "engine", "ports": {"metrics": 9090}, "disruption": {"maxUnavailable": "50%"}},
-}
-RAY_VALUES = {
-    "framework": "ray",
-    "frameworkConfig": {"version": "2.60.0", "serve": {"applications": []}},
-    "model": {"served": "mine"},
-    "image": "registry.example/ray:1",
-    "roles": RAY_ROLES,
-}
-
-
 def test_a_node_with_pods_of_ray_can_be_drained(secured_cluster: ControlPlane, render_chart: Render) -> None:
     """The owner of such pods, a RayCluster, has no scale, as the RayService has none here.
 
@@ -211,10 +199,15 @@ def test_a_node_with_pods_of_ray_can_be_drained(secured_cluster: ControlPlane, r
     processes.wait_until(lambda: count_evictable() == [1, 1, 1], "the budgets' controller", 90)
 
     def read_fault() -> str:
+        # The controller, which hears of new kinds every 30 s, would try again ever later.
+        path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/wrong"
+        cluster.patch(path, metadata={"annotations": {"asked": str(time.monotonic())}})
         conditions = cluster.read(BUDGET, "wrong", namespace).get("status", {}).get("conditions", [])
         return str([condition["message"] for condition in conditions])
 
-    processes.wait_until(lambda: "does not implement the scale" in read_fault(), "what the other budget lacks", 90)
+    processes.wait_until(
+        lambda: "does not implement the scale" in read_fault(), "what the other budget lacks", 90, interval_s=1
+    )
     cluster.remove(*pods, wrong, *budgets, service, machines.build_plain("ray"))
 
 

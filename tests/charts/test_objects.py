@@ -186,6 +186,17 @@ WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-123
 SUBNETS = {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/16"}}]}}
 
 
+def test_a_chart_packaged_with_build_metadata_has_labels_that_kubernetes_takes(
+    render_chart: Render, tmp_path: Path
+) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "inference")
+    (chart / "Chart.yaml").write_text(
+        (CHART / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.1.0+g12")
+    )
+    labels = {item["metadata"]["labels"]["helm.sh/chart"] for item in render_chart(build_values(), chart)}
+    assert labels == {"inference-0.1.0_g12"}
+
+
 def test_a_load_balancer_has_tls_patience_and_a_drain(render_chart: Render) -> None:
     values = {**build_values(), **SUBNETS}
     assert filter_by_kind(render_chart(values), "Ingress") == []
@@ -499,6 +510,31 @@ def test_replicas_of_one_node_spread_over_zones_and_routers_over_nodes_too(rende
         assert [constraint["topologyKey"] for constraint in spread] == places.pop(labels["inference/kind"])
         assert all(constraint["labelSelector"]["matchLabels"].items() <= labels.items() for constraint in spread)
     assert not places
+
+
+RAY_ROLES = {
+    "head": {"kind": "router", "ports": {"metrics": 9090, "dashboard": 8265}},
+    "many": {"kind": "engine", "replicas": 3, "ports": {"metrics": 9090}},
+    "one": {"kind": "engine", "ports": {"metrics": 9090}, "disruption": {"maxUnavailable": "50%"}},
+}
+RAY_VALUES = {
+    "framework": "ray",
+    "frameworkConfig": {"version": "2.60.0", "serve": {"applications": []}},
+    "model": {"served": "mine"},
+    "image": "registry.example/ray:1",
+    "roles": RAY_ROLES,
+}
+
+
+def test_the_head_of_ray_and_the_test_run_on_nodes_that_their_image_is_for(render_chart: Render) -> None:
+    """Nodes of a fleet's system are of Graviton, and rayproject/ray-llm:VERSION-PYTHON-CUDA is for x86-64."""
+    for arch, labels in (("amd64", {}), ("arm64", {"kubernetes.io/arch": "arm64"})):
+        head = {**RAY_ROLES["head"], "placement": {"nodeSelector": labels}}
+        manifests = render_chart({**RAY_VALUES, "roles": {**RAY_ROLES, "head": head}})
+        [service] = filter_by_kind(manifests, "RayService")
+        [test] = filter_by_kind(manifests, "Pod")
+        group = service["spec"]["rayClusterConfig"]["headGroupSpec"]
+        assert group["template"]["spec"]["nodeSelector"] == test["spec"]["nodeSelector"] == {"kubernetes.io/arch": arch}
 
 
 def test_the_test_runs_where_the_image_of_what_it_asks_is(render_chart: Render, preset: Preset) -> None:

@@ -27,7 +27,7 @@ labels:
   {{- end }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
   {{- with .queue }}
   kueue.x-k8s.io/queue-name: {{ . }}
   {{- end }}

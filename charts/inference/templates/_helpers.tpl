@@ -23,6 +23,9 @@
 {{- if ne (include "inference.isDynamo" $) "" }}{{ $_ := unset $merged.ports "metrics" }}{{ end -}}
 {{- if eq $role.kind "engine" -}}
 {{- $_ := set $merged "image" ($merged.image | default $.Values.image) -}}
+{{- else if ne (include "inference.isRay" $) "" -}}
+{{- /* Ray's images whose tag names no architecture are of this one, and its head may run on any node. */ -}}
+{{- $_ := set $merged.placement "nodeSelector" (merge (dict) $merged.placement.nodeSelector (dict "kubernetes.io/arch" "amd64")) -}}
 {{- else if $.Values.frameworkConfig.endpointPicker -}}
 {{- $_ := set $merged "sidecars" (concat $merged.sidecars (include "inference.pickerSidecars" $ | fromYamlArray)) -}}
 {{- else if $.Values.frameworkConfig.aibrixGateway -}}
@@ -71,7 +74,7 @@ labels:
   {{- with .role }}{{ $_ := set $own "app.kubernetes.io/component" . }}{{ end }}
   {{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion }}
   {{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
-  {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) }}
+  {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
   {{- merge $own (.labels | default dict) .root.Values.labels | toYaml | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.annotations }}
 annotations:

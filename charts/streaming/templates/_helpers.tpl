@@ -12,7 +12,7 @@ labels:
   {{- include "streaming.labels" .root | nindent 2 }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
   {{- with .labels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
