@@ -13,10 +13,10 @@ import pytest
 from llm_serving import processes
 from llm_serving.settings.units import Bounds
 from llm_serving.validation import run
+from llm_serving.validation.load.load_plan import TargetRole
 from llm_serving.validation.reports import report, terminal_summary
 from llm_serving.validation.reports.report import Report
 from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
-from llm_serving.validation.target_role import TargetRole
 from tests import dns_discovery, known_server
 from tests.known_server import Behaviour
 from tests.validation.conftest import TargetFactory, build_options, repeat_disturbed

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple, Self
 
 from llm_serving.catalog import families
-from llm_serving.catalog.families import LayerKind, TensorShape, TensorSplit
+from llm_serving.catalog.families import LayerKind, TensorShape, TensorSplit, VisionNumbers
 from llm_serving.catalog.quantizations import Quantization, Scheme
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.plain import PlainData
@@ -62,43 +62,14 @@ class State(PlainData):
     """Of the heads' numbers; those of the convolution have 16 bits."""
 
 
-class Vision(PlainData):
+class Vision(VisionNumbers[int]):
     """What turns pictures into tokens."""
 
     tensors: tuple[TensorShape, ...]
-    image_tokens: int
-    """Most tokens that one picture takes in the context."""
-
-    token_side: int
-    """Pixels across and down that become one token; 0 where every picture takes the most."""
-
-    row_ends: int
-    """Tokens that end a row of a picture's tokens."""
-
-    min_image_tokens: int
-    """Tokens up to which a smaller picture is enlarged."""
-
-    patches: int
-    """Parts that the largest picture is cut into."""
-
     layers: int
     """Of the tower, where config.json has them as `num_hidden_layers` or `vt_num_hidden_layers`; else 0."""
 
     hidden: int
-    split_width: int
-    """Most numbers of a patch at once that accelerators split."""
-
-    whole_width: int
-    """Most numbers of a patch beside them."""
-
-    outputs: int
-    """Vectors of the decoder's width for each token of a picture."""
-
-    video_pictures: int
-    """Most pictures of a video; 0 where a video has no more tokens than a picture."""
-
-    video_picture_tokens: int
-    """Most tokens of one of them."""
 
     def count_tokens(self, width: int, height: int) -> int:
         """Return most tokens of a picture of that many pixels; one row and column fewer if the engine rounds down."""

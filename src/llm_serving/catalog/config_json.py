@@ -20,7 +20,7 @@ from llm_serving.catalog.architecture import (
     Vision,
     check_layers,
 )
-from llm_serving.catalog.families import Family, TensorShape, VisionRow
+from llm_serving.catalog.families import Family, TensorShape, VisionNumbers
 from llm_serving.catalog.quantizations import NamedModules, Scheme, UnknownSchemeError
 from llm_serving.settings.errors import quote_value
 
@@ -251,7 +251,7 @@ class _Reader:
             tensors=families.build_shapes(row.tensors, numbers),
             layers=own_numbers.get("num_hidden_layers") or own_numbers.get("vt_num_hidden_layers", 0),
             hidden=numbers["hidden_size"],
-            **{name: families.compute(getattr(row, name), numbers) for name in _OF_VISION},
+            **{name: families.compute(getattr(row, name), numbers) for name in VisionNumbers.model_fields},
         )
 
     @property
@@ -342,9 +342,6 @@ _COPIED = (
     "labels",
 )  # fmt: skip
 """Fields of an architecture that are numbers of the same name."""
-
-_OF_VISION = sorted(Vision.model_fields.keys() & VisionRow.model_fields.keys() - {"tensors"})
-"""Fields of what turns pictures into tokens that are formulas in the row."""
 
 
 def _find_value(config: Mapping[str, Any], *keys: str) -> Any:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -19,6 +19,9 @@ from llm_serving.settings.plain import PlainData
 FILE = Path(__file__).with_name("families.yaml")
 
 Formula = str | int
+
+_Number = TypeVar("_Number", Formula, int)
+"""How a size is written: as a formula of a model's config.json, or as its number."""
 
 TensorSplit = Literal["even", "kv", "full-kv", "none"]
 """How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts, or by those of layers
@@ -35,7 +38,7 @@ LayerKind = Literal[
 everything and have no indexer."""
 
 
-class _Tensor(PlainData):
+class Tensor(PlainData, Generic[_Number]):
     """One tensor, or several of one shape."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -53,27 +56,58 @@ class _Tensor(PlainData):
     number_bytes: float | None = None
     """Where it is stored in another type than the model's."""
 
-
-class TensorRow(_Tensor):
-    """Those of a family."""
-
-    times: Formula = 1
-    rows: Formula = 1
-    columns: Formula = 1
+    times: _Number = Field(1)
+    rows: _Number = Field(1)
+    columns: _Number = Field(1)
 
 
-class TensorShape(_Tensor):
+TensorRow = Tensor[Formula]
+"""Those of a family."""
+
+
+class TensorShape(Tensor[int]):
     """Those of a model, with its numbers."""
 
-    times: int = 1
-    rows: int = 1
-    columns: int = 1
     named: tuple[tuple[Scheme | None, int], ...] = ()
     """Schemes in which a quantized checkpoint stores it in layers that it names, None as it was, and how many of each;
     in the others it is stored as the model's other matrices."""
 
 
-class VisionRow(PlainData):
+class VisionNumbers(PlainData, Generic[_Number]):
+    """What is counted of what turns a picture into tokens: by formulas of a family, or in numbers of a model."""
+
+    image_tokens: _Number
+    """Most tokens that one picture takes in the context."""
+
+    token_side: _Number = Field(0)
+    """Pixels across and down that become one token, where the size of a picture decides its tokens; else 0."""
+
+    row_ends: _Number = Field(0)
+    """Tokens that end a row of a picture's tokens."""
+
+    min_image_tokens: _Number = Field(1)
+    """Tokens up to which a smaller picture is enlarged."""
+
+    patches: _Number
+    """Parts that the largest picture is cut into."""
+
+    split_width: _Number
+    """Most numbers of a patch at once that accelerators split: those of a feed-forward part."""
+
+    whole_width: _Number
+    """Most numbers of a patch beside them."""
+
+    video_pictures: _Number = Field(0)
+    """Most pictures of a video, as it is put into the context; 0 where a video has no more tokens than a picture."""
+
+    video_picture_tokens: _Number = Field(1)
+    """Most tokens of one of them."""
+
+    outputs: _Number = Field(1)
+    """Vectors of the decoder's width for each token of a picture."""
+
+
+class VisionRow(VisionNumbers[Formula]):
     """What turns a picture into tokens."""
 
     config: str
@@ -82,35 +116,8 @@ class VisionRow(PlainData):
     sizes: Mapping[str, Formula] = {}
     """Numbers of the tower under the names that the tensors have for them."""
 
-    image_tokens: Formula
-    """Most tokens that one picture takes in the context."""
-
-    token_side: Formula = 0
-    """Pixels across and down that become one token, where the size of a picture decides its tokens; else 0."""
-
-    row_ends: Formula = 0
-    """Tokens that end a row of a picture's tokens."""
-
-    min_image_tokens: Formula = 1
-    """Tokens up to which a smaller picture is enlarged."""
-
-    patches: Formula
-    """Parts that the largest picture is cut into."""
-
     split_width: Formula = "2 * intermediate_size"
-    """Most numbers of a patch at once that accelerators split: those of a feed-forward part."""
-
     whole_width: Formula = "4 * hidden_size"
-    """Most numbers of a patch beside them."""
-
-    video_pictures: Formula = 0
-    """Most pictures of a video, as it is put into the context; 0 where a video has no more tokens than a picture."""
-
-    video_picture_tokens: Formula = 1
-    """Most tokens of one of them."""
-
-    outputs: Formula = 1
-    """Vectors of the decoder's width for each token of a picture."""
 
     _flatten = field_validator("tensors", mode="before")(lambda tensors: tuple(own_yaml.flatten(tensors)))
 

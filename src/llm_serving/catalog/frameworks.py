@@ -30,6 +30,9 @@ class FrameworkSetup(PlainData):
     modules: tuple[str, ...]
     """Modules that a start imports."""
 
+    environment: Mapping[str, str] = {}
+    """Of each of its processes on this machine."""
+
     note: str
     """What the user should know of it, a sentence."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
+from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
 from llm_serving.settings.units import format_bytes
+
+KINDS: Mapping[str, Mapping[str, Sequence[str]]] = own_yaml.read(Path(__file__).with_name("kinds.yaml"))
+"""Models that an engine treats otherwise than others, by engine and by what differs: kinds.yaml."""
 
 GIB = 2**30
 

@@ -17,6 +17,7 @@ from llm_serving.engines import vllm
 from llm_serving.engines.memory import (
     GIB,
     INDEX_NUMBERS,
+    KINDS,
     VECTOR_BYTES,
     VISIBLE_SHARE,
     Batch,
@@ -42,6 +43,8 @@ SEQUENCES = 2048
 _COMPRESSED_SEQUENCES, _WINDOW_SHARE = 256, 0.1
 """DeepSeek V4's: most requests of a step by default, and of all tokens, those whose part of the windows has room
 (arg_groups/deepseek_v4_hook.py; `--swa-full-tokens-ratio`)."""
+
+_KINDS = KINDS["sglang"]
 
 _MIB = 2**20
 
@@ -79,18 +82,6 @@ prompts with latent attention."""
 _PROMPT_GRAPH_STEPS = ((4, 32), (16, 256), (32, 512), (64, 1024), (256, 4096), (512, 2**31))
 """Tokens between graphs of prompts, and up to how many (arg_groups/cuda_graph_hook.py)."""
 
-_SEEING_GRAPH_KINDS = ("kimi_k25", "minimax_m3_vl", "qwen3_5", "qwen3_5_moe")
-"""Models that see and have graphs of prompts (configs/model_config.py); others that see have none."""
-
-_WHOLE_EMBEDDING_KINDS = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")
-"""Models whose embedding each accelerator has whole (models/gemma3_causal.py and gemma4_causal.py)."""
-
-_UNPADDED_KINDS = ("granitemoehybrid",)
-"""Mixtures whose experts have no kernel on Blackwell that needs padding (arg_groups/model_overrides)."""
-
-_WINDOW_KINDS = ("gemma4", "gemma4_text", "gpt_oss", "llama4", "mimo_v2_flash", "step3p7")
-"""Models whose layers with a window have a cache of their own (configs/model_config.py, is_hybrid_swa_model)."""
-
 _WINDOW_CACHE_SHARE = 0.8
 """Tokens of that cache for each of the other layers' (`--swa-full-tokens-ratio`)."""
 
@@ -100,21 +91,6 @@ _EIGHT_BITS = (*vllm.BLACKWELL, "RTX PRO")
 _PICTURE_BYTES, _HOPPER_PICTURE_BYTES = 100 * _MIB, 1024 * _MIB
 """Kept for pictures beside the reserve, and of Qwen3-VL on H100 and H200 (environ.py, SGLANG_VLM_CACHE_SIZE_MB and
 SGLANG_MM_FEATURE_CACHE_MB; arg_groups/model_overrides/qwen3_vl.py)."""
-
-_BOTH_ENDS_KINDS = (
-    "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "minimax_m2", "ministral3", "mistral", "mistral3", "mixtral",
-    "phi3", "qwen3_moe",
-)  # fmt: skip
-"""Models of which each stage has the output layer, and so the first both ends (models/llama.py and others)."""
-
-_WHOLE_CACHE_KINDS = ("gemma4", "gemma4_text", "minimax_m2", "mistral3", "qwen2_5_vl")
-"""Models whose classes do not say which layers a stage has (`start_layer`), so that its cache has those of all."""
-
-_ONE_STAGE_KINDS = (
-    "cohere2", "ernie4_5", "ernie4_5_moe", "gemma2", "gemma3", "gemma3_text", "granite", "granitemoehybrid",
-    "hunyuan_v1_dense", "llama4", "qwen3_next", "step3p7",
-)  # fmt: skip
-"""Models that end in stages: their classes pass nothing on (`pp_proxy_tensors`), or read an end that another has."""
 
 _STATE_RATIO, _STATE_NUMBER_BYTES = 0.9, 4
 """Memory for states of linear layers, for each byte of the KV cache (`--mamba-full-memory-ratio`); bytes of a number of
@@ -144,16 +120,16 @@ def describe_indivisible(model: Architecture, split: Split) -> str:
 
     Heads and experts are split as vLLM does, and none within a block of FP8 scales.
     """
-    if split.pipeline > 1 and model.kind in _ONE_STAGE_KINDS:
+    if split.pipeline > 1 and model.kind in _KINDS["one-stage"]:
         return f"SGLang has no pipeline stages of {model.kind}"
     return vllm.describe_indivisible(model, dataclasses.replace(split, data=1), whole_blocks=True)
 
 
 def compute_weight_bytes(model: Architecture, setup: ReplicaSetup, device: Accelerators) -> int:
     """Return bytes of weights on the fullest accelerator of a replica."""
-    padding = None if model.kind in _UNPADDED_KINDS else device
-    weights = vllm.compute_weight_bytes(model, setup, padding, _BOTH_ENDS_KINDS)
-    if model.kind in _WHOLE_EMBEDDING_KINDS:
+    padding = None if model.kind in _KINDS["unpadded"] else device
+    weights = vllm.compute_weight_bytes(model, setup, padding, _KINDS["both-ends"])
+    if model.kind in _KINDS["whole-embedding"]:
         embedding = 2 * model.vocabulary * model.hidden
         weights += embedding - embedding // setup.tensor
     return weights
@@ -173,7 +149,7 @@ def compute_reserve_bytes(model: Architecture, setup: ReplicaSetup, device: Acce
 
 
 def _compute_prompt_graph_bytes(model: Architecture, setup: ReplicaSetup, batch: Batch) -> int:
-    if setup.pipeline > 1 or model.compressed or (model.vision and model.kind not in _SEEING_GRAPH_KINDS):
+    if setup.pipeline > 1 or model.compressed or (model.vision and model.kind not in _KINDS["seeing-graphs"]):
         return 0
     if model.latent:
         return _LATENT_GRAPHS_BYTES
@@ -200,7 +176,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
         reserve += _HOPPER_PICTURE_BYTES if is_large else _PICTURE_BYTES
     cache = budget - weights - reserve
     stored = dataclasses.replace(setup, dtype=_select_cache_type(model, device, setup.dtype))
-    stage = model if model.kind in _WHOLE_CACHE_KINDS else select_stage(model, setup.pipeline)
+    stage = model if model.kind in _KINDS["whole-cache"] else select_stage(model, setup.pipeline)
     tokens = _count_tokens(stage, cache, context, stored)
     reason = vllm.describe_misfit(model, device, context, setup) or describe_indivisible(model, setup)
     division = Division(budget, weights, reserve, cache, tokens)
@@ -230,7 +206,7 @@ def _count_tokens(model: Architecture, cache_bytes: int, context: int, setup: Re
     token_bytes, free_bytes = compute_kv_bytes_per_token(model, setup.tensor, setup.dtype), max(0, cache_bytes)
     if model.compressed:
         return _count_compressed_tokens(model, token_bytes, free_bytes, setup.batch)
-    if model.kind in _WINDOW_KINDS:
+    if model.kind in _KINDS["window-cache"]:
         window_bytes = model.sliding_layers * compute_kv_layer_bytes(model, setup.tensor, setup.dtype, has_window=True)
         token_bytes -= int((1 - _WINDOW_CACHE_SHARE) * window_bytes)
     if model.state is None:

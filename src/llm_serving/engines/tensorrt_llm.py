@@ -14,6 +14,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import vllm
 from llm_serving.engines.memory import (
+    KINDS,
     Batch,
     Fit,
     ReplicaSetup,
@@ -29,10 +30,6 @@ UTILIZATION = 1.0
 
 BATCH = Batch(tokens=8192, sequences=2048)
 """`--max_num_tokens` and `--max_batch_size`, its own (trtllm_serve_cli.yaml at 029e223)."""
-
-_WINDOW_KINDS = ("gemma4", "gemma4_text")
-"""Models whose layers with a window drop what lies behind it: of others all layers keep all tokens, unless a
-configuration says otherwise (`kv_cache_config.max_attention_window`; _torch/pyexecutor/_util.py at 0004396)."""
 
 FREE_SHARE = 0.9
 """Share of the free memory that its cache takes: `--free_gpu_memory_fraction`, its own."""
@@ -54,7 +51,7 @@ def compute_fit(model: Model, instance: Instance, setup: ReplicaSetup) -> Fit:
     """Compute whether a replica of `model` on `instance`, which has accelerators, serves requests of its context."""
     device, context, batch = instance.accelerators, setup.context or model.max_context, setup.batch or BATCH
     assert device, "an engine without the platform `cpu` is placed on accelerators only"
-    if model.window and model.kind not in _WINDOW_KINDS:
+    if model.window and model.kind not in KINDS["tensorrt-llm"]["window-cache"]:
         model = model.model_copy(update={"window": model.max_context, "chunked": False})
     setup = replace(setup, utilization=setup.utilization or UTILIZATION)
     division = vllm.divide_memory(model, instance, batch, context, setup)

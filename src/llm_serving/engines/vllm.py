@@ -21,6 +21,7 @@ from llm_serving.catalog.quantizations import MXFP4
 from llm_serving.engines.memory import (
     ADAPTER_RANK,
     GIB,
+    KINDS,
     NODE_SHARE,
     VISIBLE_SHARE,
     Batch,
@@ -41,6 +42,8 @@ from llm_serving.engines.memory import (
 )
 from llm_serving.engines.vllm_blocks import BLOCK_TOKENS, count_cache_blocks
 from llm_serving.settings.units import format_bytes
+
+_KINDS = KINDS["vllm"]
 
 UTILIZATION = 0.92
 """Share of an accelerator's memory that vLLM uses: its own default, `gpu_memory_utilization` (vLLM 0.32.0)."""
@@ -68,25 +71,11 @@ _SPARSE_DEVICES = ("H100", "H200", "B200", "B300", "RTX PRO")
 capability 9, 10 and 12 (vLLM 0.32.0, platforms/cuda.py; models/deepseek_v4/sparse_mla.py)."""
 
 _WITHOUT_BF16 = "T4"
-_BF16_KINDS, _BF16_WEIGHTS = ("gemma2", "gemma3", "gemma3_text", "glm4"), "mxfp4"
-"""Models that vLLM runs in 32 bits on GPUs without BF16, and weights that it refuses there (vLLM 0.32.0,
-config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS; quantization/mxfp4.py)."""
-
-_NARROW_KIND = "glm_moe_dsa"
-"""Models whose cache has 8 bits on Blackwell unless a blueprint says otherwise (vLLM 0.32.0, models/config.py)."""
+_BF16_WEIGHTS = "mxfp4"
+"""Weights that vLLM refuses on GPUs without BF16 (vLLM 0.32.0, quantization/mxfp4.py)."""
 
 _SHARED_EXPERTS = ("shared expert", "shared experts")
 """Matrices beside the experts, by their names in families.yaml."""
-
-_SPLIT_SHARED_KINDS = ("glm4_moe", "glm4_moe_lite", "step3p7")
-"""Models whose shared experts are split where others have them whole on each accelerator: with whole experts, several
-ways and several copies of the attention layers (vLLM 0.32.0, model_executor/models, `is_sequence_parallel`)."""
-
-_BOTH_ENDS_KINDS = (
-    "gpt_oss", "mixtral", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe",
-)  # fmt: skip
-"""Models of which each stage, or the last, has the embedding and the output layer (vLLM 0.32.0, model_executor/models:
-those built whatever `get_pp_group` says)."""
 
 _LEAST_BLOCK = 32
 """Smallest block of FP8 scales into which vLLM cuts those of experts (vLLM 0.32.0, fused_moe/oracle/fp8.py)."""
@@ -94,13 +83,8 @@ _LEAST_BLOCK = 32
 BLACKWELL = ("B200", "B300")
 """Of compute capability 10, by the beginning of their names."""
 
-_PADDED_WIDTH, _GELU_KINDS = 128, ("gemma4", "gemma4_text")
-"""What the width of an expert in 16 bits is rounded up to on Blackwell, and models whose activation that kernel lacks
-(vLLM 0.32.0, fused_moe/oracle/unquantized.py and experts/trtllm_bf16_moe.py)."""
-
-_TRITON_KINDS = ("gpt_oss", "gemma3", "gemma4", "gemma4_text")
-"""Models whose attention is Triton's on GPUs older than those with arithmetic of 8 bits, beside those with latent
-attention (vLLM 0.32.0, platforms/cuda.py)."""
+_PADDED_WIDTH = 128
+"""What the width of an expert in 16 bits is rounded up to on Blackwell (vLLM 0.32.0, oracle/unquantized.py)."""
 
 _ADAPTER_NUMBER_BYTES = 2
 """LoRA adapters are kept in the model's own type: 16 bits."""
@@ -146,7 +130,7 @@ def compute_weight_bytes(
     model: Architecture,
     setup: ReplicaSetup,
     device: Accelerators | None = None,
-    both_ends_kinds: Collection[str] = _BOTH_ENDS_KINDS,
+    both_ends_kinds: Collection[str] = _KINDS["both-ends"],
 ) -> int:
     """Return bytes of weights on the fullest accelerator of a replica, as the engine holds them.
 
@@ -421,7 +405,7 @@ def _count_expert_parts(split: Split) -> int:
 
 def _has_whole_shared_experts(model: Architecture, split: Split) -> bool:
     is_spread = split.whole_experts and split.tensor > 1 and split.data > 1
-    return is_spread and model.kind not in _SPLIT_SHARED_KINDS
+    return is_spread and model.kind not in _KINDS["split-shared-experts"]
 
 
 def describe_misfit(model: Model, device: Accelerators, context: int, split: Split) -> str:
@@ -432,14 +416,14 @@ def describe_misfit(model: Model, device: Accelerators, context: int, split: Spl
 
 
 def _describe_missing_bf16(model: Architecture, device: Accelerators) -> str:
-    if device.name == _WITHOUT_BF16 and (model.kind in _BF16_KINDS or model.quantization == _BF16_WEIGHTS):
+    if device.name == _WITHOUT_BF16 and (model.kind in _KINDS["without-fp16"] or model.quantization == _BF16_WEIGHTS):
         return f"it needs BF16, which {device.name} lacks"
     return ""
 
 
 def _describe_narrow_cache(model: Architecture, device: Accelerators, dtype: str) -> str:
     """Return why no cache in 8 bits runs on these accelerators, as a sentence; empty where one does, or has 16."""
-    if dtype != "fp8" or not lacks_fp8(device) or not (model.latent or model.kind in _TRITON_KINDS):
+    if dtype != "fp8" or not lacks_fp8(device) or not (model.latent or model.kind in _KINDS["triton-attention"]):
         return ""
     return f"no kernel of its attention reads a cache in 8 bits on {device.name}: it needs kv_cache: auto"
 
@@ -477,7 +461,7 @@ def select_cache_type(model: Architecture, device: Accelerators, dtype: str) -> 
     if not has_sparse_vectors(model) or dtype not in ("auto", "fp8"):
         return dtype
     if device.name.startswith(BLACKWELL):
-        return "fp8_e4m3" if "fp8" in (dtype, model.cache_type) or model.kind == _NARROW_KIND else dtype
+        return "fp8_e4m3" if "fp8" in (dtype, model.cache_type) or model.kind in _KINDS["narrow-cache"] else dtype
     return "fp8" if device.name.startswith("RTX PRO") else dtype
 
 
@@ -526,7 +510,7 @@ def _compute_expert_bytes(
 def _compute_padding(model: Architecture, parts: int, device: Accelerators | None) -> float:
     if device is None or not device.name.startswith(BLACKWELL):
         return 1
-    if model.scheme is not None or model.kind in _GELU_KINDS:
+    if model.scheme is not None or model.kind in _KINDS["unpadded"]:
         return 1
     width = divide_up(model.expert_intermediate, parts)
     return divide_up(width, _PADDED_WIDTH) * _PADDED_WIDTH / width

@@ -42,16 +42,12 @@ class LoadedModel(ResolvedData):
     weights: Weights
 
 
-class ServedModel(ResolvedData):
+class ServedModel(LoadedModel):
     """A model as clients see it."""
-
-    model: str
-    """As the blueprint names it: in the catalog, on the hub, or a folder."""
 
     name: str
     """What clients put in `model`."""
 
-    weights: Weights
     context: int
     """Most tokens of a request."""
 

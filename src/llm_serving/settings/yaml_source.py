@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import yaml
 
-from llm_serving.settings import os_errors
+from llm_serving.settings import os_errors, own_yaml
 from llm_serving.settings.errors import InputError, Mistake, build_file_error
 from llm_serving.settings.untrusted_file import NotAFile, open_regular
 
@@ -33,6 +33,8 @@ DEFAULT_FLEET = Path("fleet.yaml")
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
 """Keys and items in all, aliases counted each time they are used: a few lines of them can stand for billions."""
+
+_SYNTAX_ERRORS_FILE = Path(__file__).with_name("syntax_errors.yaml")
 
 KeyPath = tuple[str | int, ...]
 """The way to a value: keys and indices from the top, such as ("pools", "general", "zones", 0)."""
@@ -371,26 +373,6 @@ def _find_text_problem(text: str) -> tuple[str, str] | None:
     return None
 
 
-_SYNTAX_ERRORS = {
-    "that cannot start any token": ("{problem}", "write quotes around a text that starts with a special character"),
-    "mapping values are not allowed": (
-        "a second ': ', or the line is indented too far",
-        "write quotes around a text with ': ' in it, or align the key with its neighbours",
-    ),
-    "could not find expected ':'": ("the line before has no ': ' after its key", "write KEY: VALUE"),
-    "expected <block end>": (
-        "the line is not aligned with its neighbours",
-        "align the keys of one mapping, indented by spaces",
-    ),
-    "expected ',' or ']'": ("the list that starts here is not closed", "write a list such as [a, b]"),
-    "expected ',' or '}'": ("the mapping that starts here is not closed", "write a mapping such as {a: 1, b: 2}"),
-    "while scanning a quoted scalar": ("the quotation mark that starts here has no end", "add one at its end"),
-    "expected a single document": ("a second document starts with ---", "keep one document, without ---"),
-    "found undefined alias": ("{problem}", "write the value itself, or &NAME at an earlier value"),
-    "nested deeper": ("{problem}", "write settings as `blueprint schema` describes them"),
-}
-
-
 def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
     problem = " ".join((error.problem or error.context or "it cannot be read").split())
     parser_text = f"{error.context or ''} {problem}"
@@ -399,9 +381,9 @@ def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
     if "'\\t'" in problem:
         cause, fix = "a tab, but YAML is indented by spaces", "use spaces in its place"
     else:
-        for sign, (reason, remedy) in _SYNTAX_ERRORS.items():
+        for sign, texts in own_yaml.read(_SYNTAX_ERRORS_FILE).items():
             if sign in parser_text:
-                cause, fix = reason.format(problem=problem), remedy
+                cause, fix = texts["cause"].format(problem=problem), texts["fix"]
                 if "starts here" in cause:
                     mark = error.context_mark or mark
                 break

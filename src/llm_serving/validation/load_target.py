@@ -8,9 +8,8 @@ from pydantic import Field
 
 from llm_serving.catalog import command_parts, frameworks
 from llm_serving.services.traffic import Slo
-from llm_serving.validation.load.load_plan import PlannedLoad
+from llm_serving.validation.load.load_plan import PlannedLoad, TargetRole
 from llm_serving.validation.reports.report import WeightLoading
-from llm_serving.validation.target_role import TargetRole
 
 
 class LoadTarget(PlannedLoad):

@@ -5,10 +5,10 @@ import pytest
 from llm_serving.catalog import engines
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.units import Bounds
+from llm_serving.validation.load.load_plan import TargetRole
 from llm_serving.validation.statistics import engine_metrics, unlike_workers
 from llm_serving.validation.statistics.engine_metrics import EngineMetrics
 from llm_serving.validation.statistics.unlike_workers import UnlikeWorkers
-from llm_serving.validation.target_role import TargetRole
 from tests.known_server import ServerRecord
 
 VLLM = engines.load_engines()["vllm"]

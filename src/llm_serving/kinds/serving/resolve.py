@@ -90,6 +90,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
 def _build_deployment(context: Context, roles: tuple[Role, ...], adapted: Adapted) -> ServingDeployment:
     """Build all of a deployment but its notes and its stack, which follow from the rest."""
     settings, environment = context.blueprint, context.environment
+    shared_prefix = router_policy.resolve_shared_prefix(settings, environment)
     return ServingDeployment(
         name=context.name,
         pattern=settings.pattern,
@@ -123,13 +124,10 @@ def _build_deployment(context: Context, roles: tuple[Role, ...], adapted: Adapte
         unused_keys=settings.unused_keys,
         environment=environment,
         emulated=(*notes.list_emulated(context), *environment.emulated),
-        cached_prompts=_describe_cached_prompts(context),
+        cached_prompts=tuple(
+            line for placed in context.placed_roles for line in kv_tiers.describe(placed, shared_prefix)
+        ),
     )
-
-
-def _describe_cached_prompts(context: Context) -> tuple[str, ...]:
-    shared_prefix = router_policy.resolve_shared_prefix(context.blueprint, context.environment)
-    return tuple(line for placed in context.placed_roles for line in kv_tiers.describe(placed, shared_prefix))
 
 
 def _fold(context: Context) -> tuple[list[Role], list[Service]]:

@@ -20,6 +20,7 @@ from typing import TypeVar
 from pydantic import Field
 
 from llm_serving.services import tasks
+from llm_serving.services.service import ResolvedData
 from llm_serving.services.token_lengths import TokenDistribution
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
@@ -29,6 +30,24 @@ from llm_serving.validation.load.driver_result import PLAN_FILE, name_part
 from llm_serving.validation.load.trace import TraceRow
 
 _T = TypeVar("_T")
+
+
+class TargetRole(ResolvedData):
+    """Replicas behind the URL that count requests."""
+
+    name: str
+    replicas: Bounds
+    instances: tuple[str, ...]
+    """Names of its processes, where the target names no replicas itself."""
+
+    answers: bool = True
+    """Whether clients get its answers: prefill only hands its cache on."""
+
+    accelerators: str = ""
+    """Of each replica, where other roles answer the same requests on unlike ones; else empty."""
+
+    weight: int = 1
+    """Requests that the router gives each replica, for one that it gives to a replica of weight 1."""
 
 
 class PlannedLoad(PlainData):

@@ -13,11 +13,11 @@ from typing import Literal
 
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.plain import PublishedData
+from llm_serving.validation.load.load_plan import TargetRole
 from llm_serving.validation.statistics import engine_metrics, sample_statistics
 from llm_serving.validation.statistics.engine_metrics import LATENCIES, EngineMetrics, Histogram, Replica
 from llm_serving.validation.statistics.gate import MissedObjective
 from llm_serving.validation.statistics.sample_statistics import PERCENTILES, Metric
-from llm_serving.validation.target_role import TargetRole
 
 
 class EngineLatency(PublishedData):

@@ -66,27 +66,6 @@ Serve's replica, whose engine has its processes beside it. Measured with 2.60.0 
 OBJECT_STORE_BYTES = 80_000_000
 """Of each node on this machine, where no large messages go through it. Ray takes no less than 78,643,200."""
 
-_LOCAL_VARIABLES = {
-    # So Ray takes the loopback address for one that nodes can have.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_START_HOOK": "sitecustomize.adjust_node",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",
-    # Logs of the processes that a node starts are in its own.
-    "RAY_LOG_TO_STDERR": "1",
-    "RAY_BACKEND_LOG_LEVEL": "warning",
-    # As engines under another framework; by default 15.
-    "RAY_worker_niceness": "0",
-    # On a busy machine.
-    "RAY_raylet_start_wait_time_s": "240",
-    "RAY_worker_register_timeout_seconds": "240",
-    # A node whose head has ended has nobody to hand its requests to; by default it waits 30 s.
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # How often Serve looks at its replicas; by default 0.1, a core's fiftieth while nothing happens.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-}
-"""Of every node on this machine."""
-
 
 def check(context: Context) -> Iterator[Conflict]:
     """Yield options of the engine that the version under Ray does not have, and what its nodes here do not take."""
@@ -181,7 +160,7 @@ def _build_local_nodes(
         **variables,
         "PYTHONPATH": str(STARTUP_FOLDER),
         "RAY_AUTH_TOKEN_PATH": f"{environment.data_folder}/ray-token",
-        **_LOCAL_VARIABLES,
+        **(context.pair.local.environment if context.pair and context.pair.local else {}),
     }
     nodes = []
     for worker in workers:

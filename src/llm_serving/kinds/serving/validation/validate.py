@@ -24,10 +24,10 @@ from llm_serving.validation import run
 from llm_serving.validation.base import ValidationOptions
 from llm_serving.validation.base import require_slo as require_slo
 from llm_serving.validation.load import api_key
+from llm_serving.validation.load.load_plan import TargetRole
 from llm_serving.validation.load_target import LoadTarget
 from llm_serving.validation.reports.report import Report, WeightLoading
 from llm_serving.validation.run import render as render
-from llm_serving.validation.target_role import TargetRole
 
 _UNITS = {"Byte": 1, "Bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
