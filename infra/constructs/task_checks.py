@@ -19,6 +19,9 @@ from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 
+MAX_LABEL_LENGTH = 63
+"""Characters between two dots. Source: Cloud Map API reference, CreateService, Name, 2026-11."""
+
 
 class OnOrchestrator(Protocol):
     """Data of a stack whose programs are tasks of ECS or pods of EKS."""
@@ -51,6 +54,10 @@ def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:
             reason, key_path = f"ECS finds {MAX_TASKS} tasks by name", ("services", index, "replicas", "max")
             fix = f"set {MAX_TASKS} or less"
             mistakes.append(document.build_mistake(key_path, service.replicas.max, reason, fix))
+        if len(name := f"{document.value.name}-{service.name}") > MAX_LABEL_LENGTH:
+            reason = f"its tasks would be found by the name {name}, of which DNS takes {MAX_LABEL_LENGTH} characters"
+            fix = "use a shorter name of the role or the deployment"
+            mistakes.append(document.build_mistake(("services", index, "name"), service.name, reason, fix))
     if mistakes:
         raise InputError(mistakes)
 

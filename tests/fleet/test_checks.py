@@ -7,8 +7,9 @@ from unittest import mock
 import botocore.session
 import pytest
 
+from infra.functions import gpu_repair
 from llm_serving.catalog import instances
-from llm_serving.fleet import checks, loading
+from llm_serving.fleet import checks, groups, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError, Mistake
@@ -253,6 +254,24 @@ def test_a_label_that_aws_takes_of_no_instance_is_refused(tmp_path: Path, key: s
         "AWS takes a label with a value, and a key of at most 63 characters here. Fix: use another label."
     )
     assert len(_check(tmp_path, f"{text}orchestrator: ecs\n")) == (value == '""')
+
+
+def test_labels_leave_an_ecs_instance_room_for_the_fleets_own_attributes(tmp_path: Path) -> None:
+    def write(count: int) -> str:
+        labels = ", ".join(f"key{number}: value" for number in range(count))
+        return f"{HEAD}pools:\n  aa:\n    types: g6e.xlarge\n    size: 0..2\n    labels: {{{labels}}}\n"
+
+    assert _check(tmp_path, write(6)) == [], "nodes of EKS may have them"
+    text = f"{write(checks.MAX_TASK_LABELS)}orchestrator: ecs\n"
+    assert _check(tmp_path, text) == []
+    (tmp_path / "fleet.yaml").write_text(text)
+    [group, *_] = groups.resolve_all(load(tmp_path / "fleet.yaml", Fleet).value)
+    attributes = {*group.labels, gpu_repair.DRAIN_ATTRIBUTE, gpu_repair.LOST_ATTRIBUTE}
+    assert len(attributes) == 10, "as many as ECS takes"
+    assert _get_only_mistake(_check(tmp_path, f"{write(6)}orchestrator: ecs\n")) == (
+        "fleet.yaml:8:13: pools.aa.labels: 6: ECS takes ten attributes of an instance, and five are the fleet's own. "
+        "Fix: keep 5 of them."
+    )
 
 
 def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path: Path) -> None:

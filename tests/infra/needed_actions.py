@@ -103,6 +103,7 @@ ACTIONS = {
     "aws_db_subnet_group": ("rds:CreateDBSubnetGroup",),
     "aws_ecs_service": (
         "ecs:CreateService",
+        "ecs:RunTask",
         "ecs:TagResource",
         "ecs:UpdateService",
     ),
@@ -161,6 +162,7 @@ ACTIONS = {
     ),
     "aws_service_discovery_service": (
         "servicediscovery:CreateService",
+        "servicediscovery:DeregisterInstance",
         "servicediscovery:TagResource",
     ),
     "aws_sfn_state_machine": (

@@ -118,13 +118,22 @@ MAX_LABEL_KEYS = {"node-group": 63, "capacity-provider": 128}
 Sources: botocore 1.44.5, eks, labelKey and labelValue; ECS API reference, Attribute, 2026-11.
 """
 
+MAX_TASK_LABELS = 5
+"""Of the ten attributes of a container instance three are its group's labels, and two those that
+`infra.functions.gpu_repair` sets. Source: ECS API reference, PutAttributes, 2026-11."""
+
 
 def _check_labels(document: Document[Fleet], name: str) -> Mistakes:
     """Refuse labels that Kubernetes takes, and AWS does not."""
     fleet, pool = document.value, document.value.pools[name]
-    longest = MAX_LABEL_KEYS.get(groups.select_kind(fleet, pool))
+    kind = groups.select_kind(fleet, pool)
+    longest = MAX_LABEL_KEYS.get(kind)
     if longest is None or not fleet.starts_instances(pool):
         return
+    if kind == "capacity-provider" and len(pool.labels) > MAX_TASK_LABELS:
+        reason = "ECS takes ten attributes of an instance, and five are the fleet's own"
+        fix = f"keep {MAX_TASK_LABELS} of them"
+        yield document.build_mistake(("pools", name, "labels"), len(pool.labels), reason, fix)
     for key, value in pool.labels.items():
         if not value or len(key) > longest:
             reason = f"AWS takes a label with a value, and a key of at most {longest} characters here"

@@ -64,6 +64,11 @@ def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_p
         ("is_entry: true", "is_entry: false", "clients call 0 of them. Fix: set is_entry: true in exactly one"),
         ("name: router", "name: worker", "another service has it"),
         (
+            "name: worker",
+            f"name: {'w' * 53}",
+            f"its tasks would be found by the name aggregated-{'w' * 53}, of which DNS takes 63 characters",
+        ),
+        (
             'stop: {"stop_s": 120',
             'stop: {"stop_s": 600',
             "without a pool the task runs on Fargate, which waits at most 120 s",
