@@ -285,6 +285,7 @@ def test_a_record_that_was_taken_back_is_no_event_and_a_long_key_fails_no_job(
 ) -> None:
     deploy_with_files(folder)
     deployment = load_local()
+    validation.wait_running(deployment.url)  # it makes the topics, if this test runs alone
     send = build_program("SendPoison", deployment.brokers, deployment.topics.events, deployment.topics.dead_letters)
     done = subprocess.run(send, capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.splitlines() == ["5 partitions", "long key"]

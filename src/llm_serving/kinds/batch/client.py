@@ -19,7 +19,9 @@ from llm_serving.validation.load import api_key
 
 FINAL_STATES = ("completed", "failed", "expired", "cancelled")
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S, _WORK_TIMEOUT_S = 120.0, 3600.0
+"""Of a question, and of what the API works for: a retry reads all of a job, and S3 joins and copies a large upload."""
+
 _BLOCK_BYTES = 2**20
 
 OnProgress = Callable[[int, int], None]
@@ -175,7 +177,7 @@ class BatchClient:
 
     def _open(self, request: urllib.request.Request) -> Any:
         try:
-            return self._opener.open(request, timeout=_TIMEOUT_S)
+            return self._opener.open(request, timeout=_TIMEOUT_S if request.data is None else _WORK_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             reason, field = _read_refusal(error)
             if error.code >= 500 or error.code < 400:
