@@ -7,74 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from llm_serving.catalog import pipelines
 from llm_serving.hub.tensors import Tensor, list_layer, list_norm
+from llm_serving.settings import own_yaml
 
-PROMPT_TOKENS = 77
+_CONFIGS = own_yaml.read(Path(__file__).with_name("make_pipeline.yaml"))
+_UNET, _VAE, _TEXT = (_CONFIGS[f"{part}/config.json"] for part in ("unet", "vae", "text_encoder"))
+
+PROMPT_TOKENS: int = _TEXT["max_position_embeddings"]
 """Of CLIP's text encoder, and so the longest prompt."""
 
-_WIDTH, _CROSS, _LATENTS, _GROUPS = 32, 64, 4, 16
+_WIDTH, _CROSS, _LATENTS = _UNET["block_out_channels"][0], _UNET["cross_attention_dim"], _UNET["in_channels"]
 _TIME = 4 * _WIDTH
-_DECODER_WIDTH = 16
-_LEVELS = 4
-"""Of the decoder: each but the first doubles the sides of a picture, so that a latent is 8 x 8 pixels."""
-
-_TEXT_LAYERS, _TEXT_INNER = 2, 128
-
-UNET: dict[str, Any] = {
-    "_class_name": "UNet2DConditionModel",
-    "sample_size": 8,
-    "in_channels": _LATENTS,
-    "out_channels": _LATENTS,
-    "block_out_channels": [_WIDTH],
-    "layers_per_block": 1,
-    "down_block_types": ["CrossAttnDownBlock2D"],
-    "up_block_types": ["CrossAttnUpBlock2D"],
-    "cross_attention_dim": _CROSS,
-    "attention_head_dim": 4,
-    "norm_num_groups": _GROUPS,
-}
-VAE: dict[str, Any] = {
-    "_class_name": "AutoencoderKL",
-    "in_channels": 3,
-    "out_channels": 3,
-    "down_block_types": ["DownEncoderBlock2D"] * _LEVELS,
-    "up_block_types": ["UpDecoderBlock2D"] * _LEVELS,
-    "block_out_channels": [_DECODER_WIDTH] * _LEVELS,
-    "layers_per_block": 1,
-    "latent_channels": _LATENTS,
-    "norm_num_groups": _GROUPS,
-    "sample_size": 64,
-    "scaling_factor": 0.18215,
-}
-SCHEDULER: dict[str, Any] = {
-    "_class_name": "DDIMScheduler",
-    "num_train_timesteps": 1000,
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "clip_sample": False,
-    "set_alpha_to_one": False,
-    "steps_offset": 1,
-}
-
-
-_INDEX = {
-    pipelines.CLASS_KEY: "StableDiffusionPipeline",
-    "_diffusers_version": "0.42.1",
-    "feature_extractor": [None, None],
-    "safety_checker": [None, None],
-    "image_encoder": [None, None],
-    "requires_safety_checker": False,
-    pipelines.RANDOM_KEY: True,
-    "scheduler": ["diffusers", "DDIMScheduler"],
-    "text_encoder": ["transformers", "CLIPTextModel"],
-    "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
-    "unet": ["diffusers", "UNet2DConditionModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-}
+_DECODER_WIDTH, _LEVELS = _VAE["block_out_channels"][0], len(_VAE["block_out_channels"])
+_TEXT_LAYERS, _TEXT_INNER = _TEXT["num_hidden_layers"], _TEXT["intermediate_size"]
 
 
 def build_configs(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,30 +31,8 @@ def build_configs(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         vocabulary, ids: of the tokenizer: its size, and its special tokens by their names in config.json.
     """
-    return {
-        pipelines.INDEX_FILE: _INDEX,
-        "unet/config.json": UNET,
-        "vae/config.json": VAE,
-        "scheduler/scheduler_config.json": SCHEDULER,
-        "text_encoder/config.json": _build_text_encoder(vocabulary, ids),
-    }
-
-
-def _build_text_encoder(vocabulary: int, ids: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "architectures": ["CLIPTextModel"],
-        "model_type": "clip_text_model",
-        "vocab_size": vocabulary,
-        "hidden_size": _CROSS,
-        "intermediate_size": _TEXT_INNER,
-        "num_hidden_layers": _TEXT_LAYERS,
-        "num_attention_heads": 4,
-        "max_position_embeddings": PROMPT_TOKENS,
-        "hidden_act": "quick_gelu",
-        "bos_token_id": ids["pad_token_id"],
-        **ids,
-        "torch_dtype": "bfloat16",
-    }
+    configs: dict[str, Any] = own_yaml.fill_values(_CONFIGS, {"vocabulary": vocabulary, **ids})
+    return configs
 
 
 def list_tensors(vocabulary: int) -> Mapping[str, list[Tensor]]:
