@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from llm_serving import processes
 from llm_serving.fleet import spare_manifests
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations.kube_api import POD
+from llm_serving.settings import own_yaml
 from llm_serving.targets.eks import namespace
 from tests.control_plane import machines
 from tests.control_plane.control_plane import NODE, ControlPlane
@@ -28,6 +30,9 @@ FLEET = Fleet.model_validate(
         },
     }
 )
+
+PRIORITY_CLASS = own_yaml.read(Path(namespace.__file__).with_suffix(".yaml"))["priority"]
+"""Of replicas that give way."""
 
 
 def build() -> list[dict[str, Any]]:
@@ -49,7 +54,7 @@ def test_each_pool_with_accelerators_has_pods_that_fill_its_first_type() -> None
 def nodes(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """Two nodes of the pool, with its spare node's pod and the class of replicas that give way."""
     control_plane.api.apply(machines.build_for_pool(FLEET, "general", 2))
-    control_plane.api.apply([*build(), namespace.build_priority_class()])
+    control_plane.api.apply([*build(), PRIORITY_CLASS])
     yield control_plane
     control_plane.api.delete_objects([work("first", 0), work("second", 0), *build()], 60)
     control_plane.api.delete_all(NODE, timeout_s=60)
@@ -86,7 +91,7 @@ def test_whoever_finds_no_node_takes_the_spare_one_at_once_and_gives_it_back(nod
     nodes.api.apply([work("first", 1)])
     processes.wait_until(lambda: count("app=first", "Running") == 1, "work on the other node", 60)
     assert count(spare, "Running") == 1, "nobody needed it"
-    nodes.api.apply([work("second", 1, namespace.GIVES_WAY)])
+    nodes.api.apply([work("second", 1, PRIORITY_CLASS["metadata"]["name"])])
     processes.wait_until(lambda: bool(list_unplaced("app=second")), "a replica that gives way", 60)
     nodes.api.apply([work("first", 2)])
     processes.wait_until(lambda: count("app=first", "Running") == 2, "work on the spare node", 60)

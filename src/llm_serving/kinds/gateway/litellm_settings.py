@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -13,14 +14,14 @@ from pydantic_core import to_jsonable_python
 
 from llm_serving.kinds.gateway.blueprint import Backend, Blueprint, Embedding, Price, Source, Team
 from llm_serving.kinds.gateway.database import quote, read_statement
+from llm_serving.settings import own_yaml
 from llm_serving.validation.load import api_key
 
 MILLION = 1_000_000
 MOCK = "mock"
 BEDROCK = "bedrock"
 
-WRITE_INTERVAL_S = 2
-"""How long LiteLLM keeps records of requests before it writes them: as many seconds are lost where it is killed."""
+_COMMON = Path(__file__).with_name("litellm.yaml")
 
 MENDS, GUARD = "litellm_mends.MENDS", "request_guard.GUARD"
 PERSONAL_DATA_GUARD, SEMANTIC_CACHE = "personal_data.GUARD", "semantic_cache.CACHE"
@@ -34,12 +35,6 @@ _CACHED_CALLS = ("acompletion", "atext_completion", "aembedding")
 
 _ENGINE_PARAMETERS = ("dimensions", "verbosity")
 """Of embeddings and of chats."""
-
-_COOL_DOWN_S = 5
-"""How long a backend that failed gets no requests while another one answers."""
-
-_RESET_INTERVAL_S = 60
-"""How often LiteLLM looks for days and months that are over; its own ten minutes would begin a budget's day so late."""
 
 _ALLOWED_FAILS = 0
 """Failures before that. As the router's own setting it would also close a route's only backend to everybody, with 429.
@@ -56,47 +51,27 @@ def build_config(
         redis: host, port, ssl and db of the cache through which replicas share counts; empty without one.
         bedrock_region: region of Bedrock's guardrail and models; empty where it is not asked.
     """
+    common = own_yaml.read(_COMMON)
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
+    callbacks = [
+        MENDS,
+        GUARD,
+        *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else []),
+        *([SEMANTIC_CACHE] if list_embeddings(settings) else []),
+    ]
     return {
         "model_list": [
             *(_build_model(settings, place, bedrock_region) for place in places if place.route != EMBEDDING),
             *_list_embedding_models(places, bedrock_region),
         ],
-        "router_settings": {
-            "routing_strategy": "simple-shuffle",  # by weight
-            "enable_pre_call_checks": True,  # or `order` is not read
-            "cooldown_time": _COOL_DOWN_S,
-            "num_retries": 0,
-            "fallbacks": fallbacks,
-            **_build_router_cache(redis),
-        },
+        "router_settings": {**common["router_settings"], "fallbacks": fallbacks, **_build_router_cache(redis)},
         "litellm_settings": {
-            "telemetry": False,
-            # Or requests that differ in a parameter of engines only, such as min_p, get the same answer.
-            "enable_caching_on_provider_specific_optional_params": True,
-            # Or it asks engines at /v1/responses, which some lack, bills the price of any route to a model of the same
-            # name, and nothing where the client hangs up (1.106.0, llms/anthropic/pass_through/messages/handler.py).
-            "use_chat_completions_url_for_anthropic_messages": True,
-            "callbacks": [
-                MENDS,
-                GUARD,
-                *([PERSONAL_DATA_GUARD] if find_personal_data(settings) else []),
-                *([SEMANTIC_CACHE] if list_embeddings(settings) else []),
-            ],
+            **common["litellm_settings"],
+            "callbacks": callbacks,
             **({"cache": True, "cache_params": _build_cache(settings, redis)} if redis else {}),
         },
         **_build_guardrails(settings, bedrock_region),
-        "general_settings": {
-            "allow_requests_on_db_unavailable": True,
-            "always_include_stream_usage": True,
-            # Or an engine goes on with what nobody waits for, beside the same again from a client that tries once more.
-            "cancel_on_disconnect": True,
-            "proxy_batch_write_at": WRITE_INTERVAL_S,
-            "proxy_budget_rescheduler_min_time": _RESET_INTERVAL_S,
-            "proxy_budget_rescheduler_max_time": _RESET_INTERVAL_S,
-            "disable_spend_logs": False,
-            "store_prompts_in_spend_logs": False,
-        },
+        "general_settings": common["general_settings"],
     }
 
 

@@ -16,6 +16,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from llm_serving import console, processes
@@ -25,6 +26,7 @@ from llm_serving.fleet import names
 from llm_serving.fleet.ecs_services import format_driver_group_name, format_load_secrets, format_log_group
 from llm_serving.operations import ecs_tasks
 from llm_serving.services.load_program import ARCHIVE_FILE, LoadProgram
+from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import images, remote_files
@@ -32,10 +34,8 @@ from llm_serving.validation.remote.messages import INPUTS_VARIABLE, pack_urls
 
 NAME = "load-driver"
 
-_CPU, _MEMORY_MIB = 1024, 2048
-"""A core of its own: a driver that waits for one measures itself."""
+_FILE = Path(__file__).with_name("load_tasks.yaml")
 
-_USER = "65532:65532"
 _INPUT_VARIABLE, _ARCHIVE_VARIABLE = "BLUEPRINT_LOAD_INPUT", "BLUEPRINT_LOAD_ARCHIVE"
 """Where a program's container finds the URLs of its input and of its archive."""
 
@@ -47,8 +47,6 @@ unset {_ARCHIVE_VARIABLE} {_INPUT_VARIABLE}
 exec "$@" /tmp/load-input
 """
 """Shell that becomes the program of its arguments."""
-
-_STOP_S = 30
 
 
 @contextlib.contextmanager
@@ -170,39 +168,25 @@ def build_definition(
         variables: their names, which are the keys of its JSON.
         program: what the tasks run; the image of load drivers if None.
     """
-    fleet, deployment = plan.fleet.value, plan.deployment
-    log_options = {
-        "awslogs-group": format_log_group(fleet, deployment.kind, deployment.name),
-        "awslogs-region": fleet.region,
-        "awslogs-stream-prefix": NAME,
-    }
-    container = {
+    fleet, deployment, templates = plan.fleet.value, plan.deployment, own_yaml.read(_FILE)
+    values = {
+        "family": f"{fleet.name}-{deployment.name}-load",
+        "fleet": fleet.name,
+        "region": fleet.region,
         "name": NAME,
         "image": program.image if program else images.format_load_driver(plan),
-        **({"entryPoint": ["sh", "-c", _START, "load-program"], "user": _USER} if program else {}),
-        "essential": True,
-        "cpu": _CPU,
-        "memory": _MEMORY_MIB,
-        "environment": [{"name": "HOME", "value": "/tmp"}],
+        "execution_role": _format_role(plan, "start"),
+        "log_group": format_log_group(fleet, deployment.kind, deployment.name),
         # A key of a secret's JSON. Source: ECS developer guide, "Pass Secrets Manager secrets through Amazon ECS
         # environment variables", 2026-11; on Fargate from platform version 1.4.0.
         "secrets": [{"name": name, "valueFrom": f"{inputs}:{name}::"} for name in variables],
-        "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
-        "stopTimeout": _STOP_S,
-        "logConfiguration": {"logDriver": "awslogs", "options": log_options},
+        "start": _START,
     }
-    return {
-        "family": f"{fleet.name}-{deployment.name}-load",
-        "networkMode": "awsvpc",
-        "requiresCompatibilities": ["FARGATE"],
-        "cpu": str(_CPU),
-        "memory": str(_MEMORY_MIB),
-        "runtimePlatform": {"operatingSystemFamily": "LINUX", "cpuArchitecture": "X86_64"},
-        "executionRoleArn": _format_role(plan, "start"),
-        **({"taskRoleArn": _format_role(plan, program.role)} if program else {}),
-        "containerDefinitions": [container],
-        "tags": [{"key": "fleet", "value": fleet.name}],
-    }
+    task: dict[str, Any] = own_yaml.fill_values(templates["task"], values)
+    if program:
+        task["taskRoleArn"] = _format_role(plan, program.role)
+        task["containerDefinitions"][0] |= own_yaml.fill_values(templates["program"], values)
+    return task
 
 
 def _format_role(plan: DeploymentPlan, part: str) -> str:

@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import yaml
 
 from llm_serving.operations.kube_api import Manifest
 from llm_serving.services.deployment import Deployment
+from llm_serving.settings import own_yaml
 
 FILE = "namespace.yaml"
 """Beside the rendered values, for those who install the chart themselves."""
 
-GIVES_WAY = "gives-way"
-"""PriorityClass of replicas that give their nodes to others. The template names it."""
-
-PRIORITY = -10
-"""Below pods without a class, which have 0, and the lowest for which cluster-autoscaler still starts nodes.
-
-Source: kubernetes/autoscaler at 01ea19e, cluster-autoscaler/config/flags/flags.go, expendable-pods-priority-cutoff.
-"""
+_FILE = Path(__file__).with_name("namespace.yaml")
 
 
 def build_manifests(deployment: Deployment) -> list[Manifest]:
     """Build the namespace, the engines' service account, and the priority that a service asks for."""
-    environment = deployment.environment
+    environment, templates = deployment.environment, own_yaml.read(_FILE)
     needs_priority = any(service.placement.gives_way for service in deployment.services)
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {
-                "name": environment.namespace,
-                "labels": {
-                    "app.kubernetes.io/managed-by": "blueprint",
-                    # A rollout waits until the load balancer has found the new routers healthy.
-                    "elbv2.k8s.aws/pod-readiness-gate-inject": "enabled",
-                    # Pods with EFA or Neuron need `privileged`, and all share the namespace: `enforce` is its owner's.
-                    "pod-security.kubernetes.io/audit": "restricted",
-                },
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": environment.service_account, "namespace": environment.namespace},
-            "automountServiceAccountToken": False,
-        },
-        *([build_priority_class()] if needs_priority else []),
-    ]
-
-
-def build_priority_class() -> Manifest:
-    """Build the priority of replicas that give way."""
-    return {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": GIVES_WAY, "labels": {"app.kubernetes.io/managed-by": "blueprint"}},
-        "description": "Replicas that give their nodes to others",
-        "value": PRIORITY,
-        "preemptionPolicy": "Never",
-    }
+    values = {"namespace": environment.namespace, "service_account": environment.service_account}
+    manifests: list[Manifest] = own_yaml.fill_values(templates["shared"], values)
+    return [*manifests, *([templates["priority"]] if needs_priority else [])]
 
 
 def format_file(deployment: Deployment) -> str:
