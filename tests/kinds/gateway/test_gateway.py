@@ -89,7 +89,7 @@ BLUEPRINT = """\
 kind: gateway
 pattern: gateway
 teams:
-  search: {models: [chat, small, echo]}
+  search: {models: [chat, small, echo, full]}
   ads: {models: small, prompt_characters: 100}
   slow: {models: small, requests_per_minute: 2}
   private: {models: echo, personal_data: mask, priority: high}
@@ -104,6 +104,7 @@ routes:
     price: {input: 10 USD, output: 30 USD}
     retries: 0
   small: {deployments: {mock: A mock.}}
+  full: {deployments: {url: "PROVIDER", model: outside}, fallback: small}
   echo:
     deployments: [{deployment: short, prompt_characters: 100}, {deployment: long}]
     cache: {keep: 1h}
@@ -305,6 +306,10 @@ def read_everything_kept(gateway: Running) -> str:
     return "\n".join([rows, *(log.read_text(errors="replace") for log in logs)])
 
 
+MESSAGE: dict[str, Any] = {"max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}
+"""A request of Anthropic's API."""
+
+
 def ask(client: openai.OpenAI, model: str, **options: Any) -> Any:
     messages: Any = [{"role": "user", "content": "hi"}]
     return client.chat.completions.create(model=model, messages=messages, max_tokens=16, **options)
@@ -337,12 +342,13 @@ def test_the_validation_passes_and_leaves_no_key(gateway: Running) -> None:
     report = json.loads((gateway.folder.parent / "runs" / "latest" / "report.json").read_text())
     answered = [(row["team"], row["model"], row["answered"]) for row in report["teams"]]
     assert answered == [
-        ("search", "chat", 2), ("search", "small", 2), ("search", "echo", 2), ("ads", "small", 2), ("slow", "small", 2),
+        ("search", "chat", 2), ("search", "small", 2), ("search", "full", 2), ("search", "echo", 2), ("ads", "small", 2),
+        ("slow", "small", 2),
         ("private", "echo", 2), ("strict", "echo", 2), ("outside", "echo", 2), ("outside", "outside", 2),
         ("outside", "impatient", 2), ("outside", "alone", 2), ("poor", "chat", 2),
         ("rich", "drawn", 2),
     ]  # fmt: skip
-    assert Counter(row["expected"] for row in report["refusals"]) == {401: 10, 403: 43}
+    assert Counter(row["expected"] for row in report["refusals"]) == {401: 10, 403: 50}
     assert gateway.run("key", "list", "edge") == []
 
 
@@ -444,6 +450,10 @@ def test_a_team_beyond_its_requests_a_minute_gets_429(gateway: Running) -> None:
     with pytest.raises(openai.RateLimitError) as refused:
         for _ in range(9):  # a new minute lets two more pass
             ask(client, "small")
+    assert refused.value.response.headers["retry-after"] == "60"
+    with pytest.raises(openai.RateLimitError) as refused:
+        for _ in range(9):
+            client.post("/messages", body={"model": "small", **MESSAGE}, cast_to=object)
     assert refused.value.response.headers["retry-after"] == "60"
 
 
@@ -825,6 +835,35 @@ def test_a_client_is_told_when_a_full_deployment_takes_requests_again(
     assert refused.value.response.headers["retry-after"] == RETRY_AFTER_S
 
 
+def test_nobody_waits_for_a_full_deployment_before_a_fallback_answers(gateway: Running) -> None:
+    started = time.monotonic()
+    assert ask_outside(gateway, gateway.get_key("search"), "fault: 429", "full") == "A mock."
+    assert gateway.received[-1] == gateway.received[-2], "it was asked twice"
+    assert time.monotonic() - started < float(RETRY_AFTER_S)
+
+
+def test_an_error_names_no_route_of_other_teams(gateway: Running) -> None:
+    with pytest.raises(openai.RateLimitError) as refused:
+        ask_outside(gateway, gateway.get_key("outside"), "fault: 429", "alone")
+    assert "injected fault" in refused.value.message
+    assert not re.search("small|full", refused.value.message)
+
+
+@pytest.mark.parametrize("is_in_result", [False, True])
+def test_a_document_of_text_reaches_the_engine_as_text(gateway: Running, is_in_result: bool) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "Water boils at 100 degrees."}
+    parts: list[dict[str, Any]] = [{"type": "document", "source": source, "title": "Water"}]
+    if is_in_result:
+        parts = [{"type": "tool_result", "tool_use_id": "call_1", "content": parts}]
+    url, key = f"{gateway.deployment.url}/v1/messages", gateway.get_key("outside")
+    for source_kind, status in {"text": 200, "file": 400}.items():
+        source["type"] = source_kind
+        content = [*parts, {"type": "text", "text": "What of it?"}]
+        body = {"model": "alone", "max_tokens": 16, "messages": [{"role": "user", "content": content}]}
+        assert read_status(url, key, body) == status
+    assert "Water\nWater boils at 100 degrees." in str(gateway.received[-1]["messages"]).replace("\\n", "\n")
+
+
 def test_a_route_s_only_deployment_gets_the_request_after_one_that_failed(gateway: Running) -> None:
     key = gateway.get_key("outside")
     with pytest.raises(openai.InternalServerError, match="injected fault"):
@@ -922,7 +961,7 @@ THINKING = {"type": "enabled", "budget_tokens": 1024}
         ("responses", {"input": "hi", "reasoning": {"effort": "low"}}, {"reasoning": {"effort": "low"}}),
         (
             "messages",
-            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "thinking": THINKING},
+            {**MESSAGE, "thinking": THINKING},
             {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "low"},
         ),
     ],
@@ -987,6 +1026,7 @@ FILE_OF_NUMBER = {"type": "file", "file": {"file_id": 5}}
         ("messages", {"messages": "hi", "max_tokens": 5}, 400),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "text"}]}], "max_tokens": 5}, 400),
         ("messages", {"messages": None, "max_tokens": 5}, 400),
+        ("messages", {"max_tokens": 5}, 400),
         ("messages", {"model": "alone", "messages": [{"content": "hi"}], "max_tokens": 5}, 400),
         ("completions", {"prompt": 5}, 400),
         ("completions", {"prompt": None}, 400),
@@ -1008,22 +1048,23 @@ def test_a_malformed_request_closes_no_deployment_to_others(
 
 
 @pytest.mark.parametrize(
-    ("is_own_key", "body", "type_", "message"),
+    ("path", "is_own_key", "body", "type_", "message"),
     [
-        (True, {"tools": 5}, "invalid_request_error", "tools has another form in the API"),
-        (True, {"metadata": 5}, "invalid_request_error", "metadata has another form in the API"),
-        (False, {}, "authentication_error", "Authentication Error"),
+        ("messages", True, {"tools": 5}, "invalid_request_error", "tools has another form in the API"),
+        ("messages", True, {"metadata": 5}, "invalid_request_error", "metadata has another form in the API"),
+        ("messages", False, {}, "authentication_error", "Authentication Error"),
+        ("messages/count_tokens", False, {}, "authentication_error", "Authentication Error"),
     ],
 )
 def test_messages_that_are_refused_before_their_endpoint_get_an_error_of_anthropic_s_form(
-    gateway: Running, is_own_key: bool, body: dict[str, Any], type_: str, message: str
+    gateway: Running, path: str, is_own_key: bool, body: dict[str, Any], type_: str, message: str
 ) -> None:
     key = gateway.get_key("outside") if is_own_key else "sk-unknown"
     data = json.dumps({"model": "alone", "messages": [], "max_tokens": 5, **body}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(
-            urllib.request.Request(f"{gateway.deployment.url}/v1/messages", data, headers), timeout=WAIT_S
+            urllib.request.Request(f"{gateway.deployment.url}/v1/{path}", data, headers), timeout=WAIT_S
         )
     answer = json.load(refused.value)
     assert (answer["type"], answer["error"]["type"]) == ("error", type_)
@@ -1044,8 +1085,8 @@ def test_a_body_that_is_no_object_gets_400_and_breaks_no_connection_that_another
 @pytest.mark.parametrize(
     ("path", "request_body"),
     [
-        ("messages", {"max_tokens": 16, "messages": [{"role": "user", "content": "hi"}]}),
-        ("messages", {"max_tokens": 16, "messages": [{"role": "user", "content": "hi"}], "thinking": THINKING}),
+        ("messages", MESSAGE),
+        ("messages", {**MESSAGE, "thinking": THINKING}),
         ("responses", {"input": "hi"}),
         ("completions", {"prompt": "hi"}),
     ],

@@ -100,3 +100,10 @@ def test_a_log_has_where_an_error_came_from_and_no_message_which_may_repeat_a_pr
     assert text.index("ValueError\n") < text.index(__file__, text.index("ValueError\n")) < text.rindex("RuntimeError")
     assert "no Postgres at 10.0.0.7" in text
     assert "candles" not in text.replace('"candles"', "")  # as the source has it
+
+
+def test_an_error_that_comes_from_itself_by_others_is_logged(mends: Any) -> None:
+    """LiteLLM raises an error of before from one that came from it."""
+    first, second = ValueError("candles"), KeyError("candles")
+    first.__cause__, second.__cause__ = second, first
+    assert mends.format_traceback(first) == "KeyError\nValueError"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import sys
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from litellm import router as litellm_router
 from litellm import utils
 from litellm.caching.caching import Cache
 from litellm.exceptions import BadRequestError, ServiceUnavailableError
@@ -120,7 +122,7 @@ def answer_messages(find_answer: Callable[..., Any], request: Any, *arguments: A
     LiteLLM asks this function first for the form, and has OpenAI's for all that it does not know.
     """
     error = sys.exception()
-    if isinstance(error, ProxyException) and request.url.path == "/v1/messages":
+    if isinstance(error, ProxyException) and request.url.path.startswith("/v1/messages"):
         return anthropic_endpoints._anthropic_error_json_response(error, request)
     return find_answer(request, *arguments)
 
@@ -146,11 +148,26 @@ def refuse_uncountable(build: Callable[..., Any], /, **fields: Any) -> Any:
 
 @mend(ProxyException, "__init__")
 def say_when(create: Callable[..., None], answer: ProxyException, /, *arguments: Any, **options: Any) -> None:
-    """Tell a client when to come again, as a deployment that is full says: LiteLLM leaves that out of its answer."""
+    """Tell a client when to come again, as a deployment that is full says, or a team's limit of Anthropic's API.
+
+    LiteLLM leaves that out of its answer.
+    """
     create(answer, *arguments, **options)
-    headers = getattr(sys.exception(), "litellm_response_headers", None) or {}
+    error = sys.exception()
+    headers = getattr(error, "litellm_response_headers", None) or getattr(error, "headers", None) or {}
     if wait := headers.get("retry-after"):
         answer.headers.setdefault("retry-after", wait)
+
+
+@mend(litellm_router.Router, "_time_to_sleep_before_retry")
+def wait_for_nobody(compute: Callable[..., float], router: Any, /, **options: Any) -> float:
+    """Wait before a further attempt only where there is one, and no fallback.
+
+    LiteLLM waits as long as the deployment's `Retry-After` says, also after the last attempt and before a fallback.
+    """
+    routes = {deployment["model_name"] for deployment in options["all_deployments"] or ()}
+    has_fallback = any(routes & {*fallback} for fallback in router.fallbacks or ())
+    return 0 if has_fallback or not options["remaining_retries"] else compute(router, **options)
 
 
 @mend(core_helpers, "add_missing_spend_metadata_to_litellm_metadata")
@@ -261,13 +278,20 @@ def describe(error: object) -> object:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Format the traceback of an error and of what it came from, the first one first."""
-    parts: list[str] = []
+    """Format the traceback of an error and of what it came from, each once, the first one first."""
+    causes: dict[int, BaseException] = {}
     cause: BaseException | None = error
-    while cause is not None:
-        parts = [*traceback.format_tb(cause.__traceback__), f"{describe(cause)}\n", *parts]
+    while cause is not None and id(cause) not in causes:
+        causes[id(cause)] = cause
         cause = cause.__cause__ or cause.__context__
-    return "".join(parts).rstrip()
+    parts = [[*traceback.format_tb(cause.__traceback__), f"{describe(cause)}\n"] for cause in causes.values()]
+    return "".join(itertools.chain.from_iterable(reversed(parts))).rstrip()
+
+
+@mend(litellm_router, "truncate_fallback_error_detail")
+def leave_out_detail(*_: object) -> str:
+    """Let the log of a fallback that failed too leave out the message."""
+    return str(describe(sys.exception()))
 
 
 def leave_out_messages(make: Callable[..., logging.LogRecord], /, *arguments: Any, **options: Any) -> logging.LogRecord:

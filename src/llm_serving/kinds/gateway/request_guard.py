@@ -72,6 +72,12 @@ _STREAMED_CALLS = ("acompletion", "atext_completion")
 _CHAT, _RERANK = "acompletion", "rerank"
 """LiteLLM's names of chats, and of calls for which it knows no way to a deployment: it closes the route with 500."""
 
+_MESSAGES = "anthropic_messages"
+"""LiteLLM's name of calls of Anthropic's API."""
+
+_PARTS, _SOURCES = ("text", "image", "document", "tool_result", "tool_reference"), (None, "base64", "url")
+"""Of these: what its users say, and where pictures and documents are. LiteLLM leaves others out, and says nothing."""
+
 _PROMPT_FIELDS = (
     "messages", "prompt", "suffix", "input", "instructions", "system", "tools", "functions", "query", "documents",
     "input_ids", "prompt_embeds",
@@ -149,6 +155,8 @@ class RequestGuard(CustomLogger):  # type: ignore[misc] # of another environment
         if field := find_malformed(data, call_type):
             message = f"{field} has another form in the API"
             raise build_refusal(400, "invalid_request_error", message, param=field)
+        if call_type == _MESSAGES:
+            data["messages"] = write_out_documents(data["messages"])
         if data.get("stream") and call_type.endswith(_TEXT_COMPLETION):
             refuse_several(data)
         if rules.get("budget") and call_type.endswith(_PICTURES):
@@ -291,7 +299,7 @@ def find_malformed(data: Mapping[str, Any], call_type: str) -> str | None:
         return "prompt"
     if isinstance(prompt, list) and len({*map(type, prompt)}) != 1:  # neither texts nor tokens, or nothing
         return "prompt"
-    messages = data.get("messages", ())
+    messages = data.get("messages", None if call_type == _MESSAGES else ())
     if messages is None or not all(_has_form(message, call_type) for message in messages):
         return "messages"
     return None
@@ -307,6 +315,24 @@ def _has_form(message: Mapping[str, Any], call_type: str) -> bool:
         if is_user and call_type == _CHAT and kind not in ValidUserMessageContentTypes:
             return False
     return isinstance(content, (str, list)) and isinstance(message.get("tool_calls") or [], list)
+
+
+def write_out_documents(value: Any) -> Any:
+    """Make documents of text in messages of Anthropic's API texts; refuse what LiteLLM would leave out with 400."""
+    if isinstance(value, list):
+        return [write_out_documents(item) for item in value]
+    if not isinstance(value, dict) or value.get("role") == "assistant":
+        return value
+    kind, place = value.get("type"), value.get("source")
+    source = place if isinstance(place, dict) else {}
+    source_kind = source.get("type")
+    if kind == "document" and source_kind == "text":
+        texts = (value.get("title"), value.get("context"), source.get("data"))
+        return {"type": "text", "text": "\n".join(text for text in texts if isinstance(text, str))}
+    if "role" not in value and (kind not in _PARTS or source_kind not in _SOURCES):
+        message = f"A gateway cannot pass on a {kind}{f' of a {source_kind}' if source_kind else ''}. Send its text"
+        raise build_refusal(400, "invalid_request_error", message, param="messages")
+    return {**value, "content": write_out_documents(value["content"])} if "content" in value else value
 
 
 def refuse_several(data: Mapping[str, Any]) -> None:
