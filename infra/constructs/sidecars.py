@@ -45,6 +45,7 @@ _UNREACHABLE = "127.0.0.1:9"
 class MetricStream:
     """Where metrics go."""
 
+    fleet: str
     deployment: str
     region: str
     log_group: str
@@ -53,8 +54,8 @@ class MetricStream:
 
     @property
     def namespace(self) -> str:
-        """CloudWatch's namespace of the deployment."""
-        return f"Serving/{self.deployment}"
+        """CloudWatch's namespace of the deployment: another fleet of the region may have one of its name."""
+        return f"Serving/{self.fleet}/{self.deployment}"
 
 
 def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:

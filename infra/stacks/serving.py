@@ -104,7 +104,7 @@ class _Deployment:
         groups = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
         log_groups = self._add_log_groups(groups)
         sleepers = tuple(service.role for service in serving.scale_to_zero_services)
-        self.stream = MetricStream(self.name, self.fleet.region, groups["metrics"], sleepers)
+        self.stream = MetricStream(self.fleet.name, self.name, self.fleet.region, groups["metrics"], sleepers)
         self.security_groups = task_network.add_security_groups(
             stack, self.name, serving.services, vpc_id=self.place.network.vpc_id, vpc=self.place.vpc
         )

@@ -28,7 +28,7 @@ slo: {}
 
 
 def test_metrics_are_read_at_the_path_of_each_programs_page(tmp_path: Path) -> None:
-    stream = sidecars.MetricStream(deployment="mine", region="us-west-2", log_group="logs")
+    stream = sidecars.MetricStream(fleet="demo", deployment="mine", region="us-west-2", log_group="logs")
     paths = {}
     for service in resolving.resolve_files(tmp_path, BLUEPRINT, FLEET, "ecs").services:
         configuration: dict[str, Any] = sidecars.build_configuration(service, stream)

@@ -48,7 +48,7 @@ run "aggregated" {
       aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].target_value == 4 &&
       aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].scale_in_cooldown == 600 &&
       aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].metric_name == "vllm:num_requests_waiting" &&
-      aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].namespace == "Serving/aggregated"
+      aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].namespace == "Serving/fabric/aggregated"
     )
     error_message = "replicas come and go by the engine's own queue"
   }

@@ -604,7 +604,7 @@ def find_read_metrics(stack: Stack) -> Iterator[tuple[str, str]]:
         yield from (
             (metric["dimensions"]["role"], metric["metric_name"])
             for metric in metrics
-            if metric["namespace"].startswith("Serving/")
+            if metric["namespace"].startswith("Serving/fabric/")
         )
     for policy in filter_by_type(stack, "aws_appautoscaling_policy").values():
         if policy["policy_type"] == "TargetTrackingScaling":
@@ -697,7 +697,7 @@ def test_the_dashboard_draws_what_the_collectors_send_and_nothing_else(stacks: S
                 role = scrape["static_configs"][0]["labels"]["role"]
                 sent.add((exporter["namespace"], selector.strip("^$"), role))
     drawn = dashboards.list_metrics(body)
-    own = {(space, name, pairs["role"]) for _, space, name, pairs in drawn if space.startswith("Serving/")}
+    own = {(space, name, pairs["role"]) for _, space, name, pairs in drawn if space.startswith("Serving/fabric/")}
     assert own
     assert own <= sent
     services = {row["name"] for row in filter_by_type(stack, "aws_ecs_service").values()}
@@ -714,7 +714,7 @@ def test_each_graph_has_its_signals_words(stacks: Stacks) -> None:
         "region": "us-west-2",
         "stat": "Average",
         "period": 60,
-        "metrics": [["Serving/aggregated", "vllm:num_requests_waiting", *dimensions, {"label": "worker"}]],
+        "metrics": [["Serving/fabric/aggregated", "vllm:num_requests_waiting", *dimensions, {"label": "worker"}]],
         "yAxis": {"left": {"label": "requests", "min": 0, "showUnits": False}},
     }
     assert "| queue | add replicas, or raise their maximum;" in body["widgets"][-1]["properties"]["markdown"]
