@@ -64,8 +64,10 @@ def get_address(state: dict[str, Any]) -> str:
     return next((detail["value"] for detail in details if detail["name"] == "privateIPv4Address"), "")
 
 
-def find_security_group(ec2: Any, name: str) -> str | None:
-    groups = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [name]}])["SecurityGroups"]
+def find_security_group(ec2: Any, fleet: Fleet, name: str) -> str | None:
+    """Return the id of the fleet's group of this name, which a group in another fleet's network may have too."""
+    filters = [{"Name": "group-name", "Values": [name]}, {"Name": "tag:fleet", "Values": [fleet.name]}]
+    groups = ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
     return str(groups[0]["GroupId"]) if groups else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from llm_serving.aws.session import AwsSession
 
@@ -17,4 +18,11 @@ def create(session: AwsSession, fleet: str, zones: Sequence[str], groups: Sequen
         tags = [{"Key": "fleet", "Value": fleet}, {"Key": "Name", "Value": f"{fleet}-private-{zone}"}]
         ec2.create_tags(Resources=[subnet["SubnetId"]], Tags=tags)
     session.client("ecs").create_cluster(clusterName=fleet)
-    return [ec2.create_security_group(GroupName=name, Description="Drivers", VpcId=vpc)["GroupId"] for name in groups]
+    return [create_group(ec2, fleet, vpc, name) for name in groups]
+
+
+def create_group(ec2: Any, fleet: str, vpc: str, name: str) -> str:
+    """Create a security group, with the tag that the fleet's stacks give all that they make."""
+    tags = [{"ResourceType": "security-group", "Tags": [{"Key": "fleet", "Value": fleet}]}]
+    group = ec2.create_security_group(GroupName=name, Description="Drivers", VpcId=vpc, TagSpecifications=tags)
+    return str(group["GroupId"])

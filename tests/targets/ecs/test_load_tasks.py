@@ -46,6 +46,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsSession]:
     """The VPC and the cluster of the fleet, without a deployment."""
     with emulator.start(tmp_path_factory.mktemp("aws"), bare=True) as endpoint:
         session = emulator.open_session(endpoint, "us-west-2")
+        # As the groups of `ml` with `dev-a`, and of `ml-dev` with `a`.
+        networks.create(session, "cotton", ("us-west-2a",), ["fabric-aggregated-driver"])
         [group] = networks.create(session, "fabric", ("us-west-2a", "us-west-2b"), ["fabric-aggregated-driver"])
         location = {"LocationConstraint": "us-west-2"}
         session.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)

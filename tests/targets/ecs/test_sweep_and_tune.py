@@ -23,6 +23,7 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs.target import EcsTarget
 from llm_serving.workflows import tune
 from tests.infra.serving.conftest import FLEET
+from tests.targets.ecs import networks
 from tests.targets.ecs import test_load_tasks as tasks
 from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet
 from tests.targets.on_aws import measured_replicas
@@ -110,7 +111,7 @@ def test_each_load_of_a_sweep_is_a_set_of_tasks_of_its_own(
 ) -> None:
     ec2 = applied[1].client("ec2")
     [vpc] = [vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if not vpc["IsDefault"]]
-    ec2.create_security_group(GroupName="fabric-mine-driver", Description="Drivers", VpcId=vpc)
+    networks.create_group(ec2, "fabric", vpc, "fabric-mine-driver")
     result = measured_replicas.sweep(EcsTarget, lambda name: count_workers(applied, name), capsys)
     assert len(loads) >= len(result["points"]), "one that shows nothing is sent again"
     started = [arn for load in loads for arn in load.running]

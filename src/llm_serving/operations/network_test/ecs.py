@@ -48,7 +48,7 @@ def run(aws: AwsSession, fleet: Fleet, group: Group, *, nodes: int, limit_s: int
 
 def _find_network(aws: AwsSession, fleet: Fleet, group: Group) -> dict[str, list[str]]:
     ec2 = aws.client("ec2")
-    security_group = ecs_tasks.find_security_group(ec2, names.format_efa_group_name(fleet.name, "ecs"))
+    security_group = ecs_tasks.find_security_group(ec2, fleet, names.format_efa_group_name(fleet.name, "ecs"))
     if security_group is None:
         name = names.format_efa_group_name(fleet.name, "ecs")
         raise Unavailable(f"the security group {name} does not exist. Fix: run `blueprint fleet apply`.")

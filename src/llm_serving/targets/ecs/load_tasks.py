@@ -201,7 +201,7 @@ def _find_network(plan: DeploymentPlan, further_groups: Sequence[str] = ()) -> d
     fleet, ec2 = plan.fleet.value, plan.aws.client("ec2")
     security_groups = []
     for name in (format_driver_group_name(fleet, plan.deployment.name), *further_groups):
-        security_group = ecs_tasks.find_security_group(ec2, name)
+        security_group = ecs_tasks.find_security_group(ec2, fleet, name)
         if security_group is None:
             alternative = "" if further_groups else ", or --load-from here"
             raise Unavailable(
