@@ -20,7 +20,6 @@ from typing import TypeVar
 from pydantic import Field
 
 from llm_serving.services import tasks
-from llm_serving.services.service import ResolvedData
 from llm_serving.services.token_lengths import TokenDistribution
 from llm_serving.services.traffic import Traffic
 from llm_serving.settings.choices import Task
@@ -32,7 +31,7 @@ from llm_serving.validation.load.trace import TraceRow
 _T = TypeVar("_T")
 
 
-class TargetRole(ResolvedData):
+class TargetRole(PlainData):
     """Replicas behind the URL that count requests."""
 
     name: str
