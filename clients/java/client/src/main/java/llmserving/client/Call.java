@@ -241,8 +241,12 @@ final class Call<T> {
     }
 
     private void conclude(T answer, Throwable error) {
-        if (!end(error)) {
-            return;
+        try {
+            if (!end(error)) {
+                return;
+            }
+        } catch (RuntimeException failure) { // of the user's metrics
+            result.completeExceptionally(failure);
         }
         if (error == null) {
             result.complete(answer);

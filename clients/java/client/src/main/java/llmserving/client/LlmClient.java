@@ -294,6 +294,10 @@ public final class LlmClient implements AutoCloseable {
          * @param share of calls that may have a second request, such as 0.05
          */
         public Builder hedging(double percentile, double share) {
+            if (!(percentile >= 0 && percentile <= 1)) {
+                throw new IllegalArgumentException(
+                        "percentile: " + percentile + ": it is no share. Fix: write 0 to 1, such as 0.95.");
+            }
             hedgePercentile = percentile;
             hedgeShare = share;
             return this;

@@ -210,6 +210,26 @@ class LlmClientTest {
     }
 
     @Test
+    void whatTheUsersMetricsThrowEndsTheCall() {
+        server.enqueue(answer());
+        Metrics broken = new Metrics() {
+            @Override
+            public void recordCall(String operation, String outcome, Duration latency) {
+                throw new IllegalStateException("a meter of other tags");
+            }
+        };
+        try (LlmClient client = builder().metrics(broken).build()) {
+            assertThrows(IllegalStateException.class, () -> client.chat(HELLO, LONG));
+        }
+    }
+
+    @Test
+    void aPercentileThatIsNoShareIsRefused() {
+        Exception error = assertThrows(IllegalArgumentException.class, () -> builder().hedging(95, 0.05));
+        assertEquals("percentile: 95.0: it is no share. Fix: write 0 to 1, such as 0.95.", error.getMessage());
+    }
+
+    @Test
     void aServerThatSendsNoHeadersMeetsTheDeadline() {
         server.enqueue(new MockResponse().setSocketPolicy(SocketPolicy.NO_RESPONSE));
         assertMissesDeadline();
