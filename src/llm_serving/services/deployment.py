@@ -10,12 +10,13 @@ from llm_serving.catalog.engines import EngineMetric
 from llm_serving.catalog.frameworks import Workload
 from llm_serving.services.environment import Environment
 from llm_serving.services.models import LoadedModel, ServedModel
-from llm_serving.services.service import ResolvedData, Service
+from llm_serving.services.service import Service
 from llm_serving.services.traffic import Slo
 from llm_serving.settings.choices import Task
+from llm_serving.settings.plain import PlainData
 
 
-class Door(ResolvedData):
+class Door(PlainData):
     """What asks clients of an endpoint for keys of teams."""
 
     keys: str
@@ -25,7 +26,7 @@ class Door(ResolvedData):
     """HOST:PORT of the page of metrics with what teams used; on AWS the name has an address for each router."""
 
 
-class Deployment(ResolvedData):
+class Deployment(PlainData):
     """What runs of a blueprint, whatever its kind."""
 
     kind: str
@@ -88,7 +89,7 @@ class Deployment(ResolvedData):
         return ()
 
 
-class Traits(ResolvedData):
+class Traits(PlainData):
     """What a deployment goes by where requests wait, as a gateway's request_guard.py reads it."""
 
     has_priority: bool = False
@@ -101,7 +102,7 @@ class Traits(ResolvedData):
     """Header of a request with its caller, by which it takes turns; empty where it does not."""
 
 
-class FoundDeployment(ResolvedData):
+class FoundDeployment(PlainData):
     """What others need of a deployment to call it. Facts that are not known are empty or None."""
 
     name: str

@@ -10,13 +10,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_serving.services.service import LOOPBACK, ResolvedData, Service
+from llm_serving.services.service import LOOPBACK, Service
+from llm_serving.settings.plain import PlainData
 
 Discovery = Literal["addresses", "labels", "names"]
 """How a router finds engines: by fixed addresses, by the labels of their pods, or by DNS names."""
 
 
-class MeasuredPrefix(ResolvedData):
+class MeasuredPrefix(PlainData):
     """What `validate` measured of a blueprint's traffic."""
 
     shared_prefix: float
@@ -26,7 +27,7 @@ class MeasuredPrefix(ResolvedData):
     """When, UTC, ISO 8601."""
 
 
-class MeasuredCapacity(ResolvedData):
+class MeasuredCapacity(PlainData):
     """The load that a deployment carried within its SLO, as `sweep` found it."""
 
     key: str
@@ -48,7 +49,7 @@ class MeasuredCapacity(ResolvedData):
     """The sweep's file."""
 
 
-class Conventions(ResolvedData):
+class Conventions(PlainData):
     """What a target does in its own way; each field is a fact that a kind or an engine resolves by."""
 
     title: str
@@ -94,7 +95,7 @@ def format_peer_name(deployment: str, service: str, namespace: str) -> str:
     return f"{deployment}-{service}.{namespace}"
 
 
-class Environment(ResolvedData):
+class Environment(PlainData):
     """Facts of a target, for one deployment, that no settings file holds."""
 
     target: str

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from llm_serving.catalog import records
 from llm_serving.catalog.models import FORMATS, WeightsFormat
-from llm_serving.services.service import ResolvedData
+from llm_serving.settings.plain import PlainData
 
 
-class Weights(ResolvedData):
+class Weights(PlainData):
     """Where the weights come from."""
 
     uri: str
@@ -33,7 +33,7 @@ class Weights(ResolvedData):
     """The branch, tag or commit on the hub that they must be a copy of; any where empty."""
 
 
-class LoadedModel(ResolvedData):
+class LoadedModel(PlainData):
     """A model's files in S3."""
 
     model: str

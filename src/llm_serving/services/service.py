@@ -51,11 +51,7 @@ Signal = Literal["queue", "kv-usage"]
 """What scaling follows: requests that wait, or the used share of a KV cache; each for one replica."""
 
 
-class ResolvedData(PlainData):
-    """Base of resolved data: frozen, plain, and JSON at any time."""
-
-
-class Probe(ResolvedData):
+class Probe(PlainData):
     """How to know that a process answers: a real request, never a health page alone."""
 
     path: str
@@ -82,7 +78,7 @@ class Probe(ResolvedData):
         return math.ceil(self.deadline_s / self.period_s)
 
 
-class Secret(ResolvedData):
+class Secret(PlainData):
     """A secret of AWS Secrets Manager that a service may read; its environment says what for."""
 
     secret: str
@@ -92,7 +88,7 @@ class Secret(ResolvedData):
     """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
 
 
-class Peak(ResolvedData):
+class Peak(PlainData):
     """A time of each day for which replicas start beforehand, in minutes of the day."""
 
     start: int
@@ -105,7 +101,7 @@ class Peak(ResolvedData):
     time_zone: str = "UTC"
 
 
-class Scale(ResolvedData):
+class Scale(PlainData):
     """When replicas come and go between the bounds."""
 
     signal: Signal
@@ -121,7 +117,7 @@ class Scale(ResolvedData):
     peaks: tuple[Peak, ...] = ()
 
 
-class Replicas(ResolvedData):
+class Replicas(PlainData):
     """How many replicas run: always `min`, or what `scale` asks for between the bounds."""
 
     min: int = 1
@@ -138,7 +134,7 @@ class Replicas(ResolvedData):
     """Replicas that a rollout starts before it stops as many."""
 
 
-class Resources(ResolvedData):
+class Resources(PlainData):
     """What one node gives to one replica."""
 
     device: str = ""
@@ -167,7 +163,7 @@ class Resources(ResolvedData):
         return self.accelerators if self.device == DEVICES["gpu"] else 0
 
 
-class Toleration(ResolvedData):
+class Toleration(PlainData):
     """A taint of nodes that a service's pods tolerate, in Kubernetes' words."""
 
     key: str
@@ -175,7 +171,7 @@ class Toleration(ResolvedData):
     effect: str
 
 
-class Placement(ResolvedData):
+class Placement(PlainData):
     """The nodes that may run a service."""
 
     pool: str = ""
@@ -200,7 +196,7 @@ class Placement(ResolvedData):
     """Kueue's LocalQueue that admits its pods; empty where they wait in none."""
 
 
-class ReplicaNode(ResolvedData):
+class ReplicaNode(PlainData):
     """The place of a service in a replica that spans several nodes, where each node is a service by itself."""
 
     replica: int
@@ -214,7 +210,7 @@ class ReplicaNode(ResolvedData):
         return None if self.is_alone else self.replica
 
 
-class Prefetch(ResolvedData):
+class Prefetch(PlainData):
     """Files of S3 that are copied to the node before the service starts."""
 
     image: str
@@ -233,7 +229,7 @@ class Prefetch(ResolvedData):
     """Files that are not copied, as `aws s3 sync --exclude` names them."""
 
 
-class Mount(ResolvedData):
+class Mount(PlainData):
     """A folder that outlives the service's containers."""
 
     path: str
@@ -249,7 +245,7 @@ class Mount(ResolvedData):
     """Folder below the claim."""
 
 
-class Call(ResolvedData):
+class Call(PlainData):
     """What a service connects to beside AWS, and may where everything else is closed."""
 
     purpose: str
@@ -269,7 +265,7 @@ class Call(ResolvedData):
     """Ranges of addresses that answer in the network, where no deployment does; empty for any address."""
 
 
-class Stop(ResolvedData):
+class Stop(PlainData):
     """How a replica stops."""
 
     stop_s: int = LOCAL_STOP_S
@@ -279,7 +275,7 @@ class Stop(ResolvedData):
     """Seconds before the signal, in which those that call it learn that it goes."""
 
 
-class Service(ResolvedData):
+class Service(PlainData):
     """Like replicas of one program."""
 
     name: str

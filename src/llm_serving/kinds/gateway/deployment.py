@@ -7,8 +7,8 @@ import itertools
 from llm_serving.kinds.gateway.blueprint import GatewaySlo, Sample, Team
 from llm_serving.kinds.gateway.stack import GatewayStack
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.service import ResolvedData
 from llm_serving.settings.choices import Task
+from llm_serving.settings.plain import PlainData
 
 GATEWAY, METER, DATABASE = "gateway", "meter", "postgres"
 """Names of its processes; the first and the last are names of ports too."""
@@ -21,7 +21,7 @@ MAX_BODY_MIB = 32
 one of 300 MiB without a key (1.106.0, 2026-11-29)."""
 
 
-class Backend(ResolvedData):
+class Backend(PlainData):
     """What answers a route."""
 
     id: str

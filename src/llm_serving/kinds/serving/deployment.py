@@ -21,10 +21,11 @@ from llm_serving.services import tasks
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.load_balancer import StackLoadBalancer
 from llm_serving.services.models import LoadedModel, ServedModel
-from llm_serving.services.service import ResolvedData, Resources, Service
+from llm_serving.services.service import Resources, Service
 from llm_serving.services.slo import MIN_ERROR_SHARE
 from llm_serving.services.traffic import Slo, Traffic
 from llm_serving.settings.choices import Task
+from llm_serving.settings.plain import PlainData
 from llm_serving.settings.units import Bounds
 
 CHART = "inference"
@@ -47,7 +48,7 @@ def map_latencies(role_names: Sequence[str]) -> dict[EngineMetric, list[str]]:
     return {"ttft": [PREFILL] if is_split else names, "itl": answering, "e2e": [] if is_split else names}
 
 
-class Parallelism(ResolvedData):
+class Parallelism(PlainData):
     """How one replica is spread over accelerators."""
 
     tensor: int = 1
@@ -71,7 +72,7 @@ class ResolvedLoadBalancer(StackLoadBalancer):
     """NAME:PORT of the Service that it calls in place of the router's; empty without one."""
 
 
-class Role(ResolvedData):
+class Role(PlainData):
     """One kind of process in a deployment."""
 
     name: str
@@ -141,7 +142,7 @@ class Role(ResolvedData):
         return " and ".join(filter(None, (", ".join(names), last)))
 
 
-class PoolMaster(ResolvedData):
+class PoolMaster(PlainData):
     """The process that knows where a pool of several replicas has cached prompts."""
 
     name: str

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from llm_serving.catalog.engines import EngineMetric
-from llm_serving.services.service import ResolvedData
 from llm_serving.services.traffic import Percentiles, Slo
+from llm_serving.settings.plain import PlainData
 
 LATENCIES: Mapping[EngineMetric, Literal["ttft_ms", "itl_ms", "e2e_ms"]] = {
     "ttft": "ttft_ms",
@@ -21,7 +21,7 @@ LATENCIES: Mapping[EngineMetric, Literal["ttft_ms", "itl_ms", "e2e_ms"]] = {
 """Fields of the SLO by the catalog's names of the histograms."""
 
 
-class LatencyObjective(ResolvedData):
+class LatencyObjective(PlainData):
     """A limit that at most a share of requests may miss."""
 
     role: str

@@ -6,13 +6,13 @@ from llm_serving.catalog.frameworks import Workload
 from llm_serving.kinds.streaming.blueprint import Limits, Sample, StreamSlo
 from llm_serving.kinds.streaming.stack import StreamStack
 from llm_serving.services.deployment import Deployment
-from llm_serving.services.service import ResolvedData
+from llm_serving.settings.plain import PlainData
 
 JOB_MANAGER, TASK_MANAGER, ENDPOINT, GENERATOR = "jobmanager", "taskmanager", "endpoint", "generator"
 """Roles of its services."""
 
 
-class Topics(ResolvedData):
+class Topics(PlainData):
     """Topics of Kafka."""
 
     events: str
@@ -20,7 +20,7 @@ class Topics(ResolvedData):
     dead_letters: str
 
 
-class OperatorStream(ResolvedData):
+class OperatorStream(PlainData):
     """What operators run on EKS; values of charts/streaming."""
 
     image: str

@@ -13,8 +13,9 @@ from llm_serving.catalog import own_image
 from llm_serving.services.blueprint import BaseBlueprint, resolve_name
 from llm_serving.services.deployment import Deployment
 from llm_serving.services.kinds import Kind
-from llm_serving.services.service import Probe, Replicas, ResolvedData, Resources, Service, Stop
+from llm_serving.services.service import Probe, Replicas, Resources, Service, Stop
 from llm_serving.services.slo import BaseSlo
+from llm_serving.settings.plain import PlainData
 
 PORT = 8080
 
@@ -27,7 +28,7 @@ class Diary(BaseBlueprint):
     slo: BaseSlo = BaseSlo()
 
 
-class DiaryStack(ResolvedData):
+class DiaryStack(PlainData):
     """What its stack makes beside its services."""
 
     orchestrator: str
