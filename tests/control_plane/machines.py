@@ -48,7 +48,7 @@ def build(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], 
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", **labels}},
         "spec": spec,
         "status": {"capacity": dict(allocatable), "allocatable": dict(allocatable)},
     }
@@ -89,6 +89,5 @@ def _build_labels(row: Instance, zone: str) -> dict[str, str]:
         "node.kubernetes.io/instance-type": row.name,
         "topology.kubernetes.io/zone": zone,
         "topology.kubernetes.io/region": zone[:-1],
-        "kubernetes.io/arch": "amd64",
         "kubernetes.io/os": "linux",
     }

@@ -122,14 +122,15 @@ class KubeApi:
             force: take over fields that another program owns, which are refused otherwise.
         """
         for manifest in manifests:
-            self._request(
-                f"apply {_describe_manifest(manifest)}",
-                "server_side_apply",
-                _get_kind(manifest),
-                body=manifest,
-                field_manager=_FIELD_MANAGER,
-                force_conflicts=force,
-            )
+            self._apply(manifest, force_conflicts=force)
+
+    def preview(self, manifest: Manifest) -> Manifest:
+        """Return what an object would be after a server-side apply, which changes nothing."""
+        return self._apply(manifest, force_conflicts=True, dry_run="All")
+
+    def _apply(self, manifest: Manifest, **options: Any) -> Manifest:
+        action, kind = f"apply {_describe_manifest(manifest)}", _get_kind(manifest)
+        return self._request(action, "server_side_apply", kind, body=manifest, field_manager=_FIELD_MANAGER, **options)
 
     def apply_crds(self, crds: Sequence[Manifest]) -> None:
         """Create or update CRDs, whoever made them, and wait until the API server serves their kinds."""

@@ -21,6 +21,7 @@ def test_a_diff_says_that_replicas_end_where_an_autoscaler_takes_over(
     scaled = "kind: ScaledObject\nmetadata: {name: mine-worker}\nspec: {scaleTargetRef: {name: mine-worker}}\n"
     rendered = router + workload.format("mine-worker", "") + scaled
     monkeypatch.setattr(helm, "render_objects", lambda _: rendered)
+    monkeypatch.setattr(helm, "_diff_cluster", lambda *_: [])
     plan: Any = SimpleNamespace(rendered=tmp_path / "eks.yaml")
     deployed = router + workload.format("mine-worker", replicas)
     changes = helm.diff(plan, helm.Release(1, True, deployed))
@@ -36,6 +37,7 @@ def test_a_diff_leaves_out_replicas_beside_a_scaling_adapter(monkeypatch: pytest
         "kind: Graph\nmetadata: {{name: mine}}\nspec: {{components: [{{name: a, {}}}, {{name: b, replicas: {}}}]}}\n"
     )
     monkeypatch.setattr(helm, "render_objects", lambda _: graph.format("scalingAdapter: {}", 1))
+    monkeypatch.setattr(helm, "_diff_cluster", lambda *_: [])
     plan: Any = SimpleNamespace(rendered=tmp_path / "eks.yaml")
     for others, is_changed in ((1, False), (2, True)):
         deployed = graph.format("scalingAdapter: {}, replicas: 3", others)

@@ -30,7 +30,16 @@ from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import helm, pods, readiness, release
 from tests import go_programs
 from tests.control_plane import machines
-from tests.control_plane.control_plane import BUDGET, DEPLOYMENT, ENDPOINTS, NODE, RELEASED, SECRET, ControlPlane
+from tests.control_plane.control_plane import (
+    BUDGET,
+    DEPLOYMENT,
+    ENDPOINTS,
+    NETWORK_POLICY,
+    NODE,
+    RELEASED,
+    SECRET,
+    ControlPlane,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "serving"
@@ -207,6 +216,20 @@ def test_a_second_deploy_changes_nothing_and_an_edit_shows_as_its_difference(
     assert code == 0
     assert {"-  replicas: 2", "+  replicas: 3"} <= set(out.splitlines())
     assert run_cli("diff", "--exit-code").code == 1
+
+
+def test_what_somebody_has_changed_by_hand_is_shown_and_restored(
+    running_release: None, connected_cluster: ControlPlane, run_cli: RunCli
+) -> None:
+    connected_cluster.patch(WORKERS, spec={"replicas": 0})
+    connected_cluster.api.delete(NETWORK_POLICY, "mine-worker", NAMESPACE)
+    code, out, _ = run_cli("diff")
+    assert code == 0
+    assert {"-  replicas: 0", "+  replicas: 2", "+kind: NetworkPolicy"} <= set(out.splitlines())
+    assert run_cli("deploy", "--yes").code == 0
+    assert connected_cluster.read(DEPLOYMENT, "mine-worker", NAMESPACE)["spec"]["replicas"] == 2
+    assert connected_cluster.read(NETWORK_POLICY, "mine-worker", NAMESPACE)
+    assert run_cli("diff").out == "No changes\n"
 
 
 def test_diff_does_not_overwrite_an_edited_rendered_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -15,7 +16,7 @@ import yaml
 
 from llm_serving import console, paths
 from llm_serving.operations import cluster
-from llm_serving.operations.kube_api import Kind, Manifest
+from llm_serving.operations.kube_api import ApiError, Kind, Manifest
 from llm_serving.settings import own_yaml
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -116,7 +117,9 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
 
 def diff(plan: DeploymentPlan, release: Release) -> str:
-    """Return what the rendered values would change: a unified diff, or the names of the objects of a first release.
+    """Return what an upgrade would change: a unified diff, or the names of the objects of a first release.
+
+    Where the rendered values change nothing, it is what somebody has changed in the cluster, which an upgrade restores.
 
     Raises:
         CheckFailed: the release is a route of `blueprint shift`, which a deployment would replace.
@@ -133,7 +136,30 @@ def diff(plan: DeploymentPlan, release: Release) -> str:
         lineterm="",
         n=2,
     )
-    return "\n".join([*lines, *_describe_lost_replicas(release.manifest, rendered)])
+    changes = [*lines, *_describe_lost_replicas(release.manifest, rendered)]
+    return "\n".join(changes or _diff_cluster(plan, rendered))
+
+
+def _diff_cluster(plan: DeploymentPlan, rendered: str) -> Iterator[str]:
+    """Yield how the cluster's objects differ from the rendered ones, a unified diff each; nothing where all are alike.
+
+    What whoever asks may not change is taken to be alike, and so is an operator's object, in which the operator writes.
+    """
+    api, workload = pods.open_api(plan), plan.deployment.workload
+    for item in parse_objects(rendered):
+        kind, name = Kind(item["apiVersion"], item["kind"]), item["metadata"]["name"]
+        if workload and kind.kind == workload.kind:
+            continue
+        with contextlib.suppress(ApiError):
+            deployed = api.preview(item)
+            live = api.find(kind, name, item["metadata"].get("namespace")) or {}
+            texts = (_format_content(live), _format_content(deployed))
+            yield from difflib.unified_diff(*texts, f"{kind.kind} {name} in the cluster", "deployed", lineterm="", n=2)
+
+
+def _format_content(item: Manifest) -> list[str]:
+    content = {key: value for key, value in item.items() if key not in ("metadata", "status")}
+    return yaml.safe_dump(content, sort_keys=True, width=10**6).splitlines()
 
 
 def require_deployment(plan: DeploymentPlan, manifest: str) -> None:
