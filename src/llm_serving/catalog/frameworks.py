@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from llm_serving.catalog.command_parts import CommandPart, FileSettings, NamedChoice, Template
 from llm_serving.catalog.engines import Engine, EngineMetric, Transfer, load_engines
@@ -130,6 +130,18 @@ class Workload(PlainData):
     """Whether KEDA scales its replicas by the engines' metrics, as those of Kubernetes' own kinds; or the operator."""
 
 
+class Refusal(PlainData):
+    """What of a blueprint a framework does not run."""
+
+    what: Literal["engines", "models", "empty-roles", "warm-prompts"]
+    """Other engines than its only one, several models, roles that go down to no replicas, or prompts for each replica
+    before its first request."""
+
+    why: str
+    targets: tuple[str, ...] = ()
+    """Where it does not; everywhere where left out."""
+
+
 class Framework(NamedChoice):
     """What keeps the replicas of a deployment running."""
 
@@ -148,12 +160,24 @@ class Framework(NamedChoice):
     engines: Mapping[str, FrameworkEngine] = {}
     """Engines that it runs; empty where it runs all, as their own rows say."""
 
+    only_engine: str = ""
+    """The only engine that it was compared with; empty where it runs those of `engines`, or all."""
+
+    refused: tuple[Refusal, ...] = ()
+    """Beside unsupported options."""
+
     router: str = ""
     """Row of the router that it brings; empty where the engine's own is used."""
 
     module: str = ""
     """Module of `llm_serving.kinds.serving.frameworks` that turns command lines into its own configuration; empty where
     it runs them as they are."""
+
+    config: Mapping[str, Any] = {}
+    """Its own configuration, where no module makes it; frameworks/base.py has the values of names in braces."""
+
+    proxy_image: str = ""
+    """Envoy before what it adds to the router's pod; empty where it adds nothing."""
 
     objects: str = "plain"
     """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""

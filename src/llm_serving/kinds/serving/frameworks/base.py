@@ -9,19 +9,17 @@ from typing import NamedTuple, Protocol, cast
 from pydantic import JsonValue
 
 from llm_serving.catalog import engine_options
+from llm_serving.catalog.frameworks import Refusal
 from llm_serving.kinds.serving import answer_parsers
-from llm_serving.kinds.serving.context import Context
+from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
 from llm_serving.services.service import Service
+from llm_serving.settings import own_yaml
 from llm_serving.settings.document import Conflict
 
 SERVER_OPTIONS = frozenset(
     {"host", "port", "served_model_name", "disable_access_log_for_endpoints", "shutdown_timeout"}
 )
 """Options of vLLM's own server, in whose place a framework listens, names the model and ends."""
-
-
-SINGLE_MODEL_FIX = "use another framework, or a blueprint for each model"
-"""For what a framework runs one of."""
 
 
 class Adapted(NamedTuple):
@@ -43,16 +41,47 @@ class FrameworkModule(Protocol):
 
 
 def check(context: Context) -> Iterator[Conflict]:
-    """Yield what the blueprint's framework cannot run, beyond what its row says."""
+    """Yield what the blueprint's framework cannot run, beyond its row's options."""
+    for refusal in context.blueprint.framework_row.refused:
+        if not refusal.targets or context.environment.target in refusal.targets:
+            yield from _refuse(context, refusal)
     module = _load_module(context)
     if module:
         yield from module.check(context)
 
 
+def _refuse(context: Context, refusal: Refusal) -> Iterator[Conflict]:
+    blueprint, why = context.blueprint, refusal.why
+    only_engine = blueprint.framework_row.only_engine
+    if refusal.what == "engines" and blueprint.engine != only_engine:
+        reason = why.format(engine=blueprint.engine)
+        yield context.refuse_framework(reason, f"set engine: {only_engine}, or another framework")
+    if refusal.what == "models" and blueprint.roles.models:
+        yield context.refuse_framework(why, "use another framework, or a blueprint for each model")
+    for placed in context.placed_roles:
+        if refusal.what == "empty-roles" and placed.role.replicas.min == 0:
+            fix = f"set replicas: 1..{placed.role.replicas.max}, or use framework: plain"
+            yield placed.refuse("replicas", why, fix)
+        if refusal.what == "warm-prompts" and (prompt := placed.model_settings.warm_prompt):
+            path = placed.find_model_key_path("warm_prompt")
+            yield Conflict(path, why, "remove it, or use framework: plain", prompt)
+
+
 def adapt(context: Context, services: Sequence[Service]) -> Adapted:
     """Return what the target runs under the blueprint's framework."""
-    module = _load_module(context)
-    return module.adapt(context, services) if module else Adapted(services, {})
+    module, framework = _load_module(context), context.blueprint.framework_row
+    if module:
+        return module.adapt(context, services)
+    if not framework.config:
+        return Adapted(services, {})
+    values = {
+        "policy": context.router.policies[context.policy],
+        "proxy_image": context.pin_image(framework.proxy_image),
+        "proxy_port": ROUTER_ADMIN_PORT,
+        "metrics_port": METRICS_PORT,
+        "engine_port": ENGINE_PORT,
+    }
+    return Adapted(services, own_yaml.fill_values(framework.config, values))
 
 
 def _load_module(context: Context) -> FrameworkModule | None:
@@ -92,19 +121,3 @@ def check_engine(context: Context, *, asked_parsers_only: bool = False) -> Itera
                 lack_reason = f"{name} reads answers itself, and has no parser {parser}"
                 fix = f"set {key}: off, or use another framework"
                 yield Conflict(placed.find_model_key_path(key), lack_reason, fix, parser)
-
-
-def check_warm_prompts(context: Context, reason: str) -> Iterator[Conflict]:
-    """Yield prompts for each replica before its first request, where a framework lets nobody ask a replica."""
-    for placed in context.placed_roles:
-        if prompt := placed.model_settings.warm_prompt:
-            path = placed.find_model_key_path("warm_prompt")
-            yield Conflict(path, reason, "remove it, or use framework: plain", prompt)
-
-
-def check_never_empty(context: Context, reason: str) -> Iterator[Conflict]:
-    """Yield roles that go down to no replicas, where a framework starts none for a request."""
-    for placed in context.placed_roles:
-        if placed.role.replicas.min == 0:
-            fix = f"set replicas: 1..{placed.role.replicas.max}, or use framework: plain"
-            yield placed.refuse("replicas", reason, fix)

@@ -13,13 +13,7 @@ from pydantic import JsonValue
 
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.deployment import DECODE, PREFILL
-from llm_serving.kinds.serving.frameworks.base import (
-    SINGLE_MODEL_FIX,
-    Adapted,
-    check_engine,
-    check_never_empty,
-    check_warm_prompts,
-)
+from llm_serving.kinds.serving.frameworks.base import Adapted, check_engine
 from llm_serving.kinds.serving.objectives import find_lowest_limit
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import EngineRole, get_max_requests, resolve_scale
@@ -65,16 +59,12 @@ def check(context: Context) -> Iterator[Conflict]:
     if "request_timeout" in router.model_fields_set:
         reason, fix = "Dynamo's frontend has no limit on a request's time", "remove it, or use framework: plain"
         yield Conflict(("roles", "router", "request_timeout"), reason, fix, f"{router.request_timeout:g}s")
-    yield from check_warm_prompts(context, "Dynamo's workers take no requests but those of its frontend")
     if not context.conventions.is_local:
         yield from _check_graph(context)
 
 
 def _check_graph(context: Context) -> Iterator[Conflict]:
     """Yield what a DynamoGraphDeployment does not run."""
-    if context.blueprint.roles.models:
-        reason = "all workers of a DynamoGraphDeployment have one name, by which the frontend would mix the models"
-        yield context.refuse_framework(reason, SINGLE_MODEL_FIX)
     if context.transfer == "rdma":
         reason = "its image for EFA, by which prefill hands over to decode, is another one, which was not compared"
         yield context.refuse_framework(reason, "set tuning: {kv_transfer: host}, or use framework: plain")
@@ -83,8 +73,6 @@ def _check_graph(context: Context) -> Iterator[Conflict]:
             path = placed.find_model_key_path("chat_template")
             reason = "Dynamo's workers read a template from a file, and their pods have the model's only"
             yield Conflict(path, reason, "remove it, or use framework: plain", template)
-    reason = "Dynamo's frontend forgets a model without workers, so that no request would start one"
-    yield from check_never_empty(context, reason)
 
 
 def adapt(context: Context, services: Sequence[Service]) -> Adapted:

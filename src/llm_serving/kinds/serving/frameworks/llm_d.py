@@ -10,16 +10,12 @@ from collections.abc import Iterator, Sequence
 from pydantic import JsonValue
 
 from llm_serving.kinds.serving.context import ENGINE_PORT, METRICS_PORT, ROUTER_ADMIN_PORT, Context
-from llm_serving.kinds.serving.frameworks.base import SINGLE_MODEL_FIX, Adapted
+from llm_serving.kinds.serving.frameworks.base import Adapted
 from llm_serving.kinds.serving.roles import get_max_requests, resolve_scale
 from llm_serving.services.service import Service
 from llm_serving.settings.document import Conflict
 
 IMAGE = "ghcr.io/llm-d/llm-d-router-endpoint-picker:v0.9.0"
-PROXY_IMAGE = "envoyproxy/envoy:distroless-v1.33.2"
-
-ENGINE = "vllm"
-"""Whose metrics were compared with those that the picker reads (extractor/metrics/factories.go of v0.9.0)."""
 
 QUEUE_THRESHOLD = 5
 """Requests that wait at an engine, on average, when the picker begins to hold requests back; its own default."""
@@ -29,15 +25,7 @@ FAIRNESS = "round-robin-fairness-policy"
 
 
 def check(context: Context) -> Iterator[Conflict]:
-    """Yield an engine whose metrics the picker may not read, and what a pool has one of."""
-    blueprint = context.blueprint
-    if blueprint.engine != ENGINE:
-        reason = (
-            f"its endpoint picker was compared with the metrics of {ENGINE}, and not with those of {blueprint.engine}"
-        )
-        yield context.refuse_framework(reason, f"set engine: {ENGINE}, or another framework")
-    if blueprint.roles.models:
-        yield context.refuse_framework("an InferencePool of llm-d has replicas of one model", SINGLE_MODEL_FIX)
+    """Yield limits that differ: a pool has one."""
     first, *others = context.placed_roles
     for placed in others:
         if get_max_requests(placed.role) != get_max_requests(first.role):
@@ -66,7 +54,7 @@ def adapt(context: Context, services: Sequence[Service]) -> Adapted:
         profile["plugins"] = [{"pluginRef": detector["type"]}, *profile["plugins"]]  # type: ignore[misc]
     picker: dict[str, JsonValue] = {
         "image": context.pin_image(IMAGE),
-        "proxyImage": context.pin_image(PROXY_IMAGE),
+        "proxyImage": context.pin_image(framework.proxy_image),
         "enginePort": ENGINE_PORT,
         "proxyPort": ROUTER_ADMIN_PORT,
         "metricsPort": METRICS_PORT,

@@ -20,7 +20,6 @@ from llm_serving.kinds.serving.frameworks.base import (
     SERVER_OPTIONS,
     Adapted,
     check_engine,
-    check_warm_prompts,
     split_command,
 )
 from llm_serving.kinds.serving.placed_role import PlacedRole
@@ -74,7 +73,6 @@ def check(context: Context) -> Iterator[Conflict]:
         yield from _check_limit(context, placed)
     if not context.conventions.is_local:
         return
-    yield from check_warm_prompts(context, "Ray's replicas take no requests but those of its endpoint")
     for placed in context.placed_roles:
         if placed.role.tensor > 1:
             reason = "a replica of several ranks under Ray was not compared on this machine"
