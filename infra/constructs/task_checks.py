@@ -19,6 +19,9 @@ from llm_serving.services.service import Service
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 
+MAX_ALARM_S = 86_400
+"""Seconds of all minutes of an alarm. Source: CloudWatch API reference, PutMetricAlarm, Period, 2026-11."""
+
 MAX_LABEL_LENGTH = 63
 """Characters between two dots. Source: Cloud Map API reference, CreateService, Name, 2026-11."""
 
@@ -54,6 +57,11 @@ def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:
             reason, key_path = f"ECS finds {MAX_TASKS} tasks by name", ("services", index, "replicas", "max")
             fix = f"set {MAX_TASKS} or less"
             mistakes.append(document.build_mistake(key_path, service.replicas.max, reason, fix))
+        scale = service.replicas.scale
+        if scale and not service.replicas.min and scale.cool_down_s > MAX_ALARM_S:
+            key_path = ("services", index, "replicas", "scale", "cool_down_s")
+            reason, fix = "an alarm of CloudWatch looks back a day at the most", "set cool_down: 1d or less"
+            mistakes.append(document.build_mistake(key_path, scale.cool_down_s, reason, fix))
         if len(name := f"{document.value.name}-{service.name}") > MAX_LABEL_LENGTH:
             reason = f"its tasks would be found by the name {name}, of which DNS takes {MAX_LABEL_LENGTH} characters"
             fix = "use a shorter name of the role or the deployment"

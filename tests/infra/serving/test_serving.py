@@ -116,6 +116,25 @@ def test_a_role_without_a_wake_up_does_not_scale_to_zero(
     assert f"replicas.min: 0: {message}" in get_read_error(file, fleet)
 
 
+def test_a_role_sleeps_after_a_day_without_requests_at_the_latest(
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path
+) -> None:
+    manifest_data = yaml.safe_load(manifests["aggregated"].read_text())
+    replicas = next(service for service in manifest_data["services"] if service["name"] == "worker")["replicas"]
+    replicas["scale"]["cool_down_s"] = 86_401
+    file = tmp_path / "ecs.yaml"
+    file.write_text(yaml.safe_dump(manifest_data))
+    assert serving.read(file, loading.load_fleet(fleet)).name == "aggregated", (
+        "one that does not sleep has no such alarm"
+    )
+    replicas["min"] = 0
+    file.write_text(yaml.safe_dump(manifest_data))
+    message = (
+        "scale.cool_down_s: 86401: an alarm of CloudWatch looks back a day at the most. Fix: set cool_down: 1d or less."
+    )
+    assert message in get_read_error(file, fleet)
+
+
 def get_plan_error(folder: Path, fleet: Path, text: str) -> str:
     with pytest.raises(InputError) as error:
         planning.plan(write_blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
