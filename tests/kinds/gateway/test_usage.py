@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import threading
 from typing import Any
 
 import pytest
@@ -91,6 +92,21 @@ def test_the_page_of_a_deployment_s_own_keys_is_read_by_team_and_model(monkeypat
         (urls[1], "ads", "tiny"): [7.0, 0.0, 0.0],
     }, "each router counts by itself, and one that does not answer takes nothing from the others"
     assert meter.read_use(backend.model_copy(update={"usage_url": ""})) is None
+
+
+def test_engines_that_are_silent_do_not_hold_up_the_meter_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each it waits 10 s; a minute has a row, and warnings of budgets come after it."""
+    urls, is_full = [f"http://127.0.0.{host}:1/metrics" for host in range(1, 9)], threading.Barrier(8)
+
+    def time_out(_: str) -> str:
+        is_full.wait(5)
+        raise TimeoutError
+
+    monkeypatch.setattr(meter, "list_pages", lambda _: urls)
+    monkeypatch.setattr(meter, "_read_page", time_out)
+    backend = Backend(id="", route="", name="big", metrics_urls=("http://big-engines.serving:8000/metrics",))
+    assert meter.read_counters(backend) == {}
+    assert not is_full.broken
 
 
 def test_an_engine_s_counters_are_read_without_the_rest_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
