@@ -59,9 +59,9 @@ def check_services(document: Document[Rendered[Any]], fleet: Fleet) -> None:
             mistakes.append(document.build_mistake(key_path, service.replicas.max, reason, fix))
         scale = service.replicas.scale
         if scale and not service.replicas.min and scale.cool_down_s > MAX_ALARM_S:
-            key_path = ("services", index, "replicas", "scale", "cool_down_s")
+            scale_path = ("services", index, "replicas", "scale", "cool_down_s")
             reason, fix = "an alarm of CloudWatch looks back a day at the most", "set cool_down: 1d or less"
-            mistakes.append(document.build_mistake(key_path, scale.cool_down_s, reason, fix))
+            mistakes.append(document.build_mistake(scale_path, scale.cool_down_s, reason, fix))
         if len(name := f"{document.value.name}-{service.name}") > MAX_LABEL_LENGTH:
             reason = f"its tasks would be found by the name {name}, of which DNS takes {MAX_LABEL_LENGTH} characters"
             fix = "use a shorter name of the role or the deployment"
