@@ -29,11 +29,11 @@ MAX_PIECES = 256
 
 _CODES = ("context_length_exceeded", "string_above_max_length")
 _REFUSALS = re.compile(
-    r"maximum context length|max_model_len|longer than the maximum model length|context length|too many tokens", re.I
+    r"max_model_len|longer than the maximum model length|context length|context size|too many tokens", re.I
 )
-_LIMIT = re.compile(r"(?:context length(?: of| is)?|max_model_len[= ]*|model length of) (\d+)", re.I)
+_LIMIT = re.compile(r"(?:context (?:length|size)(?: of| is)?|max_model_len[= ]*|model length of) \(?(\d+)", re.I)
 _ACTUAL = re.compile(
-    r"(?:requested|resulted in|contains|prompt has|length of|you passed|has) (\d+) "
+    r"(?:requested|resulted in|contains|total of|length of|you passed|has|request|input) \(?(\d+) "
     r"(?:input |prompt |output )?tokens",
     re.I,
 )

@@ -222,6 +222,25 @@ def test_a_row_is_cut_where_the_rule_says(rule: str, matches: object) -> None:
     assert body["messages"][1]["content"] == text
 
 
+# llama.cpp, server-context.cpp; SGLang, managers/tokenizer_manager.py; both main, 2026-11.
+@pytest.mark.parametrize(
+    "message",
+    [
+        "request (1000 tokens) exceeds the available context size (400 tokens), try increasing it",
+        "The input (1000 tokens) is longer than the model's context length (400 tokens).",
+        "Requested token count exceeds the model's maximum context length of 400 tokens. You requested a total of 1000 "
+        "tokens: 990 tokens from the input messages and 10 tokens for the completion.",
+    ],
+    ids=["llama.cpp", "SGLang", "SGLang with max_tokens"],
+)
+def test_one_cut_is_enough_where_the_engine_names_both_lengths(message: str) -> None:
+    refusal = {"error": {"message": message, "code": 400}}
+    assert long_inputs.is_too_long(400, refusal)
+    result = long_inputs.cut({"prompt": "x" * 1000, "max_tokens": 10}, refusal, "truncate-tail")
+    assert result is not None
+    assert 370 < len(result[0]["prompt"]) <= 390
+
+
 def test_another_refusal_is_not_about_length() -> None:
     assert not long_inputs.is_too_long(400, {"error": {"message": "max_tokens must be at least 1"}})
     assert not long_inputs.is_too_long(500, TOO_LONG)
