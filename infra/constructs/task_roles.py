@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from infra.bindings import aws
@@ -48,16 +49,23 @@ def add_task_role(
     return add_role(stack, purpose, description=description, trust=trust, statements=statements)
 
 
+_MAX_READ_LENGTH = 7_000
+"""Characters of what engines may read, of the 10,240 of a role's own policies: with many adapters they read their
+buckets as a whole, as on EKS. Source: IAM user guide, "IAM and AWS STS quotas", 2026-11."""
+
+
 def build_engine_statements(
     stack: FleetStack, reads: Sequence[str], caches: Sequence[str], storage_key: str
 ) -> list[Statement]:
     """Allow engines to read their models, s3://BUCKET/PREFIX, and to keep cached prompts."""
     tier_buckets = [row for row in stack.fleet.storage.tier_buckets if row.bucket in caches]
-    return [
+    statements = [
         *_build_read_statements(reads, stack.account, storage_key),
         *model_reader.build_key_statements(stack.fleet),
-        *model_reader.build_tier_statements(stack, tier_buckets),
     ]
+    if len(json.dumps(statements)) > _MAX_READ_LENGTH:
+        statements = model_reader.build_statements(stack)
+    return [*statements, *model_reader.build_tier_statements(stack, tier_buckets)]
 
 
 def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[Statement]:

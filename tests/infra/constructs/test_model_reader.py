@@ -1,13 +1,14 @@
-"""What engines on EKS may read: the fleet's own model bucket, and those that it names."""
+"""What engines may read: on EKS the fleet's own model bucket and those that it names, on ECS what is theirs of them."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infra.constructs import model_reader
+from infra.constructs import model_reader, task_roles
 from infra.constructs.fleet_stack import Account
 from llm_serving.fleet.model import Fleet, TierBucket
 
@@ -53,3 +54,14 @@ def test_engines_read_the_buckets_that_the_fleet_names_and_no_other(
     by_action = {statement["Action"][0]: statement["Resource"] for statement in statements[:2]}
     assert by_action == {"s3:ListBucket": arns, "s3:GetObject": [f"{arn}/*" for arn in arns]}
     assert [statement["Resource"] for statement in statements[3:]] == [keys] * bool(keys)
+
+
+@pytest.mark.parametrize(("count", "whole"), [(2, False), (200, True)])
+def test_what_engines_on_ecs_read_fits_a_role_however_many_adapters_they_have(count: int, whole: bool) -> None:
+    stack = _build_stack(FLEET)
+    bucket = "demo-models-123456789012-us-west-2"
+    reads = [f"s3://{bucket}/adapters/of-a-team/number-{number}/" for number in range(count)]
+    statements = task_roles.build_engine_statements(stack, reads, [], KEY)
+    assert len(json.dumps(statements)) < 10_240
+    objects = f"arn:aws:s3:::{bucket}" + ("/*" if whole else "/adapters/of-a-team/number-1/*")
+    assert any(objects in statement["Resource"] for statement in statements), statements
