@@ -207,8 +207,9 @@ def test_the_terminal_and_a_sweep_show_texts(
     assert "16 texts/s" in text
     assert "End-to-end p95 in ms by input tokens: 100–100: 10, 200–200: 20, 300–300: 30, 400–400: 40" in text
     assert "tokens/s" not in text
-    point = sweep.build_point(built, 10, 1, "points/10")
+    point = sweep.build_point(built, 10, "points/10")
     assert (point.ttft_p95_ms, point.e2e_p95_ms) == (None, 40)
+    assert point.seconds == round(built.duration_s, 1), "of the load alone, without its start and its report"
 
 
 def test_two_runs_are_compared_by_what_both_have(build_report: Callable[..., Report]) -> None:

@@ -60,7 +60,7 @@ class Point(PublishedData):
     """Of the report; null on a target without prices."""
 
     seconds: float
-    """How long it took, with warm-up and end."""
+    """From the start of the first counted request to the end of the last."""
 
     longer: bool = False
     """Whether it was sent for longer than the least time, so that a queue would have grown."""

@@ -238,7 +238,6 @@ class Loader:
             return point
 
     def _measure_for(self, load: float, times: int, point_s: float) -> tuple[Point, Report]:
-        start = time.monotonic()
         traffic = build_traffic(self.target, self._axis, load, point_s, self._rate, times)
         target = self.target.model_copy(update={"traffic": traffic})
         report, saved = run.validate(target, dataclasses.replace(self._options, first_prompt=self._sent))
@@ -254,7 +253,7 @@ class Loader:
             saved.parent.rmdir()
         (results / run_folder.LATEST).unlink(missing_ok=True)
         folder = str(kept_folder.relative_to(results))
-        point = build_point(report, load, time.monotonic() - start, folder)
+        point = build_point(report, load, folder)
         self._rate = point.requests_per_s / load
         return point.model_copy(update={"longer": times > 1}), report
 
@@ -293,7 +292,7 @@ def compute_least_time(report: Report) -> float:
     return soundness.MIN_TURNS * (report.metrics["e2e_ms"].p95 or 0.0) / 1000
 
 
-def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
+def build_point(report: Report, load: float, folder: str) -> Point:
     metrics, throughput = report.metrics, report.throughput
     rates = compute_lasting_rates(throughput, report.steady)
     growth = rates["requests_per_s"] / (throughput.requests_per_s or 1)
@@ -316,7 +315,7 @@ def build_point(report: Report, load: float, seconds: float, folder: str) -> Poi
         e2e_p50_ms=metrics["e2e_ms"].p50,
         e2e_p95_ms=metrics["e2e_ms"].p95,
         usd_per_thousand_requests=report.cost and report.cost.per_thousand_requests,
-        seconds=round(seconds, 1),
+        seconds=round(report.duration_s, 1),
         run=folder,
     )
 
