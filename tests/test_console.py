@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -79,6 +79,15 @@ def test_output_of_a_command_is_not_markup(tmp_path: Path, capsys: pytest.Captur
     argument = "[red]x[/nonsense]"
     console.run([sys.executable, "-c", "print(1)", argument], log=tmp_path / "x.log")
     assert shlex.quote(argument) in capsys.readouterr().err
+
+
+def test_cells_of_a_table_and_parts_of_a_group_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("[key]")
+    table.add_row("[a.example.com]")
+    table.add_row("a[/b]")
+    console.out.print(Group("runs/[a]/report.html", table))
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("runs/[a]/report.html", "[key]", "[a.example.com]", "a[/b]"))
 
 
 def test_a_summary_has_successful_steps_without_nested_ones() -> None:

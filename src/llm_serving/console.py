@@ -33,8 +33,8 @@ class _Console(Console):
         raise
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Render with text made safe; control sequences are rich's own."""
-        for segment in super().render(renderable, options):
+        """Render with text made safe; control sequences are rich's own. Cells and parts of a group are no markup."""
+        for segment in super().render(renderable, (options or self.options).update(markup=False)):
             yield segment if segment.control else Segment(make_safe(segment.text), segment.style)
 
 
@@ -137,11 +137,11 @@ def render_times(steps: Sequence[Step]) -> Table:
     table.add_column(justify="right")
     in_turn = [step for step in steps if not step.in_background]
     for step in in_turn:
-        table.add_row(escape(re.sub(r" \(.*", "", step.title)), f"{step.seconds:.1f} s")
-    table.add_row("[bold]Total[/bold]", f"[bold]{sum(step.seconds for step in in_turn):.1f} s[/bold]")
+        table.add_row(re.sub(r" \(.*", "", step.title), f"{step.seconds:.1f} s")
+    table.add_row("Total", f"{sum(step.seconds for step in in_turn):.1f} s", style="bold")
     for step in steps:
         if step.in_background:
-            table.add_row(f"[dim]In the background: {escape(step.title)}[/dim]", f"[dim]{step.seconds:.1f} s[/dim]")
+            table.add_row(f"In the background: {step.title}", f"{step.seconds:.1f} s", style="dim")
     return table
 
 

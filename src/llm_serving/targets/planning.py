@@ -149,4 +149,4 @@ def print_callers(name: str, callers: Iterable[str]) -> None:
 def print_notes(plan: DeploymentPlan) -> None:
     """Print what the user should know of the plan's decisions, to standard error."""
     for note in (*plan.deployment.notes, *plan.deployment.emulated):
-        console.err.print(f"[dim]{note}[/dim]")
+        console.err.print(note, style="dim", markup=False)

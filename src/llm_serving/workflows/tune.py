@@ -310,7 +310,7 @@ class _Session:
 
     def _deploy(self, trial: Trial) -> None:
         title = f"Configuration {trial.number} of {len(self.state.trials)}: {trial.title}"
-        console.err.print(f"[bold]{title}[/bold]", highlight=False)
+        console.err.print(title, style="bold", markup=False)
         self._write_blueprint(trial)
         self.deployed, self.deployed_at = trial, time.time()
         target = registry.load_target(self.job.target)

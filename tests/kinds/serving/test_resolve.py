@@ -228,8 +228,6 @@ def test_the_first_type_of_the_pool_that_fits_is_selected(tmp_path: Path) -> Non
 def test_the_deployment_lists_its_substitutions(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, _build_environment(emulated=("AWS is emulated.",)))
     assert deployment.notes == (
-        "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small gives each "
-        "replica of worker stay unused.",
         "The router's policy is load-aware, since by the blueprint's traffic its prompts share nothing.",
     )
     assert deployment.emulated == (

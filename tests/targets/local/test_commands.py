@@ -196,7 +196,7 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     assert f"curl {url}/v1/chat/completions" in out
     assert "The weights are random numbers" in out
     assert "blueprint destroy mine" in out
-    assert "the engine runs on CPU" in err
+    assert "The engine runs on this machine's CPU in place of" in err
 
     code, out, _ = run_cli("deploy", "mine", "--yes")
     assert code == 0

@@ -44,5 +44,5 @@ def switch(
     rendered = change.rendered or ("What is rendered stays the same.",)
     console.out.print("\n".join([*rendered, file, *change.lines]), markup=False, highlight=False)
     change.write()
-    folder_name = console.shorten_path(folder)
-    console.err.print(f"Next: blueprint deploy {folder_name} --fleet {console.shorten_path(fleet)} --target {target}")
+    names = [console.shorten_path(folder), "--fleet", console.shorten_path(fleet), "--target", target]
+    console.err.print(f"Next: {console.quote_command(['blueprint', 'deploy', *names])}", markup=False)

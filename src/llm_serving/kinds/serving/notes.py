@@ -116,17 +116,11 @@ def _describe_code_arguments(context: Context) -> Iterator[str]:
 
 
 def _describe_local_role(context: Context, placed: PlacedRole) -> Iterator[str]:
-    title, role, device = context.conventions.title, placed.role, placed.instance.accelerators
+    title, role = context.conventions.title, placed.role
     if context.blueprint.roles.takes_turns(placed.name):
         yield (
             f"On {title} all models of {placed.name} stay in memory: one that sleeps frees only what it has on "
             "an accelerator."
-        )
-    if device:
-        yield (
-            f"On {title} the engine runs on CPU; the {role.accelerators} x {device.name} of "
-            f"{placed.instance.name} that the pool {role.pool} gives each replica of {placed.name} "
-            "stay unused."
         )
     if role.replicas.min != role.replicas.max:
         replicas = compute_fixed_replicas(role).min
