@@ -112,11 +112,17 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
     if "helm" in tools:
         for variable in _HELM_CLUSTERS:
             os.environ.pop(variable, None)
-        _require_helm_version(str(shutil.which("helm")))
+        _read_helm_major(str(shutil.which("helm")))
+
+
+def list_restore_options() -> list[str]:
+    """List the options by which Helm restores what somebody has changed by hand, as Helm 3 does without any."""
+    is_old = _read_helm_major(str(shutil.which("helm"))) == HELM_MAJORS[0]
+    return [] if is_old else ["--server-side=true", "--force-conflicts"]
 
 
 @functools.cache  # a deploy has several parts that need it
-def _require_helm_version(program: str) -> None:
+def _read_helm_major(program: str) -> int:
     try:
         version = subprocess.run(
             [program, "version", "--short"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
@@ -127,6 +133,7 @@ def _require_helm_version(program: str) -> None:
     if not major or int(major[1]) not in HELM_MAJORS:
         supported = " and ".join(map(str, HELM_MAJORS))
         raise Unavailable(f'helm: "{version}": versions {supported} are supported. Fix: install one ({TOOLS["helm"]}).')
+    return int(major[1])
 
 
 def build_install_commands(fleet: Fleet, folder: Path, fleet_file: Path) -> list[Command]:

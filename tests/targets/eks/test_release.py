@@ -232,6 +232,23 @@ def test_what_somebody_has_changed_by_hand_is_shown_and_restored(
     assert run_cli("diff").out == "No changes\n"
 
 
+def test_helm_4_takes_back_what_somebody_has_changed_by_hand(
+    connected_cluster: ControlPlane, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a release that it has made, by server-side apply, Helm 4 upgrades no field that another program owns."""
+    program = Path(go_programs.find_or_build(go_programs.HELM_4))
+    uninstall(connected_cluster, "mine")
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    try:
+        assert run_cli("deploy", "--yes").code == 0
+        connected_cluster.patch(WORKERS, spec={"replicas": 0})
+        code, _, err = run_cli("deploy", "--yes")
+        assert code == 0, err
+        assert connected_cluster.read(DEPLOYMENT, "mine-worker", NAMESPACE)["spec"]["replicas"] == 2
+    finally:
+        uninstall(connected_cluster, "mine")
+
+
 def test_diff_does_not_overwrite_an_edited_rendered_file(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:

@@ -53,7 +53,8 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         pods.open_api(plan).apply(namespace.build_manifests(plan.deployment))
     try:
         with console.step(f"Upgrade release {plan.deployment.name}"):
-            helm.run(plan, "upgrade", str(helm.get_chart(plan)), "--install", "--values", str(values_file))
+            options = ["--install", "--values", str(values_file), *addons.list_restore_options()]
+            helm.run(plan, "upgrade", str(helm.get_chart(plan)), *options)
         readiness.wait_until_ready(plan)
         _run_chart_test(plan)
     except (CheckFailed, CommandFailed) as error:
@@ -193,7 +194,7 @@ def _roll_back(plan: DeploymentPlan, release: helm.Release) -> str:
                 _uninstall(plan)
             return f"{name} had no previous release and was removed"
         with console.step(f"Roll back to revision {release.revision}"):
-            helm.run(plan, "rollback", str(release.revision))
+            helm.run(plan, "rollback", str(release.revision), *addons.list_restore_options())
         readiness.wait_until_ready(plan)
     except (CheckFailed, CommandFailed, Unavailable) as error:
         return f"rollback failed: {error}"
