@@ -849,6 +849,17 @@ def test_an_error_names_no_route_of_other_teams(gateway: Running) -> None:
     assert not re.search("small|full", refused.value.message)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_mock_answers_messages_of_anthropic_s_clients(gateway: Running, is_stream: bool) -> None:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {gateway.get_key('search')}"}
+    data = json.dumps({"model": "small", "stream": is_stream, **MESSAGE}).encode()
+    request = urllib.request.Request(f"{gateway.deployment.url}/v1/messages", data, headers)
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        answer = response.read().decode()
+    assert "".join(re.findall(r'"text": ?"(.*?)"', answer)) == "A mock."
+    assert max(int(count) for count in re.findall(r'"(?:in|out)put_tokens": ?(\d+)', answer)) <= 20
+
+
 @pytest.mark.parametrize("is_in_result", [False, True])
 def test_a_document_of_text_reaches_the_engine_as_text(gateway: Running, is_in_result: bool) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "Water boils at 100 degrees."}

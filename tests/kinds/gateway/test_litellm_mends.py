@@ -23,6 +23,7 @@ NAMES = (
     "litellm.litellm_core_utils",
     "litellm.llms.anthropic.pass_through.adapters.handler",
     "litellm.llms.anthropic.pass_through.adapters.transformation",
+    "litellm.llms.anthropic.pass_through.messages",
     "litellm.llms.openai.completion.handler",
     "litellm.proxy",
     "litellm.proxy._types",

@@ -24,6 +24,7 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils import core_helpers
 from litellm.llms.anthropic.pass_through.adapters.handler import LiteLLMMessagesToCompletionTransformationHandler
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
+from litellm.llms.anthropic.pass_through.messages import handler as messages_handler
 from litellm.llms.openai.completion.handler import OpenAITextCompletion
 from litellm.proxy import _types, common_request_processing, tracing_endpoints
 from litellm.proxy._types import LiteLLMRoutes, ProxyException
@@ -135,6 +136,12 @@ def refuse_unreadable(translate: Callable[..., Any], /, *arguments: Any, **optio
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = "The request has another form in the API"
         raise BadRequestError(message=message, model="", llm_provider="") from error
+
+
+@mend(messages_handler, "GenericLiteLLMParams")
+def mock_chat(build: Callable[..., Any], /, **options: Any) -> Any:
+    """Let a mock answer messages as chats: LiteLLM's own has no stream, and 2,598 tokens for each."""
+    return build(**{**options, "mock_response": None})
 
 
 @mend(_types, "TokenCountRequest")
