@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from infra.constructs.task import NO_CAPABILITIES, ContainerDefinition, LogDestination
 from llm_serving import paths
 from llm_serving.catalog import images, signals
 from llm_serving.catalog.routers import REFUSED
 from llm_serving.services.service import Service
+from llm_serving.settings import own_yaml
 
 IMAGE = images.pin(images.COLLECTOR)
 
@@ -34,8 +36,7 @@ SCALE_TO_ZERO_METRICS = ("running", UP)
 
 INTERVAL_S = 15
 
-MAX_SAMPLES = 2000
-"""Most series of those metrics on a page: beyond them the collector takes nothing of it, and keeps its memory."""
+_COLLECTOR = own_yaml.read(Path(__file__).with_name("collector.yaml"))
 
 _UNREACHABLE = "127.0.0.1:9"
 """Where nothing listens: to read it is a 0 of `up`."""
@@ -98,37 +99,25 @@ def build_collector(service: Service, stream: MetricStream, logs: dict[str, obje
 
 def build_configuration(service: Service, stream: MetricStream) -> dict[str, object]:
     """Return the collector's configuration; JSON is YAML."""
-    names = [name for metric in select_metrics(service, stream).values() for name in metric.split("|")]
+    metrics = select_metrics(service, stream)
+    names = [name for metric in metrics.values() for name in metric.split("|")]
     scrapes = [_build_scrape(service.role, format_endpoint(service), stream, names, find_path(service))]
     if service.is_entry:
         # The sum of a role's `up` is 0 while it has no replica: a missing metric never triggers the alarm.
         scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]
-    processors = _build_processors(select_metrics(service, stream))
-    exporter = {
+    processors = _build_processors(metrics)
+    values = {
+        "scrapes": scrapes,
+        "processors": processors,
+        "processor_names": list(processors),
         "namespace": stream.namespace,
         "region": stream.region,
-        "log_group_name": stream.log_group,
-        "log_stream_name": service.name,
-        # A counter that comes into being with its first request says so, instead of with its second.
-        "retain_initial_value_of_delta_metric": True,
-        # Tasks of one role are one series: an average over them is one over replicas.
-        "dimension_rollup_option": "NoDimensionRollup",
-        "metric_declarations": [
-            {"dimensions": [["deployment", "role"]], "metric_name_selectors": [f"^{name}$" for name in names]}
-        ],
+        "log_group": stream.log_group,
+        "service": service.name,
+        "selectors": [f"^{name}$" for name in names],
     }
-    return {
-        "receivers": {"prometheus": {"config": {"scrape_configs": scrapes}}},
-        "processors": processors,
-        "exporters": {"awsemf": exporter},
-        "service": {
-            # A page that cannot be read is no news while an engine loads: `up` says it.
-            "telemetry": {"logs": {"level": "error"}},
-            "pipelines": {
-                "metrics": {"receivers": ["prometheus"], "processors": list(processors), "exporters": ["awsemf"]}
-            },
-        },
-    }
+    configuration: dict[str, object] = own_yaml.fill_values(_COLLECTOR["collector"], values)
+    return configuration
 
 
 def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
@@ -159,17 +148,17 @@ def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
 def _build_scrape(
     role: str, endpoint: str, stream: MetricStream, names: list[str], path: str = "/metrics"
 ) -> dict[str, object]:
-    return {
-        "job_name": role,
-        "scrape_interval": f"{INTERVAL_S}s",
-        "metrics_path": path,
-        "sample_limit": MAX_SAMPLES,
-        "static_configs": [{"targets": [endpoint], "labels": {"deployment": stream.deployment, "role": role}}],
-        "metric_relabel_configs": [
-            {"source_labels": ["__name__"], "regex": "|".join(names), "action": "keep"},
-            {"source_labels": ["error_type"], "regex": REFUSED, "action": "drop"},
-        ],
+    values = {
+        "role": role,
+        "deployment": stream.deployment,
+        "interval": f"{INTERVAL_S}s",
+        "path": path,
+        "targets": [endpoint],
+        "names": "|".join(names),
+        "refused": REFUSED,
     }
+    scrape: dict[str, object] = own_yaml.fill_values(_COLLECTOR["scrape"], values)
+    return scrape
 
 
 GROUP_PROGRAM = (paths.CHARTS / "inference" / "files" / "group.py").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
@@ -21,6 +22,7 @@ from llm_serving.settings import own_yaml
 from llm_serving.settings.plain import PlainData
 
 FILE = paths.CHARTS / "platform.yaml"
+_ALERT_ROUTES = Path(__file__).with_name("alert_routes.yaml")
 
 NODE_POOLS = "node-pools"
 QUEUES = "queues"
@@ -122,6 +124,9 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         return list(dict.fromkeys(group.pool for group in eks_groups if predicate(group)))
 
     registry = format_registry(eks.REGISTRY_ACCOUNTS[fleet.region], fleet.region)
+    # Empty leaves Alertmanager's own routes, which tell nobody.
+    routes = own_yaml.read(_ALERT_ROUTES) if fleet.alarms_to else {}
+    alerts = own_yaml.fill_values(routes, {"topic": fleet.alarms_to, "region": fleet.region})
     existing_network = fleet.network if isinstance(fleet.network, ExistingNetwork) else None
     return {
         "cluster": names.format_cluster_name(fleet),
@@ -135,7 +140,7 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         "internet": not fleet.is_closed,
         "vpc_id": existing_network.vpc if existing_network else "",
         "vpc_tags": {} if existing_network else names.build_vpc_tags(fleet),
-        "alerts": _build_alert_routes(fleet),
+        "alerts": alerts,
         "gpu_counters": _list_gpu_counters(),
         "gpu_pools": select_pools(lambda group: group.variant == "nvidia"),
         "nvidia_pools": select_pools(lambda group: group.variant == "nvidia" and group.os == "al2023"),
@@ -143,32 +148,6 @@ def _collect_values(fleet: Fleet) -> dict[str, Any]:
         "efa_pools": select_pools(lambda group: group.efa > 0),
         **log_outputs.build_values(fleet),
         "priorities": _compute_priorities(group for group in eks_groups if group.kind == "node-group"),
-    }
-
-
-_ALERT_LABELS = ("release", "role")
-"""By which the charts' alerts say whose they are."""
-
-
-def _build_alert_routes(fleet: Fleet) -> dict[str, Any]:
-    """Return how Alertmanager tells the fleet's topic; empty leaves the chart's own, which tells nobody.
-
-    It signs with its role, which the stack `eks` has. SNS refuses a subject of 100 characters or more, and
-    Alertmanager's own holds every label (prometheus/alertmanager#2781).
-    """
-    if not fleet.alarms_to:
-        return {}
-    subject = "{{ .Status | toUpper }} {{ .GroupLabels.alertname }} {{ .GroupLabels.release }}"
-    topic = {"topic_arn": fleet.alarms_to, "sigv4": {"region": fleet.region}, "subject": subject}
-    # The chart's own knows no releases: a critical alert of one would silence the warnings of all.
-    inhibited = {"target_matchers": ["severity = warning"], "equal": ["alertname", "namespace", *_ALERT_LABELS]}
-    return {
-        "inhibit_rules": [{"source_matchers": ["severity = critical"], **inhibited}],
-        "route": {
-            "group_by": ["alertname", *_ALERT_LABELS],
-            "routes": [{"receiver": "alarms-to", "matchers": ['severity =~ "warning|critical"']}],
-        },
-        "receivers": [{"name": "null"}, {"name": "alarms-to", "sns_configs": [topic]}],
     }
 
 

@@ -28,8 +28,6 @@ _CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "res
 _MAX_WEIGHT = 100
 """Largest weight of a NodePool: the first choice of a pool has it, and each further one less."""
 
-_NODE_POOL = Path(__file__).with_name("node_pool.yaml")
-
 
 def build(fleet: Fleet) -> list[Manifest]:
     """Return all of them, classes before the pools that name them."""
@@ -37,7 +35,11 @@ def build(fleet: Fleet) -> list[Manifest]:
     return [
         *(build_node_class(fleet, group) for group in karpenter_groups),
         *(build_node_pool(group) for group in karpenter_groups),
-        *(_build_node_overlay(group) for group in karpenter_groups if needs_overlay(group)),
+        *(
+            _fill("node_overlay", {"name": group.name, "huge_pages": f"{2 * EFA_HUGE_PAGES}Mi"})
+            for group in karpenter_groups
+            if needs_overlay(group)
+        ),
     ]
 
 
@@ -48,23 +50,18 @@ def needs_overlay(group: Group) -> bool:
 
 def build_node_class(fleet: Fleet, group: Group) -> Manifest:
     own_raid = group.os == "bottlerocket"  # Karpenter's leaves the folder of SOCI's snapshots on the slow volume
-    spec = {
-        **_build_image(fleet, group),
-        "instanceProfile": names.format_role_name(fleet.name, fleet.region, names.KARPENTER_NODE_PURPOSE),
-        "subnetSelectorTerms": list(_build_subnet_terms(fleet, group.zones)),
-        "securityGroupSelectorTerms": list(_build_security_group_terms(fleet, group)),
-        "blockDeviceMappings": list(_build_volumes(group)),
-        "metadataOptions": {
-            "httpEndpoint": "enabled",
-            "httpProtocolIPv6": "disabled",
-            "httpPutResponseHopLimit": 1,  # the instance itself and no pod on it
-            "httpTokens": "required",
-        },
-        "kubelet": {"maxPods": node_config.MAX_PODS},
-        "userData": node_config.render(group),
-        "detailedMonitoring": True,
+    values = {
+        "name": group.name,
+        "instance_profile": names.format_role_name(fleet.name, fleet.region, names.KARPENTER_NODE_PURPOSE),
+        "subnets": list(_build_subnet_terms(fleet, group.zones)),
+        "security_groups": list(_build_security_group_terms(fleet, group)),
+        "volumes": list(_build_volumes(group)),
+        "max_pods": node_config.MAX_PODS,
+        "user_data": node_config.render(group),
         "tags": {**names.build_tags(fleet), "pool": group.pool},
     }
+    manifest = _fill("node_class", values)
+    spec = {**_build_image(fleet, group), **manifest["spec"]}
     if group.nvme and not own_raid:
         spec["instanceStorePolicy"] = "RAID0"
     if group.efa:
@@ -76,12 +73,7 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
         spec["placementGroupSelector"] = {"name": names.format_placement_group_name(fleet.name, group.placement_group)}
     if group.purchase_option in RESERVED_OPTIONS:
         spec["capacityReservationSelectorTerms"] = [_build_reservation_term(fleet, group)]
-    return {
-        "apiVersion": "karpenter.k8s.aws/v1",
-        "kind": "EC2NodeClass",
-        "metadata": {"name": group.name},
-        "spec": spec,
-    }
+    return {**manifest, "spec": spec}
 
 
 def build_node_pool(group: Group) -> Manifest:
@@ -94,21 +86,12 @@ def build_node_pool(group: Group) -> Manifest:
         "requirements": list(_build_requirements(group)),
         "taints": [asdict(taint) for taint in group.taints],
     }
-    manifest: Manifest = own_yaml.fill_values(own_yaml.read(_NODE_POOL), values)
+    return _fill("node_pool", values)
+
+
+def _fill(name: str, values: dict[str, Any]) -> Manifest:
+    manifest: Manifest = own_yaml.fill_values(own_yaml.read(Path(__file__).with_name(f"{name}.yaml")), values)
     return manifest
-
-
-def _build_node_overlay(group: Group) -> Manifest:
-    """Return what EFA's driver sets aside on each node: without it Karpenter starts none for a pod that asks for it."""
-    return {
-        "apiVersion": "karpenter.sh/v1alpha1",
-        "kind": "NodeOverlay",
-        "metadata": {"name": group.name},
-        "spec": {
-            "requirements": [{"key": "karpenter.sh/nodepool", "operator": "In", "values": [group.name]}],
-            "capacity": {"hugepages-2Mi": f"{2 * EFA_HUGE_PAGES}Mi"},
-        },
-    }
 
 
 def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:

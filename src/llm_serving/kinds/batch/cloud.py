@@ -13,7 +13,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.kinds.batch import worker_settings
 from llm_serving.kinds.batch.blueprint import SECURITY_GROUP, Blueprint, Schedule
-from llm_serving.kinds.batch.stack import BatchStack, ResultsTable, StackSchedule
+from llm_serving.kinds.batch.stack import BatchStack, ResultsTable
 from llm_serving.services import addresses, orchestrators, team_keys
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.environment import Environment
@@ -197,10 +197,10 @@ def _find_unfit_pool(settings: Blueprint, fleet: Fleet, environment: Environment
         yield Conflict(key_path, reason, f"use one of {', '.join(fitting)}, or no pool", pool)
 
 
-def _complete_schedule(settings: Blueprint, schedule: Schedule) -> StackSchedule:
+def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:
     team = schedule.team or next(iter(settings.teams))
     priority = schedule.priority or settings.teams[team].priority
-    return StackSchedule(at=schedule.at, time_zone=schedule.time_zone, file=schedule.file, team=team, priority=priority)
+    return schedule.model_copy(update={"team": team, "priority": priority})
 
 
 def _find_long_rules(settings: Blueprint, workflow: str, name: str) -> Iterator[Conflict]:

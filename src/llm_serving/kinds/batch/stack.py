@@ -9,23 +9,11 @@ from pydantic import Field
 
 from llm_serving.fleet.model import Name
 from llm_serving.fleet.pool import Orchestrator
+from llm_serving.kinds.batch.blueprint import Schedule
 from llm_serving.services.rendered import S3Location
 from llm_serving.settings.document import AllowSingleItem, Settings
 
 STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
-
-
-class StackSchedule(Settings):
-    """A file that becomes a job again and again."""
-
-    at: str
-    """cron(...) or rate(...) of EventBridge Scheduler."""
-
-    time_zone: str = "UTC"
-
-    file: str
-    team: Name
-    priority: str
 
 
 class ResultsTable(Settings):
@@ -66,4 +54,5 @@ class BatchStack(Settings):
     results_table: ResultsTable | None = None
     """None where results are no Parquet."""
 
-    schedules: dict[Name, StackSchedule] = Field(default_factory=dict)
+    schedules: dict[Name, Schedule] = Field(default_factory=dict)
+    """Each with its team and priority."""
