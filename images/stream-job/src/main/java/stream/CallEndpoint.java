@@ -87,6 +87,8 @@ final class CallEndpoint extends ChatFunction<Request, Outcome> {
     protected LlmClient openClient() {
         Settings.Endpoint endpoint = settings.endpoint();
         LlmClient.Builder builder = LlmClient.builder(endpoint.url())
+                // Many calls at once, as after a restart, take a busy task longer to connect than the default of a second.
+                .connectTimeout(Duration.ofMillis(endpoint.deadlineMs()))
                 .retries(endpoint.attempts() - 1, RETRY_SHARE)
                 .circuit(Integer.MAX_VALUE, Duration.ZERO) // each event is asked for: Kafka keeps what has to wait
                 .requestIds(() -> eventId)
