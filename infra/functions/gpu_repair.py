@@ -173,8 +173,9 @@ before this one ends."""
 END_LIMIT = 2 * DRAIN_LIMIT
 """Time after which it ends with the tasks that no signal stops: a process that waits for a dead GPU takes none.
 
-Managed draining would hold the instance for 48 hours, and with it the limit of its pool and zone. Source: AWS, "Easier
-EC2 instance maintenance with managed draining for Amazon ECS capacity providers", community.aws, 2024-01-26.
+Managed draining would hold the instance for 48 hours, and with it the limit of its pool and zone; and so it does with a
+broken one that a refresh ends. Source: AWS, "Easier EC2 instance maintenance with managed draining for Amazon ECS
+capacity providers", community.aws, 2024-01-26.
 """
 
 MAX_DRAINED = 10
@@ -194,7 +195,8 @@ STOP_TAG = "gpu-repair"
 this function and no person suspends its starts."""
 
 DRAIN_ATTRIBUTE = "gpu-repair-drains-since"
-"""Attribute of a container instance: when this function drained it, in seconds since 1970."""
+"""Attribute of a container instance: when this function drained it, or saw a broken one that its group ends, in seconds
+since 1970."""
 
 LOST_ATTRIBUTE = "gpu-repair-agent-lost-since"
 """Attribute of a container instance: when its agent was seen disconnected, in seconds since 1970; 0 once it is back."""
@@ -297,6 +299,9 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
         _drain(ecs, cluster, instance, now)
         _end_instance(autoscaling, instance)
     for instance in instances:
+        is_unmarked = instance.draining and not instance.drains_since and _is_broken(instance)
+        if is_unmarked and _list_held(autoscaling, instance):
+            _put_time(ecs, cluster, instance, DRAIN_ATTRIBUTE, now)
         if instance.draining and instance.drains_since:
             _end_instance(autoscaling, instance)
             if now - instance.drains_since > DRAIN_LIMIT:
@@ -410,17 +415,21 @@ def _stop_tasks(ecs: Any, cluster: str, instance: Instance, reason: str) -> None
             ecs.stop_task(cluster=cluster, task=task, reason=reason)
 
 
+def _list_held(autoscaling: Any, instance: Instance) -> list[Any]:
+    """Return the instance's state in its Auto Scaling group, where that ends it and managed draining holds it."""
+    described = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance.instance_id])
+    return [state for state in described["AutoScalingInstances"] if state["LifecycleState"] == "Terminating:Wait"]
+
+
 def _release(autoscaling: Any, instance: Instance) -> None:
     """Have the Auto Scaling group end an instance that managed draining holds."""
-    described = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance.instance_id])
-    for state in described["AutoScalingInstances"]:
-        if state["LifecycleState"] == "Terminating:Wait":
-            autoscaling.complete_lifecycle_action(
-                AutoScalingGroupName=state["AutoScalingGroupName"],
-                LifecycleHookName=DRAIN_HOOK,
-                InstanceId=instance.instance_id,
-                LifecycleActionResult="CONTINUE",
-            )
+    for state in _list_held(autoscaling, instance):
+        autoscaling.complete_lifecycle_action(
+            AutoScalingGroupName=state["AutoScalingGroupName"],
+            LifecycleHookName=DRAIN_HOOK,
+            InstanceId=instance.instance_id,
+            LifecycleActionResult="CONTINUE",
+        )
 
 
 def _watch_blocks(ec2: Any, autoscaling: Any, blocks: Sequence[Mapping[str, str]], now: datetime.datetime) -> set[str]:

@@ -339,25 +339,32 @@ def test_a_capacity_block_s_instances_start_with_it_and_are_drained_with_their_t
     assert set(cluster.drained.values()) == {1}
 
 
+@pytest.fixture
+def released(cluster: FaultyCluster) -> list[Any]:
+    """Requests that end the hold of managed draining; moto knows no hooks."""
+    requests: list[Any] = []
+
+    def complete(model: Any, params: Mapping[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+        requests.append(params["body"])
+        return AWSResponse("", 200, {}, None), {}
+
+    cluster.clients["autoscaling"].meta.events.register("before-call.autoscaling.CompleteLifecycleAction", complete)
+    return requests
+
+
 def test_an_instance_whose_tasks_do_not_stop_is_released_from_managed_draining(
-    cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FaultyCluster, released: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two that are drained, ECS holds the first only; moto knows no hooks."""
+    """Of two that are drained, ECS holds the first only."""
     held, other = cluster.list_group("ranking-a")[0], cluster.list_group("large-b")[0]
-    released: list[Any] = []
 
     def hold(parsed: dict[str, Any], **_: Any) -> None:
         for state in parsed["AutoScalingInstances"]:
             if state["InstanceId"] == held and state["HealthStatus"].upper() == "UNHEALTHY":
                 state["LifecycleState"] = "Terminating:Wait"
 
-    def complete(model: Any, params: Mapping[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
-        released.append(params["body"])
-        return AWSResponse("", 200, {}, None), {}
-
     events = cluster.clients["autoscaling"].meta.events
     events.register("after-call.autoscaling.DescribeAutoScalingInstances", hold)
-    events.register("before-call.autoscaling.CompleteLifecycleAction", complete)
     for instance_id in (held, other):
         cluster.fail(instance_id)
     cluster.handle()
@@ -368,6 +375,32 @@ def test_an_instance_whose_tasks_do_not_stop_is_released_from_managed_draining(
     [body] = released
     assert (body["InstanceId"], body["AutoScalingGroupName"]) == (held, "ranking-a")
     assert (body["LifecycleHookName"], body["LifecycleActionResult"]) == (gpu_repair.DRAIN_HOOK, "CONTINUE")
+
+
+def test_a_broken_instance_that_a_refresh_ends_is_released_too_and_one_that_a_person_drains_is_left(
+    cluster: FaultyCluster, released: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, inspected = cluster.list_group("ranking-a")[0], cluster.list_group("large-b")[0]
+
+    def hold(parsed: dict[str, Any], **_: Any) -> None:
+        for state in parsed["AutoScalingInstances"]:
+            if state["InstanceId"] == ended:
+                state["LifecycleState"] = "Terminating:Wait"
+
+    events = cluster.clients["autoscaling"].meta.events
+    events.register("after-call.autoscaling.DescribeAutoScalingInstances", hold)
+    arns = [cluster.describe()[instance_id]["containerInstanceArn"] for instance_id in (ended, inspected)]
+    cluster.clients["ecs"].update_container_instances_state(cluster="demo", containerInstances=arns, status="DRAINING")
+    cluster.handle()
+    monkeypatch.setattr(gpu_repair, "END_LIMIT", datetime.timedelta(seconds=-1))
+    cluster.handle()
+    assert not released, "neither is broken"
+    for instance_id in (ended, inspected):
+        cluster.fail(instance_id)
+    cluster.handle()
+    cluster.handle()
+    assert [body["InstanceId"] for body in released] == [ended]
+    assert cluster.list_unhealthy() == []
 
 
 def test_a_storm_replaces_nothing_until_a_person_takes_the_tag_away(
