@@ -112,3 +112,15 @@ def test_a_reason_comes_with_its_fix() -> None:
     assert {"pattern", "kind", "target", "fleet", "engine", "framework", "pool", "preset", "reason", "note"} == set(
         cell.build_payload()
     )
+
+
+def test_no_name_is_cut_beside_cells_with_many_reasons() -> None:
+    reasons = tuple(f"reason {number}" for number in range(5))
+    cells = [
+        replace(cell, engine="tensorrt-llm", framework="dynamo", reasons=reasons if cell.target == "ecs" else ())
+        for cell in build_cells()
+    ]
+    lines = render(80, cells)
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines)
+    assert any(line.startswith(" tensorrt-llm, dynamo ") for line in lines)

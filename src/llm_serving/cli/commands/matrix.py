@@ -10,7 +10,7 @@ from rich import box
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from llm_serving import console
@@ -60,7 +60,8 @@ class MatrixTable:
         yield Group(Text(self._format_summary()), self._render_reasons(options.max_width))
 
     def _render_table(self, headings: Sequence[str]) -> Table:
-        table = Table("pattern", "target", *headings, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        names = [Column(name, no_wrap=True) for name in ("pattern", "target")]  # the reasons wrap; no name is cut
+        table = Table(*names, *headings, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for cells in self.choices.values():
             if all(cell.reasons for cell in cells):
                 continue
