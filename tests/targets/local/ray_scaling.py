@@ -1,9 +1,9 @@
 """Puts a load on a deployment of Ray Serve that only waits, and prints how many replicas it has before, in and after it.
 
-    python ray_scaling.py ADDRESS AUTOSCALING
+    python ray_scaling.py FOLDER AUTOSCALING
 
-ADDRESS is Ray's head, AUTOSCALING what Serve takes as `autoscaling_config`, as JSON; its delays are left out. The load is
-two and a half times the requests under way that one replica is to have. Ray's own environment runs this.
+FOLDER is for Ray's own files, AUTOSCALING what Serve takes as `autoscaling_config`, as JSON; its delays are left out. The
+load is two and a half times the requests under way that one replica is to have. Ray's own environment runs this.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 LIMIT_S, STILL_S = 240, 6
 """Longest wait for a count; how long it must stay: longer than what Serve looks back on, and then waits, by FAST."""
 
+OBJECT_STORE_BYTES = 80_000_000
+"""About the least that Ray takes."""
+
 FAST = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 3, "metrics_interval_s": 1}
 
 
@@ -28,14 +31,22 @@ class Waiter:
         await importlib.import_module("asyncio").sleep(seconds)
 
 
-def main(address: str, autoscaling: dict[str, Any]) -> None:
-    """Deploy, load and remove it."""
+def main(folder: str, autoscaling: dict[str, Any]) -> None:
+    """Deploy, load and remove it, on a node that ends with this process."""
     ray, serve = importlib.import_module("ray"), importlib.import_module("ray.serve")
-    ray.init(address=address, _node_ip_address=address.rpartition(":")[0], log_to_driver=False)
+    ray.init(
+        num_cpus=1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=folder,
+    )
+    serve.start(proxy_location="Disabled")  # its port may be another's
     target = autoscaling["target_ongoing_requests"]
     options = {"autoscaling_config": {**autoscaling, **FAST}, "ray_actor_options": {"num_cpus": 0}}
     application = serve.deployment(Waiter).options(name="waiter", max_ongoing_requests=2 * target, **options).bind()
-    handle = serve.run(application, name="scaling", route_prefix="/scaling")
+    handle = serve.run(application, name="scaling", route_prefix=None)
 
     # What `serve.status()` reads, which would import the classes that other applications name: the engine too.
     client = importlib.import_module("ray.serve.context")._get_global_client()

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
-import os
 import re
 import subprocess
 import time
@@ -21,9 +19,8 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_setups
+from llm_serving.targets.local import deploy
 from tests import serving
-from tests.kinds.serving.frameworks import test_ray as rendered
 
 REPLICA = "ray::ServeReplica:llm:LLMServer:"
 """What a replica's process calls itself, before the model's name."""
@@ -111,20 +108,6 @@ def test_a_model_whose_replica_is_full_refuses_more_while_the_other_answers(plan
 def test_a_prompt_goes_where_its_beginning_was_seen(plan: DeploymentPlan) -> None:
     *others, chosen = serving.repeat_prompt(plan, "The router sends a request to the worker that has seen it. " * 20, 6)
     assert others == [0, 0] and chosen >= 5 * 128, "five of six found whole blocks, all of them at one replica"
-
-
-def test_replicas_follow_the_requests_under_way_as_rendered_for_eks(plan: DeploymentPlan, tmp_path: Path) -> None:
-    """Of a deployment without an engine, which costs little: what Ray counts is the same."""
-    [llm_config] = rendered.get_args(rendered.resolve(tmp_path, rendered.format_blueprint()))["llm_configs"]
-    scaling = llm_config["deployment_config"]["autoscaling_config"]
-    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
-    setup, head = engine_setups.find("vllm", "ray"), plan.deployment.services[-1]
-    program = Path(__file__).with_name("ray_scaling.py")
-    command = [str(setup.executables / "python3"), str(program), head.command[3], json.dumps(scaling)]
-    environment = {name: os.environ[name] for name in ("PATH", "HOME")} | head.env
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout.splitlines()[-1]) == {"idle": 1, "loaded": 3, "idle again": 1}
 
 
 def test_killed_replicas_of_both_models_are_replaced_while_one_of_the_first_answers(plan: DeploymentPlan) -> None:
