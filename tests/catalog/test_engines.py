@@ -137,10 +137,12 @@ CASES = [
 
 def _list_serving_deployments() -> list[ServingDeployment]:
     """Every cell of the matrix that has engines behind a router, whose command lines no framework turns into others."""
+    rows = frameworks.load_frameworks()
     return [
         cell.deployment
         for cell in matrix_cells.build_all()
-        if isinstance(cell.deployment, ServingDeployment) and not frameworks.load_frameworks()[cell.framework].module
+        if isinstance(cell.deployment, ServingDeployment)
+        and not (rows[cell.framework].module or rows[cell.framework].config)
     ]
 
 

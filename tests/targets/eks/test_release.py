@@ -464,21 +464,33 @@ def test_status_logs_and_deploy_distinguish_pending_pods_from_running_ones(
     run_cli: RunCli,
     expire_when: Callable[..., None],
 ) -> None:
-    expire_when(f"worker {GPUS} of {GPUS + 1}")
+    expire_when("worker 1 of 2")
     connected_cluster.pods_log.write_text("2026-11-01T00:00:00.000000000Z stdout F Uvicorn running\n")
-    connected_cluster.patch(WORKERS, spec={"replicas": GPUS + 1})
+    gone, _ = list_pods(connected_cluster)["worker"]
+
+    def wait_for(ready: int) -> None:
+        def is_seen() -> bool:
+            deployment = connected_cluster.read(DEPLOYMENT, "mine-worker", NAMESPACE)
+            return bool(deployment["status"].get("readyReplicas") == ready)
+
+        processes.wait_until(is_seen, "the deployment's controller", 90)
+
+    cordon(connected_cluster, is_on=True)
     try:
+        connected_cluster.remove(gone)
+        wait_for(1)
         code, _, err = run_cli("deploy", "--yes")
         assert code == 1, "nothing is to be changed, and still it is not up"
-        assert f"worker {GPUS} of {GPUS + 1}" in err
+        assert "worker 1 of 2" in err
         code, out, err = run_cli("status", "--json")
         assert (code, err.splitlines()[-1]) == (1, "mine: not ready: worker")
         states = [member["state"] for member in json.loads(out)["members"] if member["role"] == "worker"]
-        assert states.count("ready") == GPUS
+        assert states.count("ready") == 1
         code, out, _ = run_cli("logs", "worker", "--lines", "1")
-        assert (code, out.count("/engine] Uvicorn running\n")) == (0, GPUS)
+        assert (code, out.count("/engine] Uvicorn running\n")) == (0, 1)
     finally:
-        connected_cluster.patch(WORKERS, spec={"replicas": 2})
+        cordon(connected_cluster, is_on=False)
+        wait_for(2)
 
 
 def test_an_adapter_is_changed_in_every_pod_of_a_role_and_a_failure_names_its_pod(

@@ -154,7 +154,7 @@ def test_the_rate_of_users_is_held_against_its_minimum_without_ramp_and_end(
     assert (built.verdict, round(built.throughput.requests_per_s, 1)) == (verdict, 8.4)
     is_steady, page = traffic.get("users") == 20, html_report.render(built, samples)
     assert ("8.40, 10 without ramp and drain" in page, "8.40 without" in page) == (is_steady, False)
-    point = sweep.build_point(built, 20, 12, "")
+    point = sweep.build_point(built, 20, "")
     lasting = 8.4 if built.steady is None else 10
     assert (point.requests_per_s, point.output_tokens_per_s) == pytest.approx((lasting, 4 * lasting), rel=0.01)
 
