@@ -24,7 +24,6 @@ URL = "/v1/chat/completions"
 """Path of all rows that can run."""
 
 _REQUEST_TIMEOUT_S = 120.0
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), api_key.NoRedirects)
 
 
 def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
@@ -37,7 +36,7 @@ def send(endpoint_url: str, body: bytes) -> Mapping[str, int]:
     headers = {"Content-Type": "application/json", **api_key.build_headers(endpoint_url)}
     request = urllib.request.Request(f"{endpoint_url}{URL}", body, headers)
     try:
-        with _OPENER.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
+        with api_key.OPENER.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
             usage = untrusted_json.parse(response.read())["usage"]
             return {name: int(usage[name]) for name in ("prompt_tokens", "completion_tokens")}
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
