@@ -181,10 +181,15 @@ class AwsSession:
             return self._create_client(service, config)
 
     def _create_client(self, service: str, settings: Any = None) -> Any:
-        found = self.find_endpoint(service)
-        retries = {"total_max_attempts": 3, "mode": "standard"}
-        config = build_config(found, connect_timeout=5, read_timeout=20, retries=retries, max_pool_connections=16)
-        endpoint = None if self._env is None else found
+        custom_endpoint = self.find_endpoint(service)
+        config = build_config(
+            custom_endpoint,
+            connect_timeout=5,
+            read_timeout=20,
+            retries={"total_max_attempts": 3, "mode": "standard"},
+            max_pool_connections=16,
+        )
+        endpoint = None if self._env is None else custom_endpoint
         config = config.merge(settings) if settings else config
         return self._open().client(service, region_name=self.region, endpoint_url=endpoint, config=config)
 

@@ -43,6 +43,6 @@ def build_values(fleet: Fleet) -> dict[str, Any]:
         "host": fleet.logs.to,
         "index": f"{fleet.name}-{PREFIX}",
     }
-    own = {CLOUDWATCH: "log_group", S3: "log_bucket", None: None}.get(fleet.logs.to, "log_domain")
+    chosen = {CLOUDWATCH: "log_group", S3: "log_bucket", None: None}.get(fleet.logs.to, "log_domain")
     outputs: dict[str, Any] = own_yaml.fill_values(own_yaml.read(_FILE), values)
-    return {name: output if name == own else {"enabled": False} for name, output in outputs.items()}
+    return {name: output if name == chosen else {"enabled": False} for name, output in outputs.items()}

@@ -150,9 +150,10 @@ def _list_empty(deployed: EcsDeployment, running: Container[str]) -> Iterator[Re
     """Yield a row for each service without a task that ECS should run, such as one that it gave up."""
     empty = [row for row in deployed.rendered.services if row.replicas.min and row.name not in running]
     with clients.ignore_errors("ClusterNotFoundException"):
-        found = {row["serviceName"]: row["deployments"] for row in deployed.describe_services()} if empty else {}
+        described = deployed.describe_services() if empty else ()
+        deployments = {row["serviceName"]: row["deployments"] for row in described}
         for service in empty:
-            rollouts = [rollout for name in deployed.list_service_names(service) for rollout in found.get(name, ())]
+            rollouts = [row for name in deployed.list_service_names(service) for row in deployments.get(name, ())]
             if rollouts:
                 failed = [row for row in rollouts if row.get("rolloutState") == "FAILED"]
                 reason = (failed[0].get("rolloutStateReason") or "failed") if failed else "no task"
@@ -196,10 +197,10 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
         console.print_log(line)
     if not (last_lines or follow) and lines:
         raise replicas.build_no_logs(plan, role)
-    asked, shown = start, dict[str, dict[str, Any]]()
+    last_read, shown = start, dict[str, dict[str, Any]]()
     while follow:
         time.sleep(_POLL_INTERVAL_S)
-        since, asked = max(start, asked - _LATE_S), time.time()
+        since, last_read = max(start, last_read - _LATE_S), time.time()
         events = {event["eventId"]: event for event in deployed.list_events(role, int(since * 1000))}
         for event in (event for event_id, event in events.items() if event_id not in shown):
             console.print_log(_format_line(event["logStreamName"], event["message"]))
