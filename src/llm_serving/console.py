@@ -42,7 +42,9 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 out = _Console(highlight=False, emoji=False, soft_wrap=True)
 err = _Console(highlight=False, emoji=False, soft_wrap=True, stderr=True)
-out.width = max(80, out.width)  # a narrower terminal wraps the lines of a table, which would be cut
+if out.width < 80:  # a narrower terminal wraps the lines of tables and of typer's helps, which would be cut
+    out.width = 80
+    os.environ["TERMINAL_WIDTH"] = "80"
 
 
 def print_log(line: str, end: str = "\n") -> None:

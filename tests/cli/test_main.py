@@ -275,6 +275,18 @@ def test_every_commands_help_fits_80_columns(
     assert widths["120"] > 80, "it heeds the width"
 
 
+@pytest.mark.parametrize("line", ["blueprint --help", "blueprint model fit --help"])
+def test_a_help_below_80_columns_is_that_of_80_for_the_terminal_to_wrap(line: str) -> None:
+    helps = [run_shell(line, COLUMNS=columns).stdout for columns in ("40", "80", "100")]
+    assert helps[0] == helps[1] != helps[2]
+
+
+def test_standard_output_in_ascii_shows_other_characters_by_their_codes() -> None:
+    result = run_shell("blueprint matrix", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert r"yes\u2020: rendered, not run" in " ".join(result.stdout.split())
+
+
 def test_an_unknown_target_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["check", "blueprints/aggregated", "--target", "mars"]) == 2
     assert capsys.readouterr().err == '--target: "mars": there is no such target. Fix: use ecs or eks or local.\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -116,6 +117,8 @@ def set_options(debug: bool = typer.Option(False, "--debug", envvar=DEBUG, help=
 def main() -> None:
     """Run the command line and exit."""
     startup.defer_garbage_collection()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python's standard error, where it is not UTF-8
     sys.exit(run(sys.argv[1:]))
 
 
