@@ -81,8 +81,9 @@ ACTIONS = {
     "aws_subnet": ("ec2:CreateSubnet",),
     "aws_vpc": ("ec2:CreateVpc", "ec2:ModifyVpcAttribute"),
     "aws_vpc_endpoint": ("ec2:CreateVpcEndpoint",),
-    "aws_vpc_security_group_egress_rule": ("ec2:AuthorizeSecurityGroupEgress",),
-    "aws_vpc_security_group_ingress_rule": ("ec2:AuthorizeSecurityGroupIngress",),
+    # A rule of another port, range or description changes in place.
+    "aws_vpc_security_group_egress_rule": ("ec2:AuthorizeSecurityGroupEgress", "ec2:ModifySecurityGroupRules"),
+    "aws_vpc_security_group_ingress_rule": ("ec2:AuthorizeSecurityGroupIngress", "ec2:ModifySecurityGroupRules"),
     "aws_appautoscaling_policy": ("application-autoscaling:PutScalingPolicy",),
     "aws_appautoscaling_scheduled_action": ("application-autoscaling:PutScheduledAction",),
     "aws_appautoscaling_target": (

@@ -8,6 +8,7 @@ import pytest
 
 from llm_serving.aws.preflight import identity, permissions
 from llm_serving.aws.preflight.identity import Identity
+from llm_serving.catalog import account_needs
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError, Unavailable
 
@@ -38,7 +39,7 @@ def _stub_simulation(stubbed_aws: Any, decide: Any, boundary: str | None = None)
 
 def _list_asked(fleet: Fleet) -> set[str]:
     parts = (*permissions.list_actions_by_part(fleet).values(), *permissions.list_actions_by_kind(fleet).values())
-    return {action for part in parts for action in part}
+    return {action for part in (*parts, account_needs.load_fleet().permissions["with_data"]) for action in part}
 
 
 @pytest.fixture
@@ -62,11 +63,12 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
         "permission to create storage",
         "permission to create instances",
         "permission to create EKS",
+        "permission to delete data",
         "permission to deploy kind: batch",
         "permission to deploy kind: gateway",
     ]
     assert {line.status for line in lines.values()} == {"pass"}
-    assert lines["permission to create network"].message.startswith("all 50 ")
+    assert lines["permission to create network"].message.startswith("all 53 ")
 
 
 def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:
@@ -88,6 +90,8 @@ def test_a_service_control_policy_that_denies_fails(simulate_permissions: Any) -
 def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "implicitDeny"})
     kinds = {kind: lines.pop(f"permission to deploy kind: {kind}") for kind in ("batch", "gateway")}
+    data = lines.pop("permission to delete data")
+    assert (data.status, data.fix.split(": ")[0]) == ("warn", "only if you run blueprint fleet destroy --with-data")
     assert {line.status for line in lines.values()} == {"fail"}
     for kind, line in kinds.items():
         assert line.status == "warn"
@@ -233,8 +237,9 @@ _API_NAMES = {"states": "stepfunctions", "elasticloadbalancing": "elbv2"}
 """AWS's own name of an API, by IAM's prefix of its actions."""
 
 _FURTHER = (
-    ("Add", "Remove"), ("Associate", "Disassociate"), ("Attach", "Detach"), ("Authorize", "Revoke"),
-    ("Create", "Delete"), ("Create", "Modify"), ("Create", "Update"), ("Put", "Delete"), ("Register", "Deregister"),
+    ("Add", "Remove"), ("AddTagsTo", "RemoveTagsFrom"), ("Associate", "Disassociate"), ("Attach", "Detach"),
+    ("Authorize", "Revoke"), ("Create", "Delete"), ("Create", "Modify"), ("Create", "Update"), ("Put", "Delete"),
+    ("Register", "Deregister"), ("Tag", "Untag"),
 )  # fmt: skip
 """How actions begin that make things, and those that change or end them."""
 
@@ -260,5 +265,5 @@ def test_every_action_of_the_table_exists_in_its_service(read_fleet: Any) -> Non
             operations = loader.load_service_model(service, "service-2")["operations"]
             assert name in operations, action
             further = {name.replace(verb, other, 1) for verb, other in _FURTHER if name.startswith(verb)}
-            unasked |= {f"{prefix}:{other}" for other in further & operations.keys() if "Tag" not in other} - asked
+            unasked |= {f"{prefix}:{other}" for other in further & operations.keys()} - asked
     assert unasked == _NEVER_ASKED, "who may make a thing may change and end it"

@@ -88,7 +88,12 @@ def build_group_payloads(groups: Sequence[CheckGroup]) -> list[dict[str, Any]]:
 
 def build_kind_result(result: CheckResult, kind: str) -> CheckResult:
     """Return a result for a kind of work: never a failure, because a fleet need not carry every kind."""
-    fix = f"only if you deploy blueprints of kind: {kind}: {result.fix}"
+    return build_optional_result(result, f"deploy blueprints of kind: {kind}")
+
+
+def build_optional_result(result: CheckResult, work: str) -> CheckResult:
+    """Return a result for what not everybody does: never a failure."""
+    fix = f"only if you {work}: {result.fix}"
     return result if result.status == "pass" else replace(result, status="warn", fix=fix)
 
 

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from llm_serving.aws import session as session
 from llm_serving.aws.preflight import permissions
-from llm_serving.aws.preflight.check import Check, CheckResult, build_kind_result, build_unknown_result
+from llm_serving.aws.preflight.check import (
+    Check,
+    CheckResult,
+    build_kind_result,
+    build_optional_result,
+    build_unknown_result,
+)
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import account_needs
 from llm_serving.catalog.account_needs import ServiceRole
@@ -146,17 +152,19 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
         reason = f"IAM's simulator takes users and roles, and this is {caller.name}"
         return [build_unknown_result("permissions", reason, "sign in as a role to check them")]
     actions_by_part, actions_by_kind = permissions.list_actions_by_part(fleet), permissions.list_actions_by_kind(fleet)
-    actions = {*chain(*actions_by_part.values(), *actions_by_kind.values())}
+    data_actions = account_needs.load_fleet().permissions["with_data"]
+    actions = {*chain(data_actions, *actions_by_part.values(), *actions_by_kind.values())}
     decisions = _simulate(aws, principal_arn, actions, fleet.permissions_boundary)
     parts = [
         _build_part_result(f"permission to create {part}", actions, decisions)
         for part, actions in actions_by_part.items()
     ]
+    data_result = _build_part_result("permission to delete data", data_actions, decisions)
     kinds = [
         build_kind_result(_build_part_result(f"permission to deploy kind: {kind}", actions, decisions), kind)
         for kind, actions in actions_by_kind.items()
     ]
-    return [*parts, *kinds]
+    return [*parts, build_optional_result(data_result, "run blueprint fleet destroy --with-data"), *kinds]
 
 
 def _simulate(aws: AwsSession, principal_arn: str, actions: Collection[str], boundary: str | None) -> dict[str, Any]:
