@@ -401,7 +401,7 @@ def test_the_months_add_up_to_what_a_deployment_cost(gateway: Running) -> None:
         "2025-12-02": 600,
     }
     values = ", ".join(f"""('past', '{at}+00', 3.6, '{{"engine": {tokens}}}')""" for at, tokens in rows.items())
-    database.execute(gateway.login, f"INSERT INTO {meter.TABLE} VALUES {values}")
+    database.execute(gateway.login, f"INSERT INTO blueprint_meter VALUES {values}")
 
     def sum_usd(period: usage.Period) -> float:
         lines = usage.build_rows(usage.read(gateway.login, period, "edge"), ("deployment",))
@@ -1442,7 +1442,11 @@ def test_a_budget_that_is_nearly_spent_is_in_the_audit_once(gateway: Running) ->
 
 
 def test_what_is_older_than_the_audit_keeps_is_deleted(gateway: Running) -> None:
-    times = {'"LiteLLM_SpendLogs"': "\"startTime\" AT TIME ZONE 'UTC'", "blueprint_audit": "at", meter.TABLE: "at"}
+    times = {
+        '"LiteLLM_SpendLogs"': "\"startTime\" AT TIME ZONE 'UTC'",
+        "blueprint_audit": "at",
+        "blueprint_meter": "at",
+    }
     [start] = database.query(gateway.login, "SELECT now() AS now")
 
     def count() -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 from llm_serving.kinds.gateway import access, audit, commands, database, meter, usage
 from llm_serving.kinds.gateway.blueprint import Budget, Team
 from llm_serving.kinds.gateway.database import Login
+from llm_serving.kinds.gateway.deployment import Backend
 from llm_serving.kinds.gateway.litellm_settings import build_team_sql, dump_teams
 from llm_serving.kinds.gateway.usage import Period
 from llm_serving.settings.errors import InputError, Unavailable
@@ -106,29 +107,57 @@ def test_the_meter_s_rows_are_found_without_a_look_at_all_of_them_for_each(login
     ]  # fmt: skip
 
 
-def test_the_database_adds_up_what_engines_counted(login: Login) -> None:
-    """Engines that start anew, come and go, in two deployments; the page of each has a row of the meter in a minute."""
-    counts: dict[str, list[dict[str, float]]] = {
-        "c": [
-            {"x": 1000, "y": 1000},
-            {"x": 1100},
-            {},
-            {"x": 1200, "y": 30},
-            {"x": 1200, "y": 40, "z": 5},
-            {"z": 9},
-            {"z": 9},
-        ],
-        "d": [{}, {"x": 7}, {"x": 9}, {"x": 2}, {"x": 2}, {"x": 2}, {"x": 4}],
-    }
+COUNTED: dict[str, list[dict[str, float]]] = {
+    "c": [
+        {"x": 1000, "y": 1000},
+        {"x": 1100},
+        {},
+        {"x": 1200, "y": 30},
+        {"x": 1200, "y": 40, "z": 5},
+        {"z": 9},
+        {"z": 9},
+    ],
+    "d": [{}, {"x": 7}, {"x": 9}, {"x": 2}, {"x": 2}, {"x": 2}, {"x": 4}],
+}
+"""Engines that start anew, come and go, in two deployments; the page of each has a row of the meter in a minute."""
+
+
+def test_the_database_adds_up_what_engines_counted_in_rows_of_former_versions(login: Login) -> None:
     values = [
         f"('{name}', to_timestamp({HOUR + 60 * minute}), {60 * 2**minute}, '{json.dumps(tokens)}')"
-        for name, every in counts.items()
+        for name, every in COUNTED.items()
         for minute, tokens in enumerate(every)
     ]
     database.execute(login, f"INSERT INTO blueprint_meter VALUES {', '.join(values)}")
     measured = usage.measure(usage.read(login, Period(HOUR), "edge").meter)
     assert measured["c"] == (1 + 4 + 8 + 16, 2 + 32, 100 + 100 + 30 + 10 + 4)
     assert measured["d"] == (2 + 4 + 32, 1 + 8 + 16, 2 + 2 + 2), "a minute costs twice what the one before did"
+
+
+def test_a_row_of_the_meter_has_the_sum_of_its_engines_however_many_they_are(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends = [
+        Backend(
+            id="", route="", name=f"new {name}", usd_h=1.0, metrics_urls=("u",), prompt_tokens="p", output_tokens="o"
+        )
+        for name in COUNTED
+    ]
+    for minute in range(7):
+        read = {
+            f"new {name}": {page: meter.Tokens(count - 1, 1) for page, count in every[minute].items()}
+            for name, every in COUNTED.items()
+        }
+        monkeypatch.setattr(meter, "read_counters", lambda backend, read=read: read[backend.name])
+        meter.record(login, backends)
+    rows = database.query(
+        login, "SELECT deployment, tokens FROM blueprint_meter WHERE deployment LIKE 'new%' ORDER BY at"
+    )
+    sums = {name: [row["tokens"] for row in rows if row["deployment"] == f"new {name}"] for name in COUNTED}
+    assert sums["c"] == [{"all": tokens} for tokens in (0, 100, 100, 230, 240, 244, 244)]
+    assert sums["d"] == [{"all": tokens} for tokens in (0, 0, 2, 4, 4, 4, 6)]
+    measured = usage.measure(usage.read(login, Period(HOUR), "edge").meter)
+    assert [measured[f"new {name}"].tokens for name in COUNTED] == [244, 6]
 
 
 @pytest.mark.parametrize("name", ["audit_requests", "usage_requests"])

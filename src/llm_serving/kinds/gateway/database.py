@@ -31,7 +31,8 @@ _WRAPPER = "pg_wrapper"
 """What Debian has on PATH for psql: a script in Perl that starts the newest, in 35 ms of CPU where psql takes 6."""
 
 _TIMEOUT_S = 900.0
-"""Of statements. What 1,000 engines counted in a month takes 3 minutes of a core (Postgres 15.18, 2026-11-30)."""
+"""Of statements. Of rows of former versions, which have the counters of each engine, a month with 1,000 engines takes 3
+minutes of a core (Postgres 15.18, 2026-11-30)."""
 
 _LOCK = 8_214_001
 """Number of the lock; nobody else takes one in this database."""

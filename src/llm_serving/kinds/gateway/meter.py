@@ -23,8 +23,6 @@ from llm_serving.kinds.gateway import database
 from llm_serving.kinds.gateway.database import Login
 from llm_serving.kinds.gateway.deployment import Backend
 
-TABLE = "blueprint_meter"
-
 _COUNTERS = ("team_answers_total", "team_input_tokens_total", "team_output_tokens_total")
 """Of images/router/keys.js."""
 
@@ -43,14 +41,16 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
     Raises:
         Unavailable: the database does not answer.
     """
-    inserts = [
-        f"INSERT INTO {TABLE} (deployment, usd_h, tokens) "
-        f"VALUES ({database.quote(backend.name)}, {backend.usd_h!r}, {_format_counters(read_counters(backend))});"
-        for backend in backends
-        if backend.is_metered
-    ]
+    inserts = [_build_engines_insert(backend, read_counters(backend)) for backend in backends if backend.is_metered]
     inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
     database.execute(login, "\n".join([database.read_statement("meter_schema"), *inserts]))
+
+
+def _build_engines_insert(backend: Backend, counters: Mapping[str, Tokens]) -> str:
+    """Build the statements for what the engines of a deployment counted."""
+    tokens = database.quote(json.dumps({page: sum(counted) for page, counted in counters.items()}))
+    deployment = database.quote(backend.name)
+    return database.read_statement("meter_engines", deployment=deployment, usd_h=repr(backend.usd_h), tokens=tokens)
 
 
 def _build_door_insert(deployment: str, use: Mapping[Used, Sequence[float]]) -> str:
@@ -109,10 +109,6 @@ class Tokens(NamedTuple):
 
     prompts: float
     answers: float
-
-
-def _format_counters(counters: Mapping[str, Tokens]) -> str:
-    return database.quote(json.dumps({page: sum(tokens) for page, tokens in counters.items()}))
 
 
 def read_counters(backend: Backend) -> dict[str, Tokens]:
