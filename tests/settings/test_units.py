@@ -115,9 +115,9 @@ def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any
         ("Rate", 20, "it has no unit. Fix: use a rate such as 20/s."),
         ("Rate", "20/min", "it is not a rate. Fix: use a rate such as 20/s."),
         ("Rate", "0/s", "it is not above 0 and up to 1000000/s. Fix: use a rate such as 20/s."),
-        ("Share", 0.1, "it has no unit. Fix: use a percentage such as 0.1%."),
-        ("Share", "101%", "it is not up to 100%. Fix: use a percentage such as 0.1%."),
-        ("Share", "-1%", "it is not a percentage. Fix: use a percentage such as 0.1%."),
+        ("Share", 0.1, "it has no unit. Fix: use a percentage such as 5%."),
+        ("Share", "101%", "it is not up to 100%. Fix: use a percentage such as 5%."),
+        ("Share", "-1%", "it is not a percentage. Fix: use a percentage such as 5%."),
         (
             "Spend",
             "500 EUR/h",

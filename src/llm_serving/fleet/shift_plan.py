@@ -48,6 +48,16 @@ class Hours:
     planned: float
     oracle: float
 
+    @property
+    def saved(self) -> float:
+        """What the plan saves of the static peak, as a share."""
+        return 1 - self.planned / self.static if self.static else 0
+
+    @property
+    def reached(self) -> float:
+        """The oracle's share of the plan."""
+        return self.oracle / self.planned if self.planned else 1
+
 
 @dataclass(frozen=True)
 class Violation:

@@ -79,14 +79,15 @@ def _read_checkpoints(file: Path, scope: str) -> dict[str, Checkpoint]:
         if payload["place"] != scope:
             console.err.print(
                 f"  {console.shorten_path(file)} belongs to {payload['place']}, and this is {scope}: "
-                "starting from the beginning"
+                "starting from the beginning",
+                markup=False,
             )
             return {}
         return {name: Checkpoint(**entry) for name, entry in payload["done"].items()}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        console.err.print(f"  {console.shorten_path(file)} cannot be read: starting from the beginning")
+        console.err.print(f"  {console.shorten_path(file)} cannot be read: starting from the beginning", markup=False)
         return {}
 
 

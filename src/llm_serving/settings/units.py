@@ -330,8 +330,8 @@ Tokens = Annotated[int, Count("a number of tokens", "8k", 1, 10_000_000)]
 Rate = Annotated[float, Quantity((("/s", _ONE),), "a rate", "20/s", max=Decimal(1_000_000))]
 """`20/s`: events a second."""
 
-Share = Annotated[float, Quantity((("%", _ONE / 100),), "a percentage", "0.1%", max=_ONE, allow_zero=True)]
-"""`0.1%`: a share from 0 to 1."""
+Share = Annotated[float, Quantity((("%", _ONE / 100),), "a percentage", "5%", max=_ONE, allow_zero=True)]
+"""`5%`: a share from 0 to 1."""
 
 Spend = Annotated[
     float, Quantity((("USD/h", _ONE),), "an amount of money an hour", "500 USD/h", max=Decimal(10_000_000))

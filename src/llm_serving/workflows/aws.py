@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.markup import escape
+
 from llm_serving import console, paths, processes
 from llm_serving.aws.preflight import identity, report
 from llm_serving.aws.session import AwsSession
@@ -467,4 +469,4 @@ def print_summary(result: WorkflowResult, request: WorkflowRequest, set_up_s: fl
     if result.has_resources:
         next_steps["undo"] = request.undo_command
     for title, line in next_steps.items():
-        console.out.print(f"[dim]{title}[/dim]\n  {line}")
+        console.out.print(f"[dim]{title}[/dim]\n  {escape(line)}")

@@ -99,7 +99,7 @@ def test_mistakes_of_both_files_are_reported_together(capsys: pytest.CaptureFixt
     messages = [
         'fleet.yaml:5:39: pools.general.size: "4..0": the least, 4, is more than the most, 0. Fix: write 0..4.',
         "mine/blueprint.yaml:4:11: traffic.user: unknown key. Fix: write users:.",
-        "mine/blueprint.yaml:5:37: slo.errors: 0.1: it has no unit. Fix: use a percentage such as 0.1%.",
+        "mine/blueprint.yaml:5:37: slo.errors: 0.1: it has no unit. Fix: use a percentage such as 5%.",
     ]
     code, out, err = check(capsys, "mine")
     assert (code, out, err.splitlines()) == (2, "", messages)

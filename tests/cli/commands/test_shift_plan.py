@@ -33,6 +33,22 @@ def test_the_page_shows_each_pool_over_the_week(tmp_path: Path, capsys: pytest.C
     assert "planned" in capsys.readouterr().out
 
 
+def test_the_plan_of_a_pool_without_gpus_is_printed_also_where_its_page_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_small(tmp_path, "")
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(fleet.read_text("utf-8").replace("g6e.2xlarge", "c7i.4xlarge"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    plan = ["shift-plan", "--fleet", "fleet.yaml", "--traffic", "week.yaml", "--page"]
+    assert main.run([*plan, "week.html"]) == 0
+    assert "needs 0% fewer GPU-hours" in Path("week.html").read_text("utf-8")
+    assert main.run([*plan, "missing/week.html"]) == 3
+    output = capsys.readouterr()
+    assert output.out.count("USD, on demand") == 2
+    assert output.err.startswith("missing/week.html: no such file or directory")
+
+
 def test_a_plan_that_breaks_a_deadline_exits_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
@@ -52,7 +53,7 @@ def synth(fleet: Fleet = FLEET, out: Out = OUT, as_json: AsJson = False) -> None
         console.print_json({name: str(folder) for name, folder in folders.items()})
         return
     for name, folder in folders.items():
-        console.out.print(f"[bold]{name}[/bold]: {console.shorten_path(folder / 'cdk.tf.json')}")
+        console.out.print(f"[bold]{name}[/bold]: {escape(console.shorten_path(folder / 'cdk.tf.json'))}")
     console.out.print(f"Next: blueprint fleet plan --fleet {console.shorten_path(fleet)}", markup=False)
 
 

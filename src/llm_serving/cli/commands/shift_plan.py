@@ -30,13 +30,13 @@ def show_plan(traffic: Traffic, fleet: Fleet = FLEET, page: Page = None, as_json
     fleet_document = loading.load_fleet(fleet)
     curves = traffic_curves.load_curves(traffic, fleet_document.value).value
     plans = shift_plan.plan(fleet_document.value, curves)
-    if page:
-        page.write_text(shift_plan_page.render(fleet_document.value.name, curves.source, plans), encoding="utf-8")
     if as_json:
         console.print_json(_build_payload(fleet_document.value.name, plans))
     else:
         console.out.print(_render_plans(plans))
-        if page:
+    if page:
+        page.write_text(shift_plan_page.render(fleet_document.value.name, curves.source, plans), encoding="utf-8")
+        if not as_json:
             console.out.print(console.shorten_path(page), markup=False)
     violations = [violation for plan in plans for violation in plan.violations]
     if violations:
@@ -86,8 +86,5 @@ def _render_plans(plans: Sequence[PoolPlan]) -> Table:
 
 
 def _format_hours(hours: Hours) -> tuple[str, ...]:
-    """Format the three, what the plan saves of the static peak, and the oracle's share of the plan."""
-    saved = 1 - hours.planned / hours.static if hours.static else 0
-    reached = hours.oracle / hours.planned if hours.planned else 1
     amounts = (f"{value:,.0f}" for value in (hours.static, hours.planned, hours.oracle))
-    return (*amounts, f"{saved:.1%}", f"{reached:.1%}")
+    return (*amounts, f"{hours.saved:.1%}", f"{hours.reached:.1%}")

@@ -58,7 +58,7 @@ def run(
         try:
             api.delete_objects([job], _DELETE_S)
         except ApiError as error:
-            console.err.print(f"[yellow]Job {name} was not deleted[/yellow]; it ends by itself: {error}")
+            console.err.print(f"Job {name} was not deleted; it ends by itself: {error}", style="yellow", markup=False)
 
 
 def _require_secrets(plan: DeploymentPlan, program: LoadProgram | None) -> None:

@@ -39,7 +39,7 @@ def read_files(aws: AwsSession, uri: str, name: str) -> tuple[dict[str, int], st
         sizes = bucket.list_sizes()
         text = bucket.read(name, 0, _MAX_BYTES) if name in sizes else b""
     except s3.AccessDenied as error:
-        console.err.print(f"[yellow]{uri}: not checked against its model[/yellow]: {error}")
+        console.err.print(f"{uri}: not checked against its model: {error}", style="yellow", markup=False)
         return None
     return sizes, text.decode("utf-8", "replace")
 

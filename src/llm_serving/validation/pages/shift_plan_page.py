@@ -14,14 +14,11 @@ _HOUR_STEPS = 3600 // STEP_S
 
 
 def render(fleet: str, source: str, plans: Sequence[PoolPlan]) -> str:
-    hours = shift_plan.sum_hours(plans, "gpu")
     return html_report.render_page(
         "shift_plan.html.j2",
         fleet=fleet,
         source=source,
-        hours=hours,
-        saved=1 - hours.planned / hours.static,
-        reached=hours.oracle / hours.planned,
+        hours=shift_plan.sum_hours(plans, "gpu"),
         violations=sum(len(plan.violations) for plan in plans),
         pictures={f"{plan.pool}: instances": Markup(_render_week(plan)) for plan in plans},
     )
