@@ -29,12 +29,16 @@ MAX_PIECES = 256
 
 _CODES = ("context_length_exceeded", "string_above_max_length")
 _REFUSALS = re.compile(
-    r"max_model_len|longer than the maximum model length|context length|context size|too many tokens", re.I
+    r"max_(?:model_len|seq_len|num_tokens)|longer than the maximum model length|context (?:length|size)"
+    r"|too many tokens",
+    re.I,
 )
-_LIMIT = re.compile(r"(?:context (?:length|size)(?: of| is)?|max_model_len[= ]*|model length of) \(?(\d+)", re.I)
+_LIMIT = re.compile(
+    r"(?:context (?:length|size)(?: of| is)?|max_(?:model_len|seq_len|num_tokens)[= ]*|model length of) \(?(\d+)", re.I
+)
 _ACTUAL = re.compile(
-    r"(?:requested|resulted in|contains|total of|length of|you passed|has|request|input) \(?(\d+) "
-    r"(?:input |prompt |output )?tokens",
+    r"(?:(?:requested|resulted in|contains|total of|length of|you passed|has|request|input) \(?"
+    r"(?=\d+ (?:input |prompt |output )?tokens)|prompt[_ ]len(?:`|gth) \()(\d+)",
     re.I,
 )
 

@@ -222,7 +222,8 @@ def test_a_row_is_cut_where_the_rule_says(rule: str, matches: object) -> None:
     assert body["messages"][1]["content"] == text
 
 
-# llama.cpp, server-context.cpp; SGLang, managers/tokenizer_manager.py; both main, 2026-11.
+# llama.cpp, server-context.cpp; SGLang, managers/tokenizer_manager.py; TensorRT-LLM, executor/base_worker.py and, without
+# chunked prefill, llmapi/llm.py; all main, 2026-11.
 @pytest.mark.parametrize(
     "message",
     [
@@ -230,8 +231,11 @@ def test_a_row_is_cut_where_the_rule_says(rule: str, matches: object) -> None:
         "The input (1000 tokens) is longer than the model's context length (400 tokens).",
         "Requested token count exceeds the model's maximum context length of 400 tokens. You requested a total of 1000 "
         "tokens: 990 tokens from the input messages and 10 tokens for the completion.",
+        "`default_max_tokens` (-600) must be greater than 0, `default_max_tokens` (-600) = max_seq_len (400) - "
+        "`splited_prompt_len` (1000)",
+        "The sum of prompt length (1000.0), query length (0) should not exceed max_num_tokens (400)",
     ],
-    ids=["llama.cpp", "SGLang", "SGLang with max_tokens"],
+    ids=["llama.cpp", "SGLang", "SGLang with max_tokens", "TensorRT-LLM", "TensorRT-LLM without chunked prefill"],
 )
 def test_one_cut_is_enough_where_the_engine_names_both_lengths(message: str) -> None:
     refusal = {"error": {"message": message, "code": 400}}

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from llm_serving.kinds.batch import commands as batch
 from llm_serving.kinds.batch.blueprint import Limits, Team
 from llm_serving.kinds.batch.deployment import BatchDeployment
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import registry
 
 
@@ -82,6 +83,7 @@ def test_a_job_is_watched_until_it_ends_with_its_failures_by_kind(monkeypatch: p
     result = CliRunner().invoke(batch.app, ["status", "mine", "batch_1", "--watch"])
     assert result.exit_code == 0, result.output
     assert not shown
+    assert result.stdout.endswith("USD\n")
     assert result.stdout.splitlines() == [
         "batch_1  completed  team ads, priority high",
         "rows     40 of 40 (100%), 4 failed: 3 context_length_exceeded, 1 no_answer",
@@ -89,6 +91,69 @@ def test_a_job_is_watched_until_it_ends_with_its_failures_by_kind(monkeypatch: p
         "rate     4.0 rows/s, 60 output tokens/s",
         "endpoint 12.0 s of its time, 0.50 USD",
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ("failed", "batch_1: failed: PutObject is denied. Fix: remove the cause, then blueprint batch resume"),
+        ("expired", "batch_1: expired"),
+        ("cancelled", "batch_1: cancelled"),
+    ],
+)
+def test_a_script_that_watches_a_job_hears_by_the_exit_code_that_it_did_not_complete(
+    monkeypatch: pytest.MonkeyPatch, status: str, message: str
+) -> None:
+    target = Target(BatchDeployment.model_construct(kind="batch", url=""))
+    errors = [{"code": "AccessDenied", "message": "PutObject is denied", "line": None}]
+    ended = {**build_job(status, 10), f"{status}_at": 1_795_000_020, "errors": {"data": errors}}
+    monkeypatch.setattr(registry, "load_target", lambda _: target)
+    monkeypatch.setattr(batch.BatchClient, "read", lambda *_: ended)
+    monkeypatch.setattr(batch.BatchClient, "list_workers", lambda _: [])
+    result = CliRunner().invoke(batch.app, ["status", "mine", "batch_1", "--watch"])
+    assert isinstance(result.exception, CheckFailed)
+    assert str(result.exception) == message
+    assert result.stdout.startswith(f"batch_1  {status}  team ads")
+    assert CliRunner().invoke(batch.app, ["status", "mine", "batch_1"]).exit_code == 0
+
+
+def watch_through_outage(monkeypatch: pytest.MonkeyPatch, answers: list[Any], outage_s: float) -> tuple[Target, Result]:
+    """Watch a job whose reads have these answers, one after the other."""
+    target = Target(BatchDeployment.model_construct(kind="batch", url=""))
+
+    def read(*_: Any) -> dict[str, Any]:
+        answer: dict[str, Any] | Exception = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(registry, "load_target", lambda _: target)
+    monkeypatch.setattr(batch, "WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(batch, "OUTAGE_S", outage_s)
+    monkeypatch.setattr(batch.BatchClient, "read", read)
+    monkeypatch.setattr(batch.BatchClient, "list_workers", lambda _: [])
+    return target, CliRunner().invoke(batch.app, ["status", "mine", "batch_1", "--watch"])
+
+
+AWAY = Unavailable("the Batch API is away")
+
+
+def test_a_watch_outlives_an_api_that_starts_again_behind_another_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [build_job("in_progress", 10), AWAY, AWAY, build_job("completed", 40)]
+    target, result = watch_through_outage(monkeypatch, answers, 60)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("batch_1  completed")
+    assert len(target.asked) == 3
+
+
+@pytest.mark.parametrize("answers", [[AWAY], [build_job("in_progress", 10), AWAY]], ids=["never", "no more"])
+def test_a_watch_ends_where_no_api_answers_or_none_answers_again(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any]
+) -> None:
+    outage_s = 60 if len(answers) == 1 else -1
+    _, result = watch_through_outage(monkeypatch, answers, outage_s)
+    assert result.exception is AWAY
+    assert not answers
 
 
 def test_a_failed_job_without_results_says_how_to_go_on_and_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import secrets
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.live import Live
+from rich.text import Text
 
 from llm_serving import console
 from llm_serving.kinds.batch import estimate
@@ -23,7 +25,7 @@ from llm_serving.kinds.batch.deployment import BatchDeployment
 from llm_serving.kinds.batch.worker_settings import PRIORITIES
 from llm_serving.options import quantities
 from llm_serving.options.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
-from llm_serving.settings.errors import CheckFailed, InputError, quote_value, require_choice
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable, quote_value, require_choice
 from llm_serving.settings.units import Duration
 from llm_serving.targets import registry
 from llm_serving.validation.load import api_key
@@ -31,6 +33,11 @@ from llm_serving.validation.load import api_key
 app = typer.Typer(help="Submit files of rows to a batch deployment.", no_args_is_help=True)
 
 WATCH_INTERVAL_S = 1.0
+
+OUTAGE_S = 300.0
+"""How long a watch waits for an answer: a task or pod of the Batch API that ends has a successor within minutes."""
+
+_RESUME = ". Fix: remove the cause, then blueprint batch resume"
 
 _FIRST_STATES = ("validating", "cancelling")
 """States of a job that was just created or resumed."""
@@ -122,17 +129,18 @@ def status(
 ) -> None:
     """Show a job, or the usage of each team.
 
-    A job has its state, rows, failures by kind, tokens, rate, cost and remaining time.
+    A job has its state, rows, failures by kind, tokens, rate, cost and remaining time. With --watch, exits 1 if the job
+    failed, expired or was cancelled.
     """
     if watch and (as_json or job_id is None):
         raise InputError("--watch: it shows one job to a person. Fix: give an ID, and leave --json out.")
+    if watch and job_id:
+        _watch(folder, fleet, target, job_id)
+        return
     with _open_deployment(folder, fleet, target) as (_, client):
         if job_id is None:
             teams = client.list_teams()
             console.print_rows(teams, batch_table.render_teams(teams), as_json=as_json)
-            return
-        if watch:
-            _watch(client, job_id)
             return
         payload, workers = _build_payload(client.read(job_id)), [] if as_json else client.list_workers()
     console.print_rows(payload, batch_table.render_job(payload, workers), as_json=as_json)
@@ -201,15 +209,35 @@ def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[B
         yield deployment, BatchClient(inputs.options.url or deployment.url)
 
 
-def _watch(client: BatchClient, job_id: str) -> None:
-    """Show a job in place until it ends; only its end if the output is no terminal."""
+def _watch(folder: Path, fleet: Path, target: str, job_id: str) -> None:
+    """Show a job in place until it ends; only its end if the output is no terminal.
+
+    Raises:
+        CheckFailed: it did not complete.
+        Unavailable: the API never answered, or not again for `OUTAGE_S`.
+    """
+    answered_at = -math.inf
     with Live(console=console.out, auto_refresh=False) as live:
         while True:
-            payload = _build_payload(client.read(job_id))
-            live.update(batch_table.render_job(payload, client.list_workers()), refresh=True)
-            if payload["state"] in FINAL_STATES:
-                return
-            time.sleep(WATCH_INTERVAL_S)
+            try:
+                with _open_deployment(folder, fleet, target) as (_, client):
+                    while (payload := _build_payload(client.read(job_id)))["state"] not in FINAL_STATES:
+                        answered_at = time.monotonic()
+                        live.update(batch_table.render_job(payload, client.list_workers()), refresh=True)
+                        time.sleep(WATCH_INTERVAL_S)
+                break
+            except Unavailable as error:
+                if time.monotonic() - answered_at > OUTAGE_S:
+                    raise
+                live.update(Text(str(error)), refresh=True)
+                time.sleep(WATCH_INTERVAL_S)
+        live.update(batch_table.render_job(payload, ()), refresh=True)
+    if not console.out.is_terminal:
+        console.out.line()  # which Live leaves out there
+    if payload["state"] == "failed":
+        raise CheckFailed(f"{job_id}: failed: {payload['errors'][0]['message']}{_RESUME}")
+    if payload["state"] != "completed":
+        raise CheckFailed(f"{job_id}: {payload['state']}")
 
 
 def _print_estimate(
@@ -264,7 +292,7 @@ def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) ->
         raise CheckFailed(f"{job['id']}: {job['status']}, {done} of {counts['total']} rows. Fix: wait for its end.")
     if not job["output_file_id"]:
         reason = job["errors"]["data"][0]["message"] if job["errors"] else "it ended before its rows ran"
-        fix = ". Fix: remove the cause, then blueprint batch resume" if job["status"] == "failed" else ""
+        fix = _RESUME if job["status"] == "failed" else ""
         raise CheckFailed(f"{job['id']}: {job['status']}, without results: {reason}{fix}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, file_id in (("output.jsonl", job["output_file_id"]), ("errors.jsonl", job["error_file_id"])):
