@@ -31,6 +31,7 @@ def check(
     reason: str = "",
     created: Sequence[str] = (),
     deleted: Sequence[str] = (),
+    aws: AwsSession | None = None,
 ) -> None:
     """Check a plan of the stack `network`, while the stack `ecs` is applied or not."""
     file = tmp_path / "fleet.yaml"
@@ -45,13 +46,15 @@ def check(
         applied = [cluster] if used or name == "network" else []
         (tmp_path / f"{name}.tfstate").write_text(json.dumps({"outputs": {}, "resources": applied}))
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
-    context = FleetContext(inputs.read_fleet(file), tmp_path, folders, program, AwsSession("us-west-2"), "123456789012")
+    aws = aws or AwsSession("us-west-2")
+    context = FleetContext(inputs.read_fleet(file), tmp_path, folders, program, aws, "123456789012")
     entry = {**build_change(address, *actions), "action_reason": reason}
     others = [build_change(other, "create") for other in created]
     others += [build_change(other, "delete") for other in deleted]
     plan = StackPlan("network", 1, parse_plan(build_plan(entry, *others)))
     plan_checks.require_kept(context, [plan])
     plan_checks.require_logs_kept(context, [plan])
+    plan_checks.require_repositories_empty(context, [plan])
 
 
 @pytest.mark.parametrize("actions", [REPLACED, DELETED], ids=["another range", "a VPC of the user's own"])
@@ -119,3 +122,24 @@ def test_what_containers_wrote_is_kept_where_logs_go_elsewhere(tmp_path: Path) -
         check(tmp_path, "aws_s3_bucket.flow-logs", *DELETED, deleted=["aws_kms_key.flow-logs-key", "aws_kms_key.other"])
     check(tmp_path, "aws_cloudwatch_log_group.insights-logs", *DELETED)
     check(tmp_path, "aws_s3_bucket.logs", *DELETED, reason="replace_because_tainted")
+
+
+def test_a_repository_that_goes_has_no_images(tmp_path: Path, aws: str) -> None:
+    session = AwsSession("us-west-2")
+    ecr, repository = session.client("ecr"), "aws_ecr_repository.image-router"
+    ecr.create_repository(repositoryName="kept/router")
+    check(tmp_path, repository, *DELETED, aws=session)
+    manifest = '{"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}'
+    ecr.put_image(repositoryName="kept/router", imageManifest=manifest, imageTag="1")
+    try:
+        with pytest.raises(CheckFailed) as error:
+            check(tmp_path, repository, *DELETED, aws=session)
+    finally:
+        ecr.delete_repository(repositoryName="kept/router", force=True)
+    assert str(error.value) == (
+        f"{tmp_path}/fleet.yaml:1:1: storage.repositories: [vllm, vllm-cpu, router, load-driver, llama-cpp, diffusio...: "
+        "the plan deletes kept/router (1 image), and ECR deletes no repository that has images. Fix: keep it, or run "
+        "`aws ecr delete-repository --force --region us-west-2 --repository-name kept/router`, and then this again. "
+        "Nothing was changed"
+    )
+    check(tmp_path, repository, *DELETED, aws=session)

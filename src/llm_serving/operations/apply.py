@@ -80,6 +80,7 @@ def require_safe(context: FleetContext, stack_plans: Sequence[StackPlan]) -> Non
     """
     plan_checks.require_kept(context, stack_plans)
     plan_checks.require_logs_kept(context, stack_plans)
+    plan_checks.require_repositories_empty(context, stack_plans)
     plan_checks.require_version_stated(context, stack_plans)
     capacity_providers.require_unused(context, stack_plans)
     capacity_providers.require_placeable(context, stack_plans)

@@ -12,20 +12,20 @@ from llm_serving.aws.preflight.reservations import fetch_reservation
 from llm_serving.catalog import eks
 from llm_serving.fleet import groups, log_outputs, names, upgrade
 from llm_serving.fleet.checks import join_words
-from llm_serving.operations import cluster
+from llm_serving.operations import cluster, non_empty_stores
 from llm_serving.operations.context import FleetContext, read_states
 from llm_serving.operations.plans import NETWORK, StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.settings.units import format_count
 from llm_serving.terraform import synthesis
 
-_VPC, _RESERVATION = "aws_vpc", "aws_ec2_capacity_reservation"
+_VPC, _RESERVATION, _REPOSITORY = "aws_vpc", "aws_ec2_capacity_reservation", "aws_ecr_repository"
 _CLUSTER, _NODE_GROUP, _TEMPLATE = "aws_eks_cluster", "aws_eks_node_group", "aws_launch_template"
 
 _LOSSES: Mapping[str, str] = {
     "aws_db_instance": "its keys, budgets and records",
     _RESERVATION: "capacity that EC2 may not have again",
-    "aws_ecr_repository": "its images",
+    _REPOSITORY: "its images",
     _CLUSTER: "all that runs on it",
     "aws_elasticache_replication_group": "what it keeps",
     "aws_kms_key": "whatever it encrypted",
@@ -125,6 +125,25 @@ def require_logs_kept(context: FleetContext, stack_plans: Sequence[StackPlan]) -
 def _is_part(address: str, logs: _Logs) -> bool:
     """Whether it is the resource, its key, or a setting of it: those of a bucket are resources of their own."""
     return address.startswith((logs.kind, "aws_kms_")) and address.partition(".")[2].startswith(logs.name)
+
+
+def require_repositories_empty(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Require that no repository goes that has images: ECR would refuse it in the middle of the apply.
+
+    Source: ECR API reference, DeleteRepository, RepositoryNotEmptyException, 2026-11.
+    """
+    changes = {name: change for plan in stack_plans for name, change in plan.plan.select(_REPOSITORY).items()}
+    images = [name.removeprefix("image-") for name, change in changes.items() if change.actions == ("delete",)]
+    if not (stores := non_empty_stores.find(context.aws, {"repositories": images}, context.fleet.name)):
+        return
+    command = "aws ecr delete-repository --force --region"
+    deletions = " and ".join(f"`{command} {context.fleet.region} --repository-name {store.name}`" for store in stores)
+    value = list(context.fleet.storage.repositories)
+    names_left = join_words(f"{store.name} ({store.summary})" for store in stores)
+    reason = f"the plan deletes {names_left}, and ECR deletes no repository that has images"
+    fix = f"keep it, or run {deletions}, and then this again"
+    mistake = context.document.build_mistake(("storage", "repositories"), value, reason, fix)
+    raise CheckFailed(f"{mistake} Nothing was changed")
 
 
 def require_version_stated(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
