@@ -67,6 +67,8 @@ def test_a_node_of_eks_takes_two_prefixes_and_an_ecs_machine_one_address_a_task(
     assert a.needed - b.needed == 10 * (1 + 2 * 16)
     a, b, _ = on_ecs.subnets
     assert a.needed - b.needed == 10 * (1 + 8)
+    first_card = _compute_capacity(tmp_path, pool.replace("g6e", "p5"), HEAD + "orchestrator: ecs\n")
+    assert first_card.subnets[0].needed - b.needed == 10 * (1 + 1)  # two interfaces, and one is the instance's
 
 
 def test_the_ip_bandwidth_layout_takes_eight_addresses_and_the_saving_one_takes_one(tmp_path: Path) -> None:

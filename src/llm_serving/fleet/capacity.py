@@ -274,7 +274,7 @@ def _count_addresses(group: Group, of_prefix: int) -> int:
 
 
 def _count_task_interfaces(group: Group) -> int:
-    """Return the interfaces of ECS tasks: one a task, at most one an accelerator, and no more than the cards hold."""
+    """Return the interfaces of ECS tasks: one a task, at most one an accelerator, no more than the first card has."""
     if group.orchestrator != "ecs":
         return 0
     rows = [instances.load()[name] for name in group.types]
@@ -282,7 +282,7 @@ def _count_task_interfaces(group: Group) -> int:
 
 
 def _count_tasks(row: Instance) -> int:
-    free = sum(card.interfaces for card in row.cards) - 1
+    free = row.cards[0].interfaces - 1
     return min(free, row.accelerators.count) if row.accelerators else free
 
 
