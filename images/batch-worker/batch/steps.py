@@ -36,7 +36,7 @@ MAX_ERRORS = 1000
 """Maximum number of errors in job.json; the errors file has all."""
 
 _ID_RECORD = struct.Struct("<16sQ")
-"""A digest and the line of its row in the chunk, as ids.bin holds them, sorted."""
+"""A digest and the line of its row in the chunk, as ids.bin holds them, in order of both."""
 
 _MERGE_BYTES = 256 * 2**20
 """Memory for the digests of all chunks while they are compared: of each chunk a block, and the next one."""
@@ -205,7 +205,7 @@ class Steps:
                     ) from None
             else:
                 records.append(_ID_RECORD.pack(rows.digest_id(row.custom_id), line.number))
-        records.sort()
+        records.sort(key=lambda record: record[:16])  # by digest; of each the first line stays first
         self._store.write(self._keys.build(layout.IDS, job_id, index), b"".join(records))
         summary = {"lines": lines, "rows": count, "faults": faults}
         self._store.write_json(self._keys.build(layout.SCAN, job_id, index), summary)

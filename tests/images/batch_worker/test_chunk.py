@@ -406,6 +406,23 @@ def test_rows_that_cannot_run_are_reported_once_with_their_lines(store: Store, s
     assert steps._read_job(job["id"])["failures"] == kinds
 
 
+def test_of_rows_with_one_id_the_first_runs(store: Store, steps: Steps, write_input: Any) -> None:
+    """The numbers of these lines, as bytes, are in another order."""
+    lines = build_rows(300)
+    lines[299] = lines[255] = lines[1]
+    job = write_input(b"\n".join(lines))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "worker")
+    assert [row.line for row in state.pending if row.content == lines[1]] == [2]
+    answer(state)
+    state.commit(state.collect())
+    state.finish()
+    steps.merge(job["id"])
+    _, errors = read_results(store, job["id"])
+    message = "line 2 has this custom_id already"
+    assert [(line["error"]["line"], line["error"]["message"]) for line in errors] == [(256, message), (300, message)]
+
+
 def test_a_doubled_id_is_found_in_another_chunk(store: Store, steps: Steps, write_input: Any) -> None:
     padding = b" " * 20_000
     lines = [row + padding for row in build_rows(20)]

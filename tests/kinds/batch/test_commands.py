@@ -195,14 +195,17 @@ def test_a_file_that_was_submitted_before_is_not_left_out_in_silence(
     [
         ("--team", "nobody", "there is no such team. Fix: choose ads."),
         ("--priority", "urgent", "there is no such priority. Fix: choose high or normal or low."),
+        ("--template", "no.json", "[Errno 2] No such file or directory: 'no.json'. Fix: name a file with a row."),
     ],
 )
-def test_an_estimate_for_no_team_or_priority_of_the_batch_is_refused(
-    monkeypatch: pytest.MonkeyPatch, option: str, value: str, message: str
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_slip_is_refused_before_a_file_of_gigabytes_is_sent(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: str, message: str, more: list[str]
 ) -> None:
     target = Target(BatchDeployment.model_construct(kind="batch", url="", teams={"ads": Team()}, limits=Limits()))
     monkeypatch.setattr(registry, "load_target", lambda _: target)
-    result = CliRunner().invoke(batch.app, ["submit", "mine", "s3://rows/in.jsonl", "--dry-run", option, value])
+    monkeypatch.setattr(batch.BatchClient, "upload", lambda *_: pytest.fail("it is sent"))
+    result = CliRunner().invoke(batch.app, ["submit", "mine", "in.jsonl", option, value, *more])
     assert str(result.exception) == f'{option}: "{value}": {message}'
 
 

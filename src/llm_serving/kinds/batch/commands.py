@@ -88,9 +88,13 @@ def submit(
         "prompt_version": prompt_version,
     }
     written = {name: value for name, value in metadata.items() if value}
+    source = {"template": _read_template(template) if template else ""}
     with _open_deployment(folder, fleet, target) as (deployment, client):
-        source = {"uri": file} if file.startswith("s3://") else {"file_id": _upload(client, Path(file))}
-        source["template"] = _read_template(template) if template else ""
+        if team is not None:
+            require_choice("--team", team, "team", deployment.teams, "choose")
+        if priority is not None:
+            require_choice("--priority", priority, "priority", PRIORITIES, "choose")
+        source |= {"uri": file} if file.startswith("s3://") else {"file_id": _upload(client, Path(file))}
         if dry_run:
             _print_estimate(deployment, client, source, written, as_json)
             return
@@ -244,10 +248,7 @@ def _print_estimate(
     deployment: BatchDeployment, client: BatchClient, source: dict[str, str], metadata: dict[str, str], as_json: bool
 ) -> None:
     team_name = metadata.get("team") or next(iter(deployment.teams))
-    require_choice("--team", team_name, "team", deployment.teams, "choose")
     team = deployment.teams[team_name]
-    priority = metadata.get("priority") or team.priority
-    require_choice("--priority", priority, "priority", PRIORITIES, "choose")
     with console.step("Count rows and tokens"):
         counts = client.count(**source, model=metadata.get("model", ""))
     payload = estimate.build(
@@ -255,7 +256,7 @@ def _print_estimate(
         counts,
         list(client.list_batches()),
         team=team_name,
-        priority=priority,
+        priority=metadata.get("priority") or team.priority,
         deadline_s=float(metadata.get("deadline") or resolve_deadline(team, deployment.limits)),
     )
     console.print_rows(payload, batch_table.render_estimate(payload), as_json=as_json)
