@@ -554,15 +554,17 @@ def test_lines_that_cloudwatch_has_late_are_followed_too_and_each_is_shown_once(
     now = int(time.time() * 1000)
     events = {
         name: {"eventId": name, "logStreamName": f"worker/worker/{name[:2]}", "message": name, "timestamp": now + at}
-        for name, at in {"a1 first": 3000, "a1 same moment": 3000, "a2 late": 1000}.items()
+        for name, at in {"a1 old": -900, "a1 first": 3000, "a1 same moment": 3000, "a2 late": 1000, "a3": -900}.items()
     }
-    first, same_moment, late = events.values()
-    aws.polls = [[first], [late, first, same_moment], [late, first, same_moment]]
+    old, first, same_moment, late, sent_before = events.values()
+    # What has come by the beginning is among the last lines; what was sent before and comes later is not.
+    aws.polls = [[old], [old, first], [old, sent_before, late, first, same_moment], [*events.values()]]
     monkeypatch.setattr(tasks, "_POLL_INTERVAL_S", 0.0)
     with pytest.raises(IndexError):  # asked once more
         tasks.show_logs(deployment_plan, None, lines=0, follow=True)
     assert capsys.readouterr().out.splitlines() == [
         "worker a1 | a1 first",
+        "worker a3 | a3",
         "worker a2 | a2 late",
         "worker a1 | a1 same moment",
     ]

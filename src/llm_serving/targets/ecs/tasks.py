@@ -111,12 +111,13 @@ class EcsDeployment:
             events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=limit)["events"]
             yield from (_format_line(stream, event["message"]) for event in events[:lines])
 
-    def list_events(self, role: str | None, since: int) -> Iterator[dict[str, Any]]:
-        """List what was logged since a time, in milliseconds."""
+    def read_recent_events(self, role: str | None, until: float) -> dict[str, dict[str, Any]]:
+        """Read what was logged in the seconds before a time in which lines may still arrive, and since; by their ids."""
         prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
         pages = self.aws.client("logs").get_paginator("filter_log_events")
-        for page in pages.paginate(logGroupName=self.log_group, startTime=since, **prefix):
-            yield from page["events"]
+        since = int((until - _LATE_S) * 1000)
+        events = (page["events"] for page in pages.paginate(logGroupName=self.log_group, startTime=since, **prefix))
+        return {event["eventId"]: event for event in itertools.chain.from_iterable(events)}
 
     def read_first_events(self, service: Service, task: dict[str, Any]) -> list[dict[str, Any]]:
         """Read the beginning of a task's log, of up to 1 MiB; none where it has logged nothing."""
@@ -191,17 +192,17 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     Raises:
         CheckFailed: there is none, and none is waited for.
     """
-    deployed, start = read_deployed(plan), time.time()
+    deployed, last_read = read_deployed(plan), time.time()
+    shown = deployed.read_recent_events(role, last_read) if follow else {}
     last_lines = list(deployed.read_last_lines(role, lines))
     for line in last_lines:
         console.print_log(line)
     if not (last_lines or follow) and lines:
         raise replicas.build_no_logs(plan, role)
-    last_read, shown = start, dict[str, dict[str, Any]]()
     while follow:
         time.sleep(_POLL_INTERVAL_S)
-        since, last_read = max(start, last_read - _LATE_S), time.time()
-        events = {event["eventId"]: event for event in deployed.list_events(role, int(since * 1000))}
+        until, last_read = last_read, time.time()
+        events = deployed.read_recent_events(role, until)
         for event in (event for event_id, event in events.items() if event_id not in shown):
             console.print_log(_format_line(event["logStreamName"], event["message"]))
         shown = events
