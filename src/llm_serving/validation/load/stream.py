@@ -55,8 +55,10 @@ class StampedSocket(gsocket.socket):  # type: ignore[misc]
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
-                # Never later than the read: the wall clock may have been adjusted in between.
-                self.stamp = min(self.stamp, seconds + nanoseconds / 1e9 - self.offset)
+                # The wall clock may have been set since: forwards by the offset of then, backwards by that of now, and
+                # never later than the read.
+                offset = min(self.offset, time.time() - self.stamp)
+                self.stamp = min(self.stamp, seconds + nanoseconds / 1e9 - offset)
         return int(size)
 
 
