@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from llm_serving import paths
 from tests.charts.conftest import CHART, Helm
 from tests.charts.objects import list_pods
 from tests.infra import deployments
+from tests.kinds.serving.texts import FLEET
 
 AGGREGATED = (paths.PATTERNS / "aggregated" / "blueprint.yaml").read_text()
 
@@ -55,3 +57,49 @@ def test_a_router_finds_the_engines_of_its_own_release(
         selector = dict(word.split("=") for word in words[start : start + 2])
         assert selector.items() <= pods["engine"]["metadata"]["labels"].items()
         assert selector["app.kubernetes.io/instance"] == release
+
+
+SERVING = """\
+pattern: multi-model
+name: 'NAME'
+roles: {models: {'NAME': {model: tiny, pool: 'NAME'}, other: {model: tiny, pool: 'NAME'}}, router: {replicas: 2}}
+traffic: {users: 2, input_tokens: 32, output_tokens: 8}
+slo: {ttft_ms: {p95: 5000}}
+load_balancer: {certificate: 'arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012'}
+"""
+GATEWAY = """\
+kind: gateway
+pattern: gateway
+name: 'NAME'
+teams: {'NAME': {models: tiny}}
+routes: {tiny: {deployments: {deployment: 'NAME'}}}
+slo: {}
+"""
+STREAM = """\
+kind: streaming
+pattern: near-real-time
+name: 'NAME'
+endpoint: {deployment: 'NAME', model: tiny}
+eks: {image: 'registry.example/job:1', cache: 'redis://cache.data:6379', state_class: efs}
+slo: {}
+"""
+TEXTS = {"inference": SERVING, "batch": GATEWAY, "streaming": STREAM}
+
+
+@pytest.mark.parametrize("word", ["no", "null"])
+@pytest.mark.parametrize("chart", list(TEXTS))
+def test_names_that_are_words_of_yaml_stay_names(helm: Helm, tmp_path: Path, chart: str, word: str) -> None:
+    """As `no`, a model for Norwegian: what YAML 1.1 reads as a truth value, the API server refuses as a name."""
+
+    def render(name: str) -> list[str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        pool = f"  '{name}': {{types: g6e.12xlarge, size: 0..4}}\n"
+        (folder / "fleet.yaml").write_text(FLEET.replace("  single:", f"{pool}  single:"))
+        blueprint_folder = deployments.write_blueprint(folder, "mine", TEXTS[chart].replace("NAME", name))
+        values = deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks")
+        run = helm("template", name, str(paths.CHARTS / chart), "--namespace", name, "--values", str(values))
+        assert run.returncode == 0, run.stderr
+        return list(map(json.dumps, filter(None, yaml.safe_load_all(run.stdout))))
+
+    assert sorted(render(word)) == sorted(text.replace("nqzq", word) for text in render("nqzq"))

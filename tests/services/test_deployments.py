@@ -75,7 +75,7 @@ def test_who_calls_a_deployment_is_found_before_it_is_removed(tmp_path: Path) ->
         file.write_text(plan.text)
     assert rendered.find_callers("chat", fleet, tmp_path, "ecs") == ["catalog"]
     name = fleet.value.name
-    own = {f"fleet: {name}": f'fleet: "{name}"  # ours', "kind: batch": "kind: 'batch' # still"}
+    own = {f'fleet: "{name}"': f"fleet: '{name}' # ours", "kind: batch": "kind: 'batch' # still"}
     for text, edited in own.items():
         assert f"\n{text}\n" in file.read_text()
         file.write_text(file.read_text().replace(f"\n{text}\n", f"\n{edited}\n"))

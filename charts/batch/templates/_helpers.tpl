@@ -6,30 +6,30 @@
 {{/* Selector of a release's objects. An alias would replace the chart's name, by which charts/inference knows them. */}}
 {{- define "batch.selector" -}}
 app.kubernetes.io/name: batch
-app.kubernetes.io/instance: {{ include "batch.fullname" . }}
+app.kubernetes.io/instance: {{ include "batch.fullname" . | quote }}
 {{- end -}}
 
 {{/* Selector of a program's pods. (dict "root" $ "service" SERVICE) */}}
 {{- define "batch.serviceSelector" -}}
 {{ include "batch.selector" .root }}
-app.kubernetes.io/component: {{ .service.name }}
+app.kubernetes.io/component: {{ .service.name | quote }}
 {{- end -}}
 
 {{/* `metadata` of an object. (dict "root" $), optionally with "service" SERVICE, "queue" NAME, "name" SUFFIX. */}}
 {{- define "batch.metadata" -}}
 {{- $suffix := .name | default (.service | default dict).name -}}
-name: {{ include "batch.fullname" .root }}{{ with $suffix }}-{{ . }}{{ end }}
-namespace: {{ .root.Release.Namespace }}
+name: "{{ include "batch.fullname" .root }}{{ with $suffix }}-{{ . }}{{ end }}"
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "batch.selector" .root | nindent 2 }}
   {{- with .service }}
-  app.kubernetes.io/component: {{ .name }}
+  app.kubernetes.io/component: {{ .name | quote }}
   {{- end }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
   helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
   {{- with .queue }}
-  kueue.x-k8s.io/queue-name: {{ . }}
+  kueue.x-k8s.io/queue-name: {{ . | quote }}
   {{- end }}
 {{- end -}}
 

@@ -53,13 +53,13 @@
 {{/* Selector of a release's objects. An alias would replace the chart's name. */}}
 {{- define "inference.selector" -}}
 app.kubernetes.io/name: inference
-app.kubernetes.io/instance: {{ include "inference.fullname" . }}
+app.kubernetes.io/instance: {{ include "inference.fullname" . | quote }}
 {{- end -}}
 
 {{/* Selector of a role's pods. (dict "root" $ "name" NAME) */}}
 {{- define "inference.roleSelector" -}}
 {{ include "inference.selector" .root }}
-app.kubernetes.io/component: {{ .name }}
+app.kubernetes.io/component: {{ .name | quote }}
 {{- end -}}
 
 {{/*
@@ -67,8 +67,8 @@ app.kubernetes.io/component: {{ .name }}
 The default name is FULLNAME-ROLE.
 */}}
 {{- define "inference.metadata" -}}
-name: {{ .name | default (printf "%s-%s" (include "inference.fullname" .root) .role) }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | default (printf "%s-%s" (include "inference.fullname" .root) .role) | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- $own := include "inference.selector" .root | fromYaml }}
   {{- with .role }}{{ $_ := set $own "app.kubernetes.io/component" . }}{{ end }}

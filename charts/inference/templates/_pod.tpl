@@ -28,7 +28,7 @@ spec:
   {{- if or (eq .role.kind "planner") (and (eq .role.kind "router") (not $isDynamo)) }}
   serviceAccountName: {{ include "inference.fullname" .root }}-{{ .role.kind }}
   {{- else }}
-  serviceAccountName: {{ include "inference.serviceAccount" .root }}
+  serviceAccountName: {{ include "inference.serviceAccount" .root | quote }}
   {{- end }}
   # Only the router uses the cluster's API, and Dynamo's workers. Pod Identity has its own token.
   automountServiceAccountToken: {{ or $isDynamo (eq .role.kind "router") }}
@@ -36,15 +36,15 @@ spec:
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int .role.drain.graceSeconds }}
   {{- with .role.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with .role.priorityClass }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .root.Values.imagePullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   securityContext:
@@ -91,16 +91,16 @@ spec:
     {{- range $name, $mount := .role.mounts }}
     - name: mount-{{ $name }}
       {{- with $mount.claim }}
-      persistentVolumeClaim: {claimName: {{ . }}, readOnly: {{ $mount.readOnly | default false }}}
+      persistentVolumeClaim: {claimName: {{ . | quote }}, readOnly: {{ $mount.readOnly | default false }}}
       {{- end }}
       {{- with $mount.hostPath }}
       hostPath: {path: {{ . }}, type: DirectoryOrCreate}
       {{- end }}
       {{- with $mount.configMap }}
-      configMap: {name: {{ . }}}
+      configMap: {name: {{ . | quote }}}
       {{- end }}
       {{- with $mount.secret }}
-      secret: {secretName: {{ . }}}
+      secret: {secretName: {{ . | quote }}}
       {{- end }}
     {{- end }}
     {{- with .role.volumes }}
@@ -205,7 +205,7 @@ env:
 ports:
   - {name: {{ include "inference.portName" . }}, containerPort: {{ int .role.port }}}
   {{- range $name, $port := .role.ports }}
-  - {name: {{ $name }}, containerPort: {{ int $port }}}
+  - {name: {{ $name | quote }}, containerPort: {{ int $port }}}
   {{- end }}
 {{- range $probe := ternary list (list "startup" "readiness" "liveness") (hasKey . "operated") }}
 {{ $probe }}Probe:
@@ -250,7 +250,7 @@ server warns of duplicate names, and drops one of them on apply.
 {{- define "inference.environment" -}}
 {{- range $name, $field := dict "NAMESPACE" "metadata.namespace" "POD_NAME" "metadata.name" "POD_IP" "status.podIP" "NODE_NAME" "spec.nodeName" }}
 {{- if not (or (hasKey $.role.env $name) (hasKey $.role.secretEnv $name)) }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   valueFrom: {fieldRef: {fieldPath: {{ $field }}}}
 {{- end }}
 {{- end }}
@@ -260,16 +260,16 @@ server warns of duplicate names, and drops one of them on apply.
 {{- $own = merge $own (dict "DO_NOT_TRACK" "1" "HOME" "/scratch" "TMPDIR" "/tmp" "USER" "inference") }}
 {{- range $name, $value := $own }}
 {{- if not (or (hasKey $.role.env $name) (hasKey $.role.secretEnv $name)) }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
 {{- range $name, $value := .role.env }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- range $name, $from := .role.secretEnv }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   valueFrom: {secretKeyRef: {name: {{ $from.secret }}, key: {{ $from.key }}}}
 {{- end }}
 {{- end -}}

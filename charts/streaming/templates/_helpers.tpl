@@ -1,13 +1,13 @@
 {{/* Labels by which `blueprint status` and `blueprint logs` find what is of the release. */}}
 {{- define "streaming.labels" -}}
 app.kubernetes.io/name: streaming
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* `metadata` of an object. (dict "root" $), optionally with "name" SUFFIX and further "labels". */}}
 {{- define "streaming.metadata" -}}
-name: {{ .root.Release.Name }}{{ with .name }}-{{ . }}{{ end }}
-namespace: {{ .root.Release.Namespace }}
+name: "{{ .root.Release.Name }}{{ with .name }}-{{ . }}{{ end }}"
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "streaming.labels" .root | nindent 2 }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}

@@ -199,7 +199,7 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
     files = [tmp_path / "rendered" / "mine" / target / f"{target}.yaml" for target in ("ecs", "eks")]
     for file, shape in zip(files, ("catalog", "pods"), strict=True):
         file.parent.mkdir(parents=True)
-        file.write_text(manifests[shape].read_text().replace(f"name: {shape}\n", "name: mine\n"))
+        file.write_text(manifests[shape].read_text().replace(f'name: "{shape}"\n', "name: mine\n"))
     serving = tmp_path / "rendered" / "chat" / "eks" / "eks.yaml"
     serving.parent.mkdir(parents=True)
     serving.write_text("# chat on EKS: values of charts/inference.\nfleet: cotton\n")

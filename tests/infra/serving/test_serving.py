@@ -53,7 +53,7 @@ def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_p
             'pool: "genral"',
             "the fleet fabric has no such pool on ECS. Fix: use one of general, alone, fast",
         ),
-        ("fleet: fabric", "fleet: cotton", "Fix: set fleet: fabric"),
+        ('fleet: "fabric"', "fleet: cotton", "Fix: set fleet: fabric"),
         (
             "    metrics:\n      queue: ",
             "    metrics:\n      quue: ",
@@ -62,9 +62,9 @@ def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_p
         ("max: 6", "max: 1", "replicas.max: 1: min is 2. Fix: set 2 or more"),
         ("port: 8000", "port: 80000", "65535"),
         ("is_entry: true", "is_entry: false", "clients call 0 of them. Fix: set is_entry: true in exactly one"),
-        ("name: router", "name: worker", "another service has it"),
+        ('name: "router"', "name: worker", "another service has it"),
         (
-            "name: worker",
+            'name: "worker"',
             f"name: {'w' * 53}",
             f"its tasks would be found by the name aggregated-{'w' * 53}, of which DNS takes 63 characters",
         ),

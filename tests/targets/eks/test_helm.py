@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,3 +89,25 @@ def test_objects_are_rendered_for_the_fleets_version_of_kubernetes(monkeypatch: 
     fleet = SimpleNamespace(value=SimpleNamespace(eks=SimpleNamespace(version="1.35")))
     plan: Any = SimpleNamespace(fleet=fleet, text="", aws=SimpleNamespace(child_env={}))
     assert helm.render_objects(plan) == "helm template chart --kube-version=1.35 --values -"
+
+
+@pytest.mark.parametrize(
+    ("chart", "other"),
+    [("inference-1.4.0-rc.1", ""), ("inference-1.4.0+build-7", ""), ("inference-proxy-1.4.0-rc.1", "inference-proxy")],
+)
+def test_a_release_is_of_the_chart_whose_name_stands_before_its_version(
+    monkeypatch: pytest.MonkeyPatch, chart: str, other: str
+) -> None:
+    """Also of one that a team installed from its registry by hand, before its release."""
+    history = [{"revision": 1, "chart": chart, "status": "deployed"}]
+    monkeypatch.setattr(helm.cluster, "require_own", lambda *_: None)
+    monkeypatch.setattr(helm, "build_command", lambda command, _: ["helm", command])
+    monkeypatch.setattr(helm, "run_query", lambda *_: json.dumps(history))
+    names = {"deployment": SimpleNamespace(chart="inference", name="mine"), "blueprint": SimpleNamespace(path="mine")}
+    aws, fleet = SimpleNamespace(child_env={}, kubeconfig=""), SimpleNamespace(value=None)
+    plan: Any = SimpleNamespace(**names, aws=aws, fleet=fleet)
+    if not other:
+        assert helm.list_revisions(plan) == history
+        return
+    with pytest.raises(CheckFailed, match=f"a release of the chart {other} has this name"):
+        helm.list_revisions(plan)

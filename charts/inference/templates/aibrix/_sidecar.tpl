@@ -80,12 +80,12 @@ static_resources:
                 http_filters: [{{ $router | toJson }}]
   clusters:
     {{- range $name, $place := dict "gateway" (list $aibrix.gateway 80) "engines" (list (printf "%s-engines" (include "inference.fullname" .)) $aibrix.enginePort) "admin" (list "127.0.0.1" 9901) }}
-    - name: {{ $name }}
+    - name: {{ $name | quote }}
       type: STRICT_DNS
       connect_timeout: 5s
       circuit_breakers: {thresholds: [{max_connections: 40000, max_pending_requests: 40000, max_requests: 40000}]}
       load_assignment:
-        cluster_name: {{ $name }}
+        cluster_name: {{ $name | quote }}
         endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: {{ first $place }}, port_value: {{ last $place | int }}}}}}]}]
     {{- end }}
 {{- end -}}

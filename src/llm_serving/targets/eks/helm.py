@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,8 @@ def list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
             raise Unavailable(f"{str(error).rstrip('.')}. Fix: {fix}.") from None
         raise
     chart, name = plan.deployment.chart, plan.deployment.name
-    if others := {entry["chart"].rpartition("-")[0] for entry in revisions} - {chart}:
+    # Helm writes NAME-VERSION, and a version may have hyphens too: 1.4.0-rc.1.
+    if others := {re.split(r"-v?\d+\.\d+\.\d+", entry["chart"])[0] for entry in revisions} - {chart}:
         raise CheckFailed(
             f"{name}: a release of the chart {', '.join(sorted(others))} has this name. Nothing was changed. "
             f"Fix: choose another `name` in {plan.blueprint.path}"
