@@ -108,10 +108,22 @@ def test_by_arithmetic_there_is_no_longest_time() -> None:
     assert estimate._judge(100.0, None, 0.0, 1e9) is None
 
 
-def test_the_table_says_how_each_number_was_had() -> None:
+def render(payload: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(batch_table.render_estimate(build([build_job()])))
-    text = console.export_text()
+    console.print(batch_table.render_estimate(payload))
+    return console.export_text()
+
+
+def test_the_table_says_why_a_time_is_unknown() -> None:
+    reason = "time     unknown: no job took 2 s of the endpoint's time yet. Fix: submit some rows first"
+    assert reason in render(build([build_job(endpoint_s=1.9)]))
+    text = render(build([build_job()], input_tokens=None))
+    assert "input    unknown: the endpoint counts none" in text
+    assert "time     unknown: it follows from the tokens" in text
+
+
+def test_the_table_says_how_each_number_was_had() -> None:
+    text = render(build([build_job()]))
     assert "input    200,000 ± 900 tokens" in text
     assert "output   20,000 tokens at most, by max_tokens of the rows" in text
     assert "time     3.3 min" in text

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llm_serving.kinds.batch.estimate import MIN_MEASURED_S
 from llm_serving.settings.units import format_bytes
 
 _SHOWN_ERRORS = 5
@@ -128,8 +129,11 @@ def render_estimate(estimate: Mapping[str, Any]) -> RenderableType:
         f"output   {_format_tokens(estimate['output_tokens'], 'no row has max_tokens, and no job ended yet')}",
     ]
     rate = estimate["rate"]
-    if rate is None:
-        lines.append("time     unknown: no job ended here yet. Fix: submit a small file first, or blueprint validate")
+    if estimate["input_tokens"] is None:
+        lines.append("time     unknown: it follows from the tokens")
+    elif rate is None:
+        seconds = f"{MIN_MEASURED_S:g} s of the endpoint's time"
+        lines.append(f"time     unknown: no job took {seconds} yet. Fix: submit some rows first, or blueprint validate")
     else:
         lines.append(f"time     {_format_range(estimate['seconds'], _format_seconds)}")
         lines.append(f"         {rate['source']}: {rate['basis']}")
