@@ -31,7 +31,7 @@ def test_a_plan_on_eks_says_what_else_a_new_size_of_a_pool_takes_and_what_charts
     monkeypatch.chdir(tmp_path)  # without rendered deployments
     text = " ".join(render(fleet, []).split())
     assert ("`blueprint platform install`" in text) is is_on_eks
-    charts = "load balancers of serving on EKS (from 0.0225 USD/h each), volumes of charts, " if is_on_eks else ""
+    charts = "load balancers of Gateways, volumes of charts, " if is_on_eks else ""
     assert f"Excludes {charts}S3, ECR, logs, metrics and traffic" in text
 
 

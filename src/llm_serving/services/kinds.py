@@ -247,7 +247,8 @@ def list_rented(fleet: Document[Fleet], root: Path) -> list[Units]:
         InputError: a rendered file is wrong.
     """
     files = rendered.find(fleet.value, root)
-    return [units for file in files for units in get(rendered.read_kind(file, fleet.value)).list_rented(file, fleet)]
+    units = [units for file in files for units in get(rendered.read_kind(file, fleet.value)).list_rented(file, fleet)]
+    return [*units, *rendered.list_chart_balancers(fleet.value, root)]
 
 
 def load_deployment(text: str) -> Deployment:

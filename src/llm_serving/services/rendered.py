@@ -16,6 +16,7 @@ from llm_serving.fleet.standing_cost import Units
 from llm_serving.services.blueprint import DEFAULT_KIND
 from llm_serving.services.formats import FORMATS
 from llm_serving.services.service import Service
+from llm_serving.settings import own_yaml
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError
 
@@ -110,6 +111,14 @@ def list_fargate(orchestrator: str, services: Sequence[Service], name: str) -> I
     memory_bytes = sum(service.replicas.min * service.resources.memory_bytes for service in tasks)
     yield Units("fargate-vcpu", sum(service.replicas.min * service.resources.cpus for service in tasks), name)
     yield Units("fargate-gib", math.ceil(memory_bytes / 2**30), name)
+
+
+def list_chart_balancers(fleet: Fleet, root: Path) -> Iterator[Units]:
+    """Yield the load balancers that a chart makes, and no stack, of what is rendered for the fleet below `root`."""
+    for file in sorted(root.glob("rendered/*/*/*.yaml")):
+        keys = read_head(file)
+        if "loadBalancer" in keys and own_yaml.parse_all(keys.get("global", "")) == [{"fleet": fleet.name}]:
+            yield Units("application-load-balancer", 1, file.parent.parent.name)
 
 
 def read_head(file: Path) -> dict[str, str]:

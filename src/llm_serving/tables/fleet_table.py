@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.catalog import eks, instances, services
+from llm_serving.catalog import eks, instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
@@ -280,11 +280,7 @@ def _render_prices(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
 def describe_excluded(fleet: Fleet) -> str:
     """Describe what costs too and is in no total."""
     rest = "S3, ECR, logs, metrics and traffic"
-    if "eks" not in fleet.orchestrators:
-        return rest
-    # The rendered values of charts/inference do not say whose they are.
-    usd_h = services.load()["application-load-balancer"].usd_h
-    return f"load balancers of serving on EKS (from {usd_h} USD/h each), volumes of charts, {rest}"
+    return f"load balancers of Gateways, volumes of charts, {rest}" if "eks" in fleet.orchestrators else rest
 
 
 def _render_efa(fleet: Fleet) -> Iterator[Text]:

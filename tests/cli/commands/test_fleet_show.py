@@ -201,7 +201,7 @@ def test_a_fleet_of_both_shows_each_pools_orchestrator_and_warm_instances_and_wh
     assert lines[0] == "two us-east-1, 1 zone, EKS and ECS"
     assert "on-demand, on EKS" in lines
     assert "on-demand, 2 warm, on ECS" in lines
-    charts = "load balancers of serving on EKS (from 0.0225 USD/h each), volumes of charts"
+    charts = "load balancers of Gateways, volumes of charts"
     assert f"in no total: {charts}, S3, ECR, logs, metrics and traffic" in " ".join(lines)
 
 

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from llm_serving.fleet.loading import load_fleet
+from llm_serving.fleet.standing_cost import Units
+from llm_serving.services import kinds
 from llm_serving.settings.errors import InputError
 from tests.infra import deployments
 from tests.kinds.serving.texts import FLEET
@@ -48,6 +51,21 @@ def test_the_fleets_network_reaches_it_or_the_clients_that_it_names(
     tmp_path: Path, row: str, ranges: list[str] | None
 ) -> None:
     assert render(tmp_path, BLUEPRINT.format(row))["loadBalancer"].get("clients") == ranges
+
+
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+def test_it_is_among_the_costs_of_its_fleet_on_every_target(tmp_path: Path, target: str) -> None:
+    """Once, and by the name of its deployment; another fleet whose files are beside it has none of it."""
+    pool = {"eks": "general", "ecs": "on-ecs"}[target]
+    text = f"name: mine\n{BLUEPRINT.format('').replace('pool: general', f'pool: {pool}')}"
+    fleets = [tmp_path / f"{name}.yaml" for name in ("demo", "other")]
+    for file in fleets:
+        file.write_text(FLEET.replace("name: demo", f"name: {file.stem}"))
+    blueprint_folder = deployments.write_blueprint(tmp_path, "mine", text)
+    deployments.render(tmp_path, blueprint_folder, fleets[0], target)
+    balancer = Units("application-load-balancer", 1, "mine")
+    counts = [kinds.list_rented(load_fleet(file), tmp_path).count(balancer) for file in fleets]
+    assert counts == [1, 0]
 
 
 def test_load_balancers_of_gateways_reach_the_routers_where_the_fleet_has_them(tmp_path: Path) -> None:
