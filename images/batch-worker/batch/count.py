@@ -36,7 +36,7 @@ TOKEN_ROWS = 256
 TOKEN_REQUESTS = 16
 """Maximum number of these requests in flight."""
 
-_PACKED_BYTES = 8 * 2**10
+_PACKED_BYTES = 2**10
 """Bytes of a compressed file that are unpacked at a time."""
 
 _Z = 1.96
@@ -116,7 +116,7 @@ def _read_beginning(read: reader.ReadRange, size: int, compression: str, endpoin
     def read_pieces() -> Iterator[bytes]:
         nonlocal packed
         for block in read(0, size):
-            for start in range(0, len(block), _PACKED_BYTES):  # small, so that few unpacked bytes are held
+            for start in range(0, len(block), _PACKED_BYTES):  # small: of the last one a part may be unpacked
                 piece = block[start : start + _PACKED_BYTES]
                 packed += len(piece)
                 yield piece

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 
@@ -172,21 +172,10 @@ class _Blocks(Source):
 
 
 def _gunzip(source: _Blocks) -> Iterator[bytes]:
-    unpacker: Any = None
-    while block := source.read():
-        while block:
-            if unpacker is None:
-                block = block.lstrip(b"\x00")  # padding between and after members
-                if not block:
-                    break
-                unpacker = zlib.decompressobj(wbits=31)
-            yield from _filled(unpacker.decompress(block, _UNPACKED_BYTES))
-            while unpacker.unconsumed_tail:
-                yield from _filled(unpacker.decompress(unpacker.unconsumed_tail, _UNPACKED_BYTES))
-            block = unpacker.unused_data
-            unpacker = None if unpacker.eof else unpacker
-    if unpacker is not None:
-        raise EOFError("it ends too early")
+    # Python's reads all members, and the padding after each.
+    with gzip.GzipFile(fileobj=source) as stream:
+        while block := stream.read(_UNPACKED_BYTES):
+            yield block
 
 
 def _unzstd(source: _Blocks) -> Iterator[bytes]:
@@ -194,8 +183,3 @@ def _unzstd(source: _Blocks) -> Iterator[bytes]:
     with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd") as stream:
         while block := stream.read(_UNPACKED_BYTES):
             yield block
-
-
-def _filled(block: bytes) -> Iterator[bytes]:
-    if block:
-        yield block

@@ -52,7 +52,7 @@ def test_a_damaged_file_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gzip", "zstd"])
 def test_a_file_that_ends_too_early_is_refused(name: str) -> None:
-    with pytest.raises(reader.CorruptFile, match=r"too early|Truncated"):
+    with pytest.raises(reader.CorruptFile, match=r"ended before|Truncated"):
         for _ in reader.unpack(blocks_of(PACKED[name][:-20], 4096), name):
             pass
 
