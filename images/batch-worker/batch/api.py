@@ -322,7 +322,7 @@ class BatchApi:
 
     def cancel_batch(self, request: web.Request) -> web.Response:
         """Cancel a batch; rows in flight finish."""
-        return self._change(request, self._jobs.cancel)
+        return self._show(self._jobs.cancel(self._read_job(request)))
 
     async def retry_batch(self, request: web.Request) -> web.Response:
         """Create a batch from the failed rows of a batch; not part of OpenAI's API."""
@@ -333,11 +333,7 @@ class BatchApi:
 
     def resume_batch(self, request: web.Request) -> web.Response:
         """Continue a batch that failed; not part of OpenAI's API."""
-        return self._change(request, self._jobs.resume)
-
-    def _change(self, request: web.Request, change: Callable[[str], Job | None]) -> web.Response:
-        job = self._read_job(request)
-        return self._show(change(job["id"]) or job)
+        return self._show(self._jobs.resume(self._read_job(request)))
 
     def _read_job(self, request: web.Request) -> Job:
         job_id = request.match_info["id"]

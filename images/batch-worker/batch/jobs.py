@@ -267,32 +267,26 @@ class Jobs:
         with ThreadPoolExecutor(READERS) as pool:
             return list(pool.map(self.count, jobs))
 
-    def cancel(self, job_id: str) -> Job | None:
-        """Cancel a job: rows that have not started fail as `batch_cancelled`; None if there is no such job."""
-        if self.read(job_id) is None:
-            return None
-        return cast(
-            Job,
-            self._store.change_json(
-                self._keys.build(layout.JOB, job_id), lambda job: layout.advance(job, layout.CANCELLING, self.now())
-            ),
-        )
+    def cancel(self, job: Job) -> Job:
+        """Cancel a job: rows that have not started fail as `batch_cancelled`."""
+        return self._change(job["id"], lambda job: layout.advance(job, layout.CANCELLING, self.now()))
 
-    def resume(self, job_id: str) -> Job | None:
-        """Continue a failed job once its cause is gone: saved rows keep their results. None if there is no such job.
+    def _change(self, job_id: str, change: Callable[[Job], Job | None]) -> Job:
+        return cast(Job, self._store.change_json(self._keys.build(layout.JOB, job_id), change))
+
+    def resume(self, job: Job) -> Job:
+        """Continue a failed job once its cause is gone: saved rows keep their results.
 
         Raises:
             BadSubmission: it has not failed, or its team is gone.
         """
-        job = self.read(job_id)
-        if job is None:
-            return None
+        job_id = job["id"]
         if job["state"] != layout.FAILED:
             raise BadSubmission("id", f"{job_id} has not failed: it is {job['state']}")
         self._choose_priority(job["team"], job["priority"])
         if any(error["code"] == layout.GIVEN_UP_CODE for error in job["errors"]):
             self._allow_attempts(job_id)
-        resumed: Job = self._store.change_json(self._keys.build(layout.JOB, job_id), layout.reopen)
+        resumed = self._change(job_id, layout.reopen)
         self._known[job_id] = _shorten(resumed)
         self.ensure_execution(resumed)  # if the failed one still reports its end, `reconcile` starts the next
         return resumed
@@ -406,8 +400,8 @@ class Jobs:
             return False
         self._start(name, build_execution_input(job, self._keys, self._settings, self._queues))
         # After the start: if the name is not saved, the next call gets the same name, and starts nothing twice.
-        self._store.change_json(
-            self._keys.build(layout.JOB, job["id"]),
+        self._change(
+            job["id"],
             lambda job: None if name in job["executions"] else {**job, "executions": [*job["executions"], name]},
         )
         return True
@@ -420,7 +414,7 @@ class Jobs:
             error = {"code": code, "message": text, "line": None}
             return failed and cast(Job, {**failed, "errors": [error, *failed["errors"]]})
 
-        job = self._store.change_json(self._keys.build(layout.JOB, job["id"]), change)
+        job = self._change(job["id"], change)
         if job["state"] == layout.FAILED:
             payload = {"job": job["id"], "team": job["team"], "result": {"state": job["state"]}}
             self._start(f"{job['id']}-end-{len(job['executions'])}", payload)

@@ -111,7 +111,7 @@ def read_lines(
         yield finish()
 
 
-def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BYTES) -> Row:
+def parse(content: bytes | None, endpoint: str = "") -> Row:
     """Parse a row.
 
     Args:
@@ -120,7 +120,7 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     Raises:
         RowError: it cannot run.
     """
-    request = _parse_object(content, max_bytes)
+    request = _parse_object(content)
     custom_id = _read_id(request)
     if request.get("method", "POST") != "POST":
         raise RowError("invalid_method", "method: POST", custom_id)
@@ -138,9 +138,9 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     return Row(custom_id, str(url), body)
 
 
-def _parse_object(content: bytes | None, max_bytes: int) -> dict[str, Any]:
+def _parse_object(content: bytes | None) -> dict[str, Any]:
     if content is None:
-        raise RowError("row_too_long", f"the row has more than {max_bytes} bytes")
+        raise RowError("row_too_long", f"the row has more than {MAX_ROW_BYTES} bytes")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -156,19 +156,14 @@ class Store:
             return value
         raise Conflict(key)
 
-    def read_range(self, key: str, start: int, end: int, etag: str = "") -> Iterator[bytes]:
-        """Read bytes [start, end) in blocks.
+    def read_range(self, key: str, start: int = 0, end: int | None = None, etag: str = "") -> Iterator[bytes]:
+        """Read bytes [start, end) in blocks, by default all; where the connection ends too early, go on from there.
 
         Args:
             etag: expected ETag; a replaced object is an error (412).
         """
-        if start < end:
-            yield from self._read_blocks(key, start, end, etag)
-
-    def _read_blocks(self, key: str, start: int, end: int | None = None, etag: str = "") -> Iterator[bytes]:
-        """Read from `start` on; where the connection ends too early, go on from there."""
         breaks = 0
-        while True:
+        while end is None or start < end:
             options = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end else {}
             options |= {"IfMatch": etag} if etag else {}
             reply = self.client.get_object(Bucket=self.bucket, Key=key, **options)
@@ -189,7 +184,7 @@ class Store:
     def read_lines(self, key: str) -> Iterator[bytes]:
         """Read the lines of an object, in constant memory."""
         partial_line = b""
-        for block in self._read_blocks(key, 0):
+        for block in self.read_range(key):
             *lines, partial_line = (partial_line + block).split(b"\n")
             yield from lines
         if partial_line:

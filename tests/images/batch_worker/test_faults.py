@@ -181,7 +181,7 @@ def test_an_unfinished_job_of_a_team_that_is_gone_fails_and_stops_no_other(
         assert (failed["state"], failed["errors"][0]["message"]) == ("failed", "there is no team gone any more")
     assert jobs.read(newer["id"])["state"] == layout.VALIDATING, "a Batch API of a newer deploy may know the team"
     with pytest.raises(BadSubmission, match="there is no team gone: "):
-        jobs.resume(first["id"])
+        jobs.resume(jobs.read(first["id"]))
 
 
 def test_an_input_that_s3_deletes_before_its_job_may_end_is_copied(

@@ -138,7 +138,7 @@ def test_a_cancelled_job_keeps_its_answers_and_names_every_other_row(
     with run.limit_slots(1):  # it has not ended before it is cancelled
         job = submit("cancel", batch_kills.format_rows(rows))
         wait_for(jobs, job, lambda current: current["request_counts"]["completed"] > 10)
-        assert jobs.cancel(job["id"])["state"] == "cancelling"
+        assert jobs.cancel(job)["state"] == "cancelling"
     ended = wait_for_end(jobs, job)
     assert ended["state"] == "cancelled"
     output, errors = run.read_lines(ended["output_key"]), run.read_lines(ended["error_key"])

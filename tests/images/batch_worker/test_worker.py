@@ -441,8 +441,9 @@ def test_a_failed_job_goes_on_from_its_saved_rows(
     store.change_json(key, lambda head: {**head, "fruitless": MAX_FRUITLESS})
     cause = {"code": layout.GIVEN_UP_CODE, "message": "chunk 0 ended 10 workers in a row"}
     steps.fail(job["id"], {"Cause": json.dumps(cause)})
-    resumed = jobs.resume(job["id"])
-    assert resumed is not None
+    failed = jobs.read(job["id"])
+    assert failed is not None
+    resumed = jobs.resume(failed)
     assert (resumed["state"], resumed["errors"], resumed["failed_at"]) == (layout.VALIDATING, [], None)
     assert state_machine.started == [f"{job['id']}-1"]
     prepare(steps, job)
@@ -485,14 +486,13 @@ def test_a_job_whose_executions_all_end_early_fails_with_the_reason(
         text = "3 executions ended before the job did; Step Functions shows why the last one did"
         assert read()["errors"] == [{"code": "workflow_failed", "message": text, "line": None}]
         if count == 3:
-            jobs.resume(job["id"])
+            jobs.resume(read())
 
 
 def test_only_a_failed_job_is_resumed(jobs: Jobs, write_input: Any, state_machine: StateMachine) -> None:
     job = write_input(b"\n".join(build_rows(1)))
     with pytest.raises(BadSubmission, match=f"{job['id']} has not failed: it is validating"):
-        jobs.resume(job["id"])
-    assert jobs.resume("batch_0") is None
+        jobs.resume(job)
     assert state_machine.started == []
 
 
