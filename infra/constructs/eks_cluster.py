@@ -86,8 +86,7 @@ def _add_eks_cluster(
     security_group_ids: Sequence[str],
     depends_on: list[ITerraformDependable],
 ) -> aws.eks_cluster.EksCluster:
-    eks_cluster = aws.eks_cluster
-    cluster = eks_cluster.EksCluster(
+    cluster = aws.eks_cluster.EksCluster(
         stack,
         "cluster",
         name=stack.cluster_name,

@@ -89,15 +89,13 @@ def add_servers(context: GatewayContext, groups: SecurityGroups) -> Servers:
     database = _add_database(context, groups)
     cache = valkey.add_cache(
         context.stack,
-        valkey.Cache(
-            name=context.gateway.name,
-            description=f"Counts of {context.name}",
-            node_type=context.gateway.cache_type,
-            nodes=CACHE_NODES,
-            port=CACHE_PORT,
-            snapshot_days=1,
-            reserve_percent=context.gateway.cache_reserve_percent,
-        ),
+        context.gateway.name,
+        description=f"Counts of {context.name}",
+        node_type=context.gateway.cache_type,
+        nodes=CACHE_NODES,
+        port=CACHE_PORT,
+        snapshot_days=1,
+        reserve_percent=context.gateway.cache_reserve_percent,
         subnets=context.network.subnets,
         security_group=groups[CACHE_CALL].id,
         key=context.key,

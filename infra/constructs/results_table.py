@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
@@ -99,18 +100,15 @@ def _add_table(
     )
 
 
-def _build_storage(location: str, columns: Path) -> aws.glue_catalog_table.GlueCatalogTableStorageDescriptor:
-    catalog_table = aws.glue_catalog_table
-    return catalog_table.GlueCatalogTableStorageDescriptor(
-        location=location,
-        input_format=f"{_FORMAT}.MapredParquetInputFormat",
-        output_format=f"{_FORMAT}.MapredParquetOutputFormat",
-        ser_de_info={"serialization_library": f"{_FORMAT}.serde.ParquetHiveSerDe"},
-        columns=[
-            catalog_table.GlueCatalogTableStorageDescriptorColumns(**column)
-            for column in json.loads(columns.read_text(encoding="utf-8"))
-        ],
-    )
+def _build_storage(location: str, columns: Path) -> dict[str, Any]:
+    build_column = aws.glue_catalog_table.GlueCatalogTableStorageDescriptorColumns
+    return {
+        "location": location,
+        "input_format": f"{_FORMAT}.MapredParquetInputFormat",
+        "output_format": f"{_FORMAT}.MapredParquetOutputFormat",
+        "ser_de_info": {"serialization_library": f"{_FORMAT}.serde.ParquetHiveSerDe"},
+        "columns": [build_column(**column) for column in json.loads(columns.read_text(encoding="utf-8"))],
+    }
 
 
 def _build_date_projection(fleet: Fleet) -> dict[str, str]:

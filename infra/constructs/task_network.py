@@ -128,18 +128,18 @@ def add_discovery_service(
     """
     if service.node and service.node.rank:
         return None
-    service_discovery_service = aws.service_discovery_service
-    return service_discovery_service.ServiceDiscoveryService(
+    record = aws.service_discovery_service.ServiceDiscoveryServiceDnsConfigDnsRecords
+    return aws.service_discovery_service.ServiceDiscoveryService(
         stack,
         f"{service.name}-name",
         name=f"{deployment}-{service.name}",
         # Tasks that were lost abruptly, as on spot capacity, may stay registered.
         force_destroy=True,
         description=f"Tasks of {deployment}: {service.name}",
-        dns_config=service_discovery_service.ServiceDiscoveryServiceDnsConfig(
-            namespace_id=namespace_id,
-            routing_policy="MULTIVALUE",
+        dns_config={
+            "namespace_id": namespace_id,
+            "routing_policy": "MULTIVALUE",
             # A replica that went is forgotten by whoever looks its name up after 10 s.
-            dns_records=[service_discovery_service.ServiceDiscoveryServiceDnsConfigDnsRecords(type="A", ttl=10)],
-        ),
+            "dns_records": [record(type="A", ttl=10)],
+        },
     )

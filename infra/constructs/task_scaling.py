@@ -94,10 +94,9 @@ def _add_peaks(scaling: _Scaling) -> None:
     """
     service = scaling.service
     assert service.replicas.scale
-    scheduled_action = aws.appautoscaling_scheduled_action
     for number, peak in enumerate(service.replicas.scale.peaks):
         for part, minute, least in (("start", peak.start, peak.replicas), ("end", peak.end, service.replicas.min)):
-            scheduled_action.AppautoscalingScheduledAction(
+            aws.appautoscaling_scheduled_action.AppautoscalingScheduledAction(
                 scaling.stack,
                 f"{service.name}-peak-{number}-{part}",
                 name=f"{scaling.name}-peak-{number}-{part}",
@@ -135,25 +134,24 @@ def _add_target_tracking(scaling: _Scaling) -> None:
         name=f"{scaling.name}-{scale.signal}",
         policy_type="TargetTrackingScaling",
         **scaling.target_settings,
-        target_tracking_scaling_policy_configuration=_track(
-            target_value=scale.target,
-            scale_in_cooldown=scale.cool_down_s,
-            scale_out_cooldown=min(scale.cool_down_s, _MAX_SCALE_OUT_COOLDOWN_S),
-            customized_metric_specification=_build_metric(service, stream),
-        ),
+        target_tracking_scaling_policy_configuration={
+            "target_value": scale.target,
+            "scale_in_cooldown": scale.cool_down_s,
+            "scale_out_cooldown": min(scale.cool_down_s, _MAX_SCALE_OUT_COOLDOWN_S),
+            "customized_metric_specification": _build_metric(service, stream),
+        },
     )
 
 
-def _track(part: str = "", **settings: Any) -> Any:
-    """Build a part of target tracking by the end of its class's name, which alone would fill a line."""
-    name = f"AppautoscalingPolicyTargetTrackingScalingPolicyConfiguration{part}"
-    return getattr(aws.appautoscaling_policy, name)(**settings)
+_METRIC = "AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification"
 
 
-_METRIC = "CustomizedMetricSpecification"
+def _build_item(part: str, **settings: Any) -> Any:
+    """Build an item of a list in what is tracked, by the end of its class's name, which alone would fill a line."""
+    return getattr(aws.appautoscaling_policy, f"{_METRIC}{part}")(**settings)
 
 
-def _build_metric(service: Service, stream: MetricStream) -> Any:
+def _build_metric(service: Service, stream: MetricStream) -> dict[str, Any]:
     """Return what is tracked: the measure, or of a role that scales to zero at least one replica's while requests come.
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
@@ -162,37 +160,33 @@ def _build_metric(service: Service, stream: MetricStream) -> Any:
     assert scale
     dimensions = build_dimensions(stream, service).items()
 
-    def build_metric(part: str, concept: str, **settings: str) -> Any:
-        return _track(
-            part,
-            namespace=stream.namespace,
-            metric_name=names[concept],
-            dimensions=[_track(f"{part}Dimensions", name=key, value=value) for key, value in dimensions],
-            **settings,
-        )
+    def build_metric(part: str, concept: str) -> dict[str, Any]:
+        return {
+            "namespace": stream.namespace,
+            "metric_name": names[concept],
+            "dimensions": [_build_item(f"{part}Dimensions", name=key, value=value) for key, value in dimensions],
+        }
 
     if service.replicas.min:
-        return build_metric(_METRIC, scale.signal, statistic="Average")
+        return {**build_metric("", scale.signal), "statistic": "Average"}
 
     def query(query_id: str, concept: str, stat: str) -> Any:
-        metric = build_metric(f"{_METRIC}MetricsMetricStatMetric", concept)
-        metric_stat = _track(f"{_METRIC}MetricsMetricStat", metric=metric, stat=stat)
-        return _track(f"{_METRIC}Metrics", id=query_id, metric_stat=metric_stat, return_data=False)
+        metric_stat = {"metric": build_metric("MetricsMetricStatMetric", concept), "stat": stat}
+        return _build_item("Metrics", id=query_id, metric_stat=metric_stat, return_data=False)
 
     def evaluate(query_id: str, expression: str, label: str, *, returned: bool) -> Any:
-        return _track(f"{_METRIC}Metrics", id=query_id, expression=expression, label=label, return_data=returned)
+        return _build_item("Metrics", id=query_id, expression=expression, label=label, return_data=returned)
 
     # Each replica reports `up` this often in a period, give or take one.
     load_of_single_replica = f"{scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
-    return _track(
-        _METRIC,
-        metrics=[
+    return {
+        "metrics": [
             query("load", scale.signal, "Average"),
             query("up", "up", "Sum"),
             evaluate("one", load_of_single_replica, "What one replica of them all would measure", returned=False),
             evaluate("measure", "IF(load > one, load, one)", "Load", returned=True),
-        ],
-    )
+        ]
+    }
 
 
 def _add_wake_up(scaling: _Scaling) -> None:
@@ -302,21 +296,19 @@ def _add_step_policy(
     scaling: _Scaling, part: str, adjustment_type: str, change: int, cooldown_s: int, **bounds: str
 ) -> str:
     """Add a policy that changes the count by one step, and return what an alarm names it by."""
-    scaling_policy = aws.appautoscaling_policy
-    configuration = scaling_policy.AppautoscalingPolicyStepScalingPolicyConfiguration
-    adjustment = scaling_policy.AppautoscalingPolicyStepScalingPolicyConfigurationStepAdjustment
-    step_policy = scaling_policy.AppautoscalingPolicy(
+    adjustment = aws.appautoscaling_policy.AppautoscalingPolicyStepScalingPolicyConfigurationStepAdjustment
+    step_policy = aws.appautoscaling_policy.AppautoscalingPolicy(
         scaling.stack,
         f"{scaling.service.name}-{part}-policy",
         name=f"{scaling.owner}-{scaling.service.role}-{part}",
         policy_type="StepScaling",
         **scaling.target_settings,
-        step_scaling_policy_configuration=configuration(
-            adjustment_type=adjustment_type,
-            metric_aggregation_type="Maximum",
-            cooldown=cooldown_s,
-            step_adjustment=[adjustment(scaling_adjustment=change, **bounds)],
-        ),
+        step_scaling_policy_configuration={
+            "adjustment_type": adjustment_type,
+            "metric_aggregation_type": "Maximum",
+            "cooldown": cooldown_s,
+            "step_adjustment": [adjustment(scaling_adjustment=change, **bounds)],
+        },
     )
     # A splat: a rehearsal leaves the policy out.
     return f"${{{step_policy.terraform_resource_type}.{step_policy.friendly_unique_id}[*].arn}}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable
@@ -179,14 +180,14 @@ def _build_targets(context: ServiceContext, service: Service) -> list[aws.ecs_se
 
 def _build_network(
     context: ServiceContext, service: Service, security_group: aws.security_group.SecurityGroup
-) -> aws.ecs_service.EcsServiceNetworkConfiguration:
+) -> dict[str, Any]:
     subnets = context.place.network.private_subnets
     zones = service.placement.zones or subnets
-    return aws.ecs_service.EcsServiceNetworkConfiguration(
-        subnets=[subnet for zone, subnet in subnets.items() if zone in zones],
-        security_groups=[security_group.id],
-        assign_public_ip=False,
-    )
+    return {
+        "subnets": [subnet for zone, subnet in subnets.items() if zone in zones],
+        "security_groups": [security_group.id],
+        "assign_public_ip": False,
+    }
 
 
 def _build_placement_constraints(service: Service) -> list[aws.ecs_service.EcsServicePlacementConstraints]:
@@ -211,22 +212,13 @@ def _compute_healthy_percent(service: Service) -> tuple[int, int]:
     return 100 * max(0, replicas.min - replicas.unavailable) // max(1, replicas.min), 100
 
 
-def _build_service_connect(
-    context: ServiceContext, service: Service
-) -> aws.ecs_service.EcsServiceServiceConnectConfiguration:
-    ecs_service = aws.ecs_service
+def _build_service_connect(context: ServiceContext, service: Service) -> dict[str, Any]:
     name = f"{context.deployment}-{service.name}"
-    return ecs_service.EcsServiceServiceConnectConfiguration(
-        enabled=True,
-        service=[
-            ecs_service.EcsServiceServiceConnectConfigurationService(
-                port_name="http",
-                discovery_name=name,
-                client_alias=ecs_service.EcsServiceServiceConnectConfigurationServiceClientAlias(
-                    dns_name=f"{name}.{names.format_namespace(context.stack.fleet)}", port=service.port
-                ),
-                # Answers are streamed for as long as the entry lets them.
-                timeout={"idle_timeout_seconds": context.connect_timeout_s, "per_request_timeout_seconds": 0},
-            )
-        ],
+    connected = aws.ecs_service.EcsServiceServiceConnectConfigurationService(
+        port_name="http",
+        discovery_name=name,
+        client_alias={"dns_name": f"{name}.{names.format_namespace(context.stack.fleet)}", "port": service.port},
+        # Answers are streamed for as long as the entry lets them.
+        timeout={"idle_timeout_seconds": context.connect_timeout_s, "per_request_timeout_seconds": 0},
     )
+    return {"enabled": True, "service": [connected]}

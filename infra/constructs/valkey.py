@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.constructs.fleet_stack import FleetStack
@@ -12,54 +11,55 @@ VERSION, FAMILY = "8.2", "valkey8"
 """From this version on nodes search vectors. Source: ElastiCache user guide, "Search features and limits", 2026-11."""
 
 
-@dataclass(frozen=True)
-class Cache:
-    """A cache, as its stack asks for it."""
-
-    name: str
-    description: str
-    node_type: str
-    nodes: int
-    port: int
-    snapshot_days: int | None = None
-    reserve_percent: int | None = None
-    """The share of its memory that it sets aside; ElastiCache's own where left out."""
-
-
 def add_cache(
-    stack: FleetStack, cache: Cache, *, subnets: Sequence[str], security_group: str, key: aws.kms_key.KmsKey
+    stack: FleetStack,
+    name: str,
+    *,
+    description: str,
+    node_type: str,
+    nodes: int,
+    port: int,
+    subnets: Sequence[str],
+    security_group: str,
+    key: aws.kms_key.KmsKey,
+    snapshot_days: int | None = None,
+    reserve_percent: int | None = None,
 ) -> aws.elasticache_replication_group.ElasticacheReplicationGroup:
-    """Add a cache whose second node, in another zone, takes over; it is reached over TLS only."""
+    """Add a cache whose second node, in another zone, takes over; it is reached over TLS only.
+
+    Args:
+        reserve_percent: the share of its memory that it sets aside; ElastiCache's own where left out.
+    """
     group = aws.elasticache_subnet_group.ElasticacheSubnetGroup(
-        stack, "cache-subnets", name=cache.name, subnet_ids=list(subnets)
+        stack, "cache-subnets", name=name, subnet_ids=list(subnets)
     )
-    parameters = _add_parameters(stack, cache, cache.reserve_percent) if cache.reserve_percent else None
+    parameters = _add_parameters(stack, name, description, reserve_percent) if reserve_percent else None
     return aws.elasticache_replication_group.ElasticacheReplicationGroup(
         stack,
         "cache",
-        replication_group_id=cache.name,
-        description=cache.description,
+        replication_group_id=name,
+        description=description,
         engine="valkey",
         engine_version=VERSION,
-        node_type=cache.node_type,
+        node_type=node_type,
         # Else a larger type waits for the maintenance window of the week, full or not.
         apply_immediately=True,
         parameter_group_name=parameters.name if parameters else None,
-        num_cache_clusters=cache.nodes,
+        num_cache_clusters=nodes,
         automatic_failover_enabled=True,
         multi_az_enabled=True,
         at_rest_encryption_enabled="true",
         transit_encryption_enabled=True,
         kms_key_id=key.arn,
-        port=cache.port,
+        port=port,
         subnet_group_name=group.name,
         security_group_ids=[security_group],
-        snapshot_retention_limit=cache.snapshot_days,
+        snapshot_retention_limit=snapshot_days,
     )
 
 
 def _add_parameters(
-    stack: FleetStack, cache: Cache, reserve_percent: int
+    stack: FleetStack, name: str, description: str, reserve_percent: int
 ) -> aws.elasticache_parameter_group.ElasticacheParameterGroup:
     parameter_group = aws.elasticache_parameter_group
     reserve = parameter_group.ElasticacheParameterGroupParameter(
@@ -68,9 +68,9 @@ def _add_parameters(
     return parameter_group.ElasticacheParameterGroup(
         stack,
         "cache-parameters",
-        name=cache.name,
+        name=name,
         family=FAMILY,
-        description=cache.description,
+        description=description,
         parameter=[reserve],
     )
 

@@ -157,17 +157,18 @@ def _add_state_machine(
             ),
         ],
     )
-    sfn_state_machine = aws.sfn_state_machine
-    return sfn_state_machine.SfnStateMachine(
+    return aws.sfn_state_machine.SfnStateMachine(
         context.stack,
         "workflow",
         name=batch.workflow,
         type="STANDARD",
         role_arn=role.arn,
         definition=format_definition(batch, control_queue.url, context.stack.fleet.region),
-        logging_configuration=sfn_state_machine.SfnStateMachineLoggingConfiguration(
-            level="ERROR", include_execution_data=False, log_destination=f"{log_group.arn}:*"
-        ),
+        logging_configuration={
+            "level": "ERROR",
+            "include_execution_data": False,
+            "log_destination": f"{log_group.arn}:*",
+        },
         depends_on=list_policies(role),
     )
 
@@ -205,14 +206,13 @@ def _add_inbox(context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
     # So often the Batch API may try to create a job from a file's event.
     redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": 20})
     inbox = _add_queue(context, batch.inbox_queue, grants[batch.inbox_queue], redrive=redrive)
-    event_target = aws.cloudwatch_event_target
-    event_target.CloudwatchEventTarget(
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
         context.stack,
         "inbox-files-queue",
         rule=rule.name,
         arn=inbox.arn,
         target_id="inbox",
-        dead_letter_config=event_target.CloudwatchEventTargetDeadLetterConfig(arn=undelivered.arn),
+        dead_letter_config={"arn": undelivered.arn},
     )
     return inbox
 
@@ -228,7 +228,6 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
         return
     [undelivered] = context.build_queue_arns([format_undelivered_queue(batch)])
     role = _add_schedule_role(context, [inbox.arn, undelivered])
-    scheduler_schedule = aws.scheduler_schedule
     for name, schedule in batch.schedules.items():
         message = {
             "name": name,
@@ -237,7 +236,7 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             "priority": schedule.priority,
             "time": "<aws.scheduler.scheduled-time>",
         }
-        scheduler_schedule.SchedulerSchedule(
+        aws.scheduler_schedule.SchedulerSchedule(
             context.stack,
             f"schedule-{name}",
             name=f"{batch.workflow}-{name}",
@@ -245,13 +244,13 @@ def _add_schedules(context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> N
             schedule_expression=schedule.at,
             schedule_expression_timezone=schedule.time_zone,
             kms_key_arn=context.key.arn,
-            flexible_time_window=scheduler_schedule.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
-            target=scheduler_schedule.SchedulerScheduleTarget(
-                arn=inbox.arn,
-                role_arn=role.arn,
-                input=json.dumps({"schedule": message}),
-                dead_letter_config=scheduler_schedule.SchedulerScheduleTargetDeadLetterConfig(arn=undelivered),
-            ),
+            flexible_time_window={"mode": "OFF"},
+            target={
+                "arn": inbox.arn,
+                "role_arn": role.arn,
+                "input": json.dumps({"schedule": message}),
+                "dead_letter_config": {"arn": undelivered},
+            },
             depends_on=list_policies(role),
         )
 

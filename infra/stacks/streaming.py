@@ -44,13 +44,11 @@ def _add_resources(stack: FleetStack, deployment: Stream) -> None:
     kafka = stream.add_kafka(context, groups)
     cache = valkey.add_cache(
         stack,
-        valkey.Cache(
-            name=context.stream.name,
-            description=f"Answers of {name}",
-            node_type=context.stream.cache_type,
-            nodes=CACHE_NODES,
-            port=stream.CACHE_PORT,
-        ),
+        context.stream.name,
+        description=f"Answers of {name}",
+        node_type=context.stream.cache_type,
+        nodes=CACHE_NODES,
+        port=stream.CACHE_PORT,
         subnets=context.subnets,
         security_group=groups["cache"].id,
         key=key,
