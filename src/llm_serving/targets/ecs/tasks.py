@@ -112,7 +112,7 @@ class EcsDeployment:
             yield from (_format_line(stream, event["message"]) for event in events[:lines])
 
     def read_recent_events(self, role: str | None, until: float) -> dict[str, dict[str, Any]]:
-        """Read what was logged in the seconds before a time in which lines may still arrive, and since; by their ids."""
+        """Read what was logged in the seconds before a time when lines may still arrive, and since, by their ids."""
         prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
         pages = self.aws.client("logs").get_paginator("filter_log_events")
         since = int((until - _LATE_S) * 1000)
