@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs import iam, machines
-from infra.constructs import security_group as security_group
+from infra.constructs import iam, machines, security_group
 from infra.constructs.fleet_stack import FleetStack, format_reference, keep_until_unused
 from infra.constructs.iam import add_role
 from llm_serving.fleet import ecs_node_config, groups, machine_images

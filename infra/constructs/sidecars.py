@@ -54,6 +54,11 @@ class MetricStream:
     """Roles that may have no replica."""
 
     @property
+    def owner(self) -> str:
+        """What the names of the deployment's alarms begin with."""
+        return f"{self.fleet}-{self.deployment}"
+
+    @property
     def namespace(self) -> str:
         """CloudWatch's namespace of the deployment: another fleet of the region may have one of its name."""
         return f"Serving/{self.fleet}/{self.deployment}"

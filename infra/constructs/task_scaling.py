@@ -51,11 +51,6 @@ class _Scaling:
         """What each policy and each scheduled action says of the target."""
         return {**_describe_target(self.stack, self.name), "depends_on": [self.target]}
 
-    @property
-    def owner(self) -> str:
-        """Of the alarms: the deployment."""
-        return f"{self.stack.fleet.name}-{self.stream.deployment}"
-
 
 def add_scaling(stack: FleetStack, router: Service, service: Service, stream: MetricStream, ecs_name: str) -> None:
     """Add the scaling of a role's first choice; the fallback moves tasks that get no instance there."""
@@ -204,7 +199,7 @@ def _add_wake_up(scaling: _Scaling) -> None:
     for metric_name, (metrics, total) in (("errors", build_errors(stream, router)), ("requests", requests)):
         wake_alarm = alarm.add_alarm(
             scaling.stack,
-            scaling.owner,
+            scaling.stream.owner,
             f"{service.role}-wake-{metric_name}",
             build_task_metric("up", stream, service, "up", "Sum"),
             *metrics,
@@ -226,7 +221,7 @@ def _add_sleep(scaling: _Scaling) -> None:
     requests = f"FILL(requests, 0) + {error_count} + FILL(running, 0)"
     sleep_alarm = alarm.add_alarm(
         scaling.stack,
-        scaling.owner,
+        scaling.stream.owner,
         f"{service.role}-sleep",
         build_task_metric("up", stream, service, "up", "Sum"),
         build_task_metric("running", stream, service, "running", "Sum"),
@@ -252,7 +247,7 @@ def _add_late_alarm(scaling: _Scaling) -> None:
     errors, error_count = build_errors(stream, router)
     alarm.add_alarm(
         scaling.stack,
-        scaling.owner,
+        scaling.stream.owner,
         f"{service.role}-late",
         build_task_metric("up", stream, service, "up", "Sum"),
         build_task_metric("requests", stream, router, "requests", "Sum"),
@@ -277,7 +272,7 @@ def add_unmeasured_alarm(
     """
     alarm.add_alarm(
         stack,
-        f"{stack.fleet.name}-{stream.deployment}",
+        stream.owner,
         f"{service.role}-unmeasured",
         build_task_metric("load", stream, service, metric_name, "Average"),
         description=description,
@@ -300,7 +295,7 @@ def _add_step_policy(
     step_policy = aws.appautoscaling_policy.AppautoscalingPolicy(
         scaling.stack,
         f"{scaling.service.name}-{part}-policy",
-        name=f"{scaling.owner}-{scaling.service.role}-{part}",
+        name=f"{scaling.stream.owner}-{scaling.service.role}-{part}",
         policy_type="StepScaling",
         **scaling.target_settings,
         step_scaling_policy_configuration={

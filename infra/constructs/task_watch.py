@@ -40,7 +40,7 @@ def add_errors_alarm(
     awake_condition = " AND ".join(f"{metric_id} > 0" for metric_id in scale_to_zero_services)
     return alarm.add_alarm(
         stack,
-        f"{stack.fleet.name}-{serving.name}",
+        stream.owner,
         "errors",
         build_task_metric("requests", stream, router, "requests", "Sum"),
         *errors,
@@ -54,35 +54,35 @@ def add_errors_alarm(
             f"IF({awake_condition}, {share}, 0)" if awake_condition else share,
             "Share of requests that failed",
         ),
-        description=f"Requests to {serving.name} fail",
+        description=f"Requests to {stream.deployment} fail",
         signal="errors",
         condition=alarm.Condition(max(serving.stack.errors, MIN_ERROR_SHARE)),
     )
 
 
-def add_queue_alarm(stack: FleetStack, serving: Rendered[ServingStack], stream: MetricStream, service: Service) -> None:
+def add_queue_alarm(stack: FleetStack, stream: MetricStream, service: Service) -> None:
     """Add the alarm on requests that wait longer than scaling takes to help."""
     scale = service.replicas.scale
     queue_length = scale.target if scale and scale.signal == "queue" else _DEFAULT_QUEUE_LIMIT / 4
     alarm.add_alarm(
         stack,
-        f"{stack.fleet.name}-{serving.name}",
+        stream.owner,
         f"{service.role}-queue",
         build_task_metric("queue", stream, service, "queue", "Average"),
-        description=f"Requests wait for {serving.name}'s {service.role}",
+        description=f"Requests wait for {stream.deployment}'s {service.role}",
         signal="queue",
         condition=alarm.Condition(4 * queue_length, periods=10),
     )
 
 
-def add_transfer_alarm(stack: FleetStack, deployment: str, stream: MetricStream, service: Service) -> None:
+def add_transfer_alarm(stack: FleetStack, stream: MetricStream, service: Service) -> None:
     """Add the alarm on transfers of KV caches that fail: the engine sends the metric from the first failure on."""
     alarm.add_alarm(
         stack,
-        f"{stack.fleet.name}-{deployment}",
+        stream.owner,
         f"{service.role}-transfers",
         build_task_metric("failed", stream, service, sidecars.TRANSFERS, "Sum"),
-        description=f"Transfers of KV caches to {deployment}'s {service.role} fail",
+        description=f"Transfers of KV caches to {stream.deployment}'s {service.role} fail",
         signal=sidecars.TRANSFERS,
         condition=alarm.Condition(0, period_s=_TRANSFERS_PERIOD_S, periods=1),
     )

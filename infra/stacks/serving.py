@@ -271,9 +271,9 @@ class _Deployment:
             task_scaling.add_unmeasured_alarm(stack, service, stream, sidecars.UP, description)
         is_first = service.node is None or (service.node.replica, service.node.rank) == (0, 0)
         if not service.is_entry and is_first:
-            task_watch.add_queue_alarm(stack, serving, stream, service)
+            task_watch.add_queue_alarm(stack, stream, service)
             if sidecars.TRANSFERS in sidecars.select_metrics(service, stream):
-                task_watch.add_transfer_alarm(stack, self.name, stream, service)
+                task_watch.add_transfer_alarm(stack, stream, service)
         if service.replicas.scale:
             task_watch.add_maximum_alarm(stack, self.name, service, ecs_names)
             task_scaling.add_scaling(stack, serving.entry, service, stream, first_name)
