@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from llm_serving import paths
 from llm_serving.catalog import own_image
-from llm_serving.fleet import names, rented_cost
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.pool import Orchestrator
 from llm_serving.fleet.standing_cost import Units
@@ -287,10 +287,3 @@ def list_units(stack: GatewayStack, services: Sequence[Service]) -> Iterator[Uni
     yield from rendered.list_fargate(stack.orchestrator, services, stack.name)
     if stack.load_balancer:
         yield Units("application-load-balancer", 1, stack.name)
-
-
-def find_excess(stack: GatewayStack, units: Sequence[Units], fleet: Fleet) -> Iterator[Conflict]:
-    """Yield that the fleet with this gateway costs more than its spend limit, or that a price is not known."""
-    types = {"database_type": stack.database_type, "cache_type": stack.cache_type}
-    size = ("aws", "database_type"), stack.database_type
-    yield from rented_cost.find_excess(fleet, units, "the gateway", size, types)

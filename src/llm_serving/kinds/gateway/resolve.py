@@ -84,9 +84,12 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         services = cloud.build_services(settings, fleet.value, deployment, env, places)
     deployment = deployment.model_copy(update={"services": services})
     refusals = [cloud.find_large_settings(deployment)]
-    if deployment.stack:
-        units = list(cloud.list_units(deployment.stack, services))
-        refusals += [cloud.check_keys(settings, deployment), cloud.find_excess(deployment.stack, units, fleet.value)]
+    if stack := deployment.stack:
+        units = list(cloud.list_units(stack, services))
+        types = {"database_type": stack.database_type, "cache_type": stack.cache_type}
+        size = ("aws", "database_type"), stack.database_type
+        excess = rented_cost.find_excess(fleet.value, units, "the gateway", size, types)
+        refusals += [cloud.check_keys(settings, deployment), excess]
         deployment = deployment.model_copy(update={"cost": rented_cost.describe(fleet.value, units)})
     raise_mistakes(blueprint.locate(itertools.chain(*refusals)))
     return deployment

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from llm_serving.fleet import names, rented_cost
+from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.fleet.standing_cost import Units
 from llm_serving.kinds.streaming import programs
@@ -132,13 +132,6 @@ def list_units(stack: StreamStack) -> Iterator[Units]:
         ("kms-key", 1),
     ):
         yield Units(service, count, stack.name)
-
-
-def find_excess(stack: StreamStack, units: Sequence[Units], fleet: Fleet) -> Iterator[Conflict]:
-    """Yield that the fleet with this stream costs more than its spend limit, or that a price is not known."""
-    types = {"broker_type": stack.broker_type, "cache_type": stack.cache_type}
-    size = ("aws", "brokers"), stack.brokers
-    yield from rented_cost.find_excess(fleet, units, "the stream", size, types)
 
 
 def find_large_files(settings: Blueprint, job: str, environment: Environment) -> Iterator[Conflict]:

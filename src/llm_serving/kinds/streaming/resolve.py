@@ -95,7 +95,9 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         return deployment.model_copy(update={"operators": operators.resolve(settings, fleet.value, deployment, job)})
     stack = cloud.resolve(settings, fleet.value, deployment, job)
     units = list(cloud.list_units(stack))
-    raise_mistakes(blueprint.locate(cloud.find_excess(stack, units, fleet.value)))
+    types = {"broker_type": stack.broker_type, "cache_type": stack.cache_type}
+    size = ("aws", "brokers"), stack.brokers
+    raise_mistakes(blueprint.locate(rented_cost.find_excess(fleet.value, units, "the stream", size, types)))
     cost = rented_cost.describe(fleet.value, units)
     notes = tuple(cloud.list_notes(settings))
     return deployment.model_copy(update={"stack": stack, "cost": cost, "notes": notes})
