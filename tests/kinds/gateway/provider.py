@@ -143,7 +143,7 @@ def run_provider() -> Iterator[Provider]:
 def find_fault(body: dict[str, Any]) -> str:
     """Find the fault that a request asks for; empty where it asks for none."""
     prompt = str(body["messages"][-1]["content"] if "messages" in body else body.get("input") or body.get("prompt"))
-    return prompt.partition("fault: ")[2] if body["model"] == FAILING else ""
+    return prompt.partition("fault: ")[2] if body["model"].endswith(FAILING) else ""
 
 
 def build_event(number: int, choice: dict[str, Any]) -> dict[str, Any]:

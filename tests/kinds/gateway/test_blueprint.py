@@ -97,7 +97,8 @@ def test_litellm_is_told_each_route_with_its_deployments_price_and_fallback(
         "model": "openai/other", "api_base": f"{big.url}/v1", "api_key": "none", "order": 1, **other_price,
     }  # fmt: skip
     assert fourth["litellm_params"] == {
-        "model": "openai/mock", "mock_response": "A mock, für alle.", "api_key": "none", "order": 2, **other_price,
+        "model": "openai/mock", "mock_response": "A mock, für alle.", "use_chat_completions_api": True, "api_key": "none",
+        "order": 2, **other_price,
     }  # fmt: skip
     ids = ["chat/big-a", "chat/llm.example.com", "small/big-a", "small/mock"]
     assert [row["model_info"]["id"] for row in config["model_list"]] == ids

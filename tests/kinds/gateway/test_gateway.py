@@ -120,8 +120,10 @@ routes:
     deployments: {url: "PROVIDER", model: outside}
     retries: 0
   drawn:
-    deployments: {url: "PROVIDER", model: drawn}
+    deployments: {url: "PROVIDER", model: llama-3-outside}
     price: {input: 1 USD, output: 1 USD}
+    retries: 0
+    timeout: 3s
 shared_counts: redis://127.0.0.1:REDIS_PORT
 sample: {requests: 2}
 # Of 2025, which a test writes: the meter deletes what is older.
@@ -816,6 +818,14 @@ def test_a_provider_that_hangs_is_left_after_the_route_s_timeout(gateway: Runnin
     assert ask_outside(gateway, gateway.get_key("outside"), "fault: hang", "impatient") == "A mock."
 
 
+def test_a_client_does_not_repeat_what_took_longer_than_the_route_s_timeout(gateway: Running) -> None:
+    client, asked = gateway.connect(gateway.get_key("rich")).with_options(max_retries=2), len(gateway.received)
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.chat.completions.create(model="drawn", messages=[{"role": "user", "content": "fault: hang"}])
+    assert refused.value.status_code == 408
+    assert len(gateway.received) == asked + 1
+
+
 @pytest.mark.parametrize(
     ("path", "prompt"),
     [
@@ -858,6 +868,30 @@ def test_a_mock_answers_messages_of_anthropic_s_clients(gateway: Running, is_str
         answer = response.read().decode()
     assert "".join(re.findall(r'"text": ?"(.*?)"', answer)) == "A mock."
     assert max(int(count) for count in re.findall(r'"(?:in|out)put_tokens": ?(\d+)', answer)) <= 20
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_mock_answers_responses(gateway: Running, is_stream: bool) -> None:
+    responses: Any = gateway.connect(gateway.get_key("search")).responses
+    answer = responses.create(model="small", input="hi", stream=is_stream)
+    if is_stream:
+        events = list(answer)
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "A mock."
+        answer = events[-1].response
+    assert answer.output_text == "A mock."
+    assert answer.usage.total_tokens <= 40, "LiteLLM's own mock has 123"
+
+
+def test_tokens_of_messages_are_counted_at_once_and_no_deployment_gets_them(gateway: Running) -> None:
+    """Nor is a tokenizer downloaded for a model whose name has `llama-3`."""
+    asked = len(gateway.received)
+    for team, model in (("strict", "echo"), ("search", "small"), ("rich", "drawn")):
+        body = {"model": model, "messages": [{"role": "user", "content": "Write to lee@example.com."}]}
+        client = gateway.connect(gateway.get_key(team))
+        counted: Any = client.post("/messages/count_tokens", body=body, cast_to=object)
+        assert counted["input_tokens"] > 5
+    assert len(gateway.received) == asked
+    assert "huggingface.co" not in read_everything_kept(gateway)
 
 
 @pytest.mark.parametrize("is_in_result", [False, True])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,25 @@ def test_a_row_of_the_meter_has_the_sum_of_its_engines_however_many_they_are(
     assert [measured[f"new {name}"].tokens for name in COUNTED] == [244, 6]
 
 
+def test_usage_that_is_shown_while_the_meter_writes_waits_for_it(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Backend(
+        id="",
+        route="",
+        name="both",
+        usd_h=1.0,
+        metrics_urls=("u",),
+        prompt_tokens="p",
+        output_tokens="o",
+        usage_url="u",
+    )
+    monkeypatch.setattr(meter, "read_counters", lambda _: {"x": meter.Tokens(1, 1)})
+    used = itertools.count()
+    monkeypatch.setattr(meter, "read_use", lambda _: {meter.Used("r", "ads", "m"): [float(next(used))] * 3})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: meter.record(login, [backend]), range(40)))
+    assert len(database.query(login, "SELECT FROM blueprint_meter WHERE deployment = 'both'")) == 40
+
+
 @pytest.mark.parametrize("name", ["audit_requests", "usage_requests"])
 def test_the_requests_of_a_time_are_found_by_when_they_ended(login: Login, name: str) -> None:
     assert "Index Cond" in explain(login, build_statement(name))
@@ -222,3 +243,15 @@ def test_a_database_that_is_slow_is_away(login: Login, monkeypatch: pytest.Monke
     assert str(slow.value) == (
         "the gateway's database: no answer within 0 s. Fix: see `blueprint logs`, process postgres."
     )
+
+
+def test_the_reason_of_a_refusal_is_the_database_s_and_no_hint_of_it(login: Login) -> None:
+    with pytest.raises(Unavailable) as refused:
+        database.execute(login, "SELECT nothing")
+    reason = 'psql:<stdin>:1: ERROR:  column "nothing" does not exist'
+    fix = "see `blueprint logs`, process postgres"
+    assert str(refused.value) == f"the gateway's database refuses: {reason}. Fix: {fix}."
+    with pytest.raises(
+        Unavailable, match=r"refuses: psql: error: connection to server .* failed: Connection refused\."
+    ):
+        database.execute(login._replace(port=1), "SELECT 1")

@@ -140,8 +140,9 @@ def execute(login: Login, statements: str, *, as_one: bool = True) -> str:
         reason = f"no answer within {_TIMEOUT_S:.0f} s"
         raise Unavailable(f"the gateway's database: {reason}. Fix: see `blueprint logs`, process postgres.") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"psql ended with {done.returncode}"]
-        raise Unavailable(f"the gateway's database refuses: {lines[-1]}. Fix: see `blueprint logs`, process postgres.")
+        errors = (line for line in done.stderr.splitlines() if "error:" in line.lower())  # further lines are hints
+        reason = next(errors, f"psql ended with {done.returncode}")
+        raise Unavailable(f"the gateway's database refuses: {reason}. Fix: see `blueprint logs`, process postgres.")
     return done.stdout
 
 

@@ -19,19 +19,23 @@ from typing import Any
 from litellm import router as litellm_router
 from litellm import utils
 from litellm.caching.caching import Cache
-from litellm.exceptions import BadRequestError, ServiceUnavailableError
+from litellm.exceptions import BadRequestError, ServiceUnavailableError, Timeout
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils import core_helpers
 from litellm.llms.anthropic.pass_through.adapters.handler import LiteLLMMessagesToCompletionTransformationHandler
 from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 from litellm.llms.anthropic.pass_through.messages import handler as messages_handler
+from litellm.llms.bedrock.count_tokens.bedrock_token_counter import BedrockTokenCounter
 from litellm.llms.openai.completion.handler import OpenAITextCompletion
+from litellm.llms.openai.responses.count_tokens.token_counter import OpenAITokenCounter
 from litellm.proxy import _types, common_request_processing, tracing_endpoints
 from litellm.proxy._types import LiteLLMRoutes, ProxyException
 from litellm.proxy.anthropic_endpoints import endpoints as anthropic_endpoints
 from litellm.proxy.auth import user_api_key_auth
 from litellm.proxy.spend_tracking import spend_tracking_utils
+from litellm.responses import main as responses
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
+from litellm.types.router import GenericLiteLLMParams
 from openai._base_client import BaseClient
 from prisma._base_client import BasePrisma
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -48,6 +52,11 @@ for routes in (LiteLLMRoutes.openai_routes, LiteLLMRoutes.llm_api_routes):
 LiteLLMMessagesToCompletionTransformationHandler._route_openai_thinking_to_responses_api_if_needed = staticmethod(
     lambda *_, **__: None
 )
+
+# Tokens of messages are counted here: LiteLLM would ask the deployment, before hooks mask what is personal, take an
+# answer without a count for 0, and ask api.openai.com in place of a mock.
+for counter in (OpenAITokenCounter, BedrockTokenCounter):
+    counter.should_use_token_counting_api = lambda *_, **__: False
 
 GIVEN_UP = ("abort", "error", "cancelled", "timeout")
 """Finish reasons of an answer that an engine ended early, with HTTP 200: `abort` of vLLM and SGLang, as where they stop
@@ -138,10 +147,14 @@ def refuse_unreadable(translate: Callable[..., Any], /, *arguments: Any, **optio
         raise BadRequestError(message=message, model="", llm_provider="") from error
 
 
-@mend(messages_handler, "GenericLiteLLMParams")
-def mock_chat(build: Callable[..., Any], /, **options: Any) -> Any:
-    """Let a mock answer messages as chats: LiteLLM's own has no stream, and 2,598 tokens for each."""
-    return build(**{**options, "mock_response": None})
+class MockedAsChat(GenericLiteLLMParams):  # type: ignore[misc] # of another environment
+    """Lets a mock answer messages and responses as chats: LiteLLM's own has no stream, and a fixed number of tokens."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "mock_response": None})
+
+
+messages_handler.GenericLiteLLMParams = responses.GenericLiteLLMParams = MockedAsChat
 
 
 @mend(_types, "TokenCountRequest")
@@ -157,13 +170,16 @@ def refuse_uncountable(build: Callable[..., Any], /, **fields: Any) -> Any:
 def say_when(create: Callable[..., None], answer: ProxyException, /, *arguments: Any, **options: Any) -> None:
     """Tell a client when to come again, as a deployment that is full says, or a team's limit of Anthropic's API.
 
-    LiteLLM leaves that out of its answer.
+    LiteLLM leaves that out of its answer. After a route's `timeout` it is not to come again: clients of OpenAI and
+    Anthropic repeat a 408 twice, and an engine that is too slow would work three times as long.
     """
     create(answer, *arguments, **options)
     error = sys.exception()
     headers = getattr(error, "litellm_response_headers", None) or getattr(error, "headers", None) or {}
     if wait := headers.get("retry-after"):
         answer.headers.setdefault("retry-after", wait)
+    if isinstance(error, Timeout):
+        answer.headers["x-should-retry"] = "false"
 
 
 @mend(litellm_router.Router, "_time_to_sleep_before_retry")

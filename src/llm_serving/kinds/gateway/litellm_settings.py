@@ -230,7 +230,7 @@ def _build_source(place: Place[Any], region: str, *, converses: bool = True) -> 
     return {
         "model": f"openai/{place.model}",
         "api_key": key,
-        **({"mock_response": text} if text else {"api_base": f"{place.url}/v1"}),
+        **({"mock_response": text, "use_chat_completions_api": True} if text else {"api_base": f"{place.url}/v1"}),
     }
 
 

@@ -43,7 +43,9 @@ def record(login: Login, backends: Iterable[Backend]) -> None:
     """
     inserts = [_build_engines_insert(backend, read_counters(backend)) for backend in backends if backend.is_metered]
     inserts += [_build_door_insert(backend.name, use) for backend in backends if (use := read_use(backend)) is not None]
-    database.execute(login, "\n".join([database.read_statement("meter_schema"), *inserts]))
+    # Apart: each of two programs would keep the lock of an index that is there from what the other one inserts.
+    for statements in (database.read_statement("meter_schema"), "\n".join(inserts)):
+        database.execute(login, statements)
 
 
 def _build_engines_insert(backend: Backend, counters: Mapping[str, Tokens]) -> str:
