@@ -23,8 +23,6 @@ MAX_PERCENT = 80.0
 
 
 class Metric(NamedTuple):
-    """A metric that an alarm reads."""
-
     id: str
     namespace: str
     name: str

@@ -43,8 +43,6 @@ class Account:
 
 
 class FleetStack(TerraformStack):
-    """One of the fleet's stacks."""
-
     def __init__(self, app: App, name: str, fleet: Fleet) -> None:
         super().__init__(app, name)
         self.fleet = fleet

@@ -229,7 +229,6 @@ class ChunkState:
         self.suspects, self._next_number = suspects, next(numbers)
 
     def _join(self, parts: list[dict[str, Any]], number: int) -> dict[str, Any]:
-        """Join parts into one."""
         saves = sum(map(_count_saves, parts))
         joined = {"output": "", "errors": "", "faults": False, "saves": saves, **layout.add_counts(parts)}
         for kind, size in SIZES.items():

@@ -43,8 +43,6 @@ _MAX_ANSWER_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the endpoint."""
-
     status: int
     raw: bytes
     body: Any

@@ -57,8 +57,6 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketStatus:
-    """The bucket as it is."""
-
     exists: bool
     changes: tuple[Change, ...]
     """Calls to make, in order; empty where the bucket is up to date."""

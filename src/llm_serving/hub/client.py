@@ -45,8 +45,6 @@ _RANGE_BYTES = 4 * 2**20
 
 
 class RepoFile(NamedTuple):
-    """One file of a repository."""
-
     name: str
     size: int
     sha256: str | None

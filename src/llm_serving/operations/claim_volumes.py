@@ -24,8 +24,6 @@ _CLAIM_TAGS = ("kubernetes.io/created-for/pvc/namespace", "kubernetes.io/created
 
 @dataclass(frozen=True)
 class ClaimVolume:
-    """One volume."""
-
     id: str
     gib: int
     claim: str

@@ -10,8 +10,6 @@ PANELS = BLUEPRINTS, MODELS, FLEET, AWS, TOOLS = "Blueprints", "Models", "Fleet"
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """One command of the command line."""
-
     panel: str
     name: str
     location: str

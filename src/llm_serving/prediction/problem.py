@@ -17,8 +17,6 @@ METRICS = ("ttft_ms", "itl_ms", "e2e_ms")
 
 
 class Limit(NamedTuple):
-    """One limit of the SLO."""
-
     metric: str
     statistic: str
     """`p95`, or `mean`."""

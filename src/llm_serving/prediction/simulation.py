@@ -30,8 +30,6 @@ _MAX_GROWTH = 0.05
 
 
 class Request(NamedTuple):
-    """One request of a load."""
-
     at_s: float
     input_tokens: int
     output_tokens: int

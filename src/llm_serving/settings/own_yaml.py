@@ -17,7 +17,6 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read(file: Path) -> Any:
-    """Return what `file` holds."""
     return yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
 
 

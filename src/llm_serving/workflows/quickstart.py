@@ -41,8 +41,6 @@ STACKS = ("network", "storage")
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """The result of the quickstart."""
-
     plan: DeploymentPlan
     report: Report
     report_dir: Path

@@ -65,8 +65,6 @@ class _LimitReachedError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What to tune."""
-
     folder: Path
     fleet_file: Path
     target: str

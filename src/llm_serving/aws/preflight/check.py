@@ -15,8 +15,6 @@ Status = Literal["pass", "warn", "fail"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check."""
-
     name: str
     status: Status
     message: str

@@ -31,8 +31,6 @@ _MAX_SHOWN_ACTIONS = 4
 
 
 class Identity(NamedTuple):
-    """The caller."""
-
     account: str
     arn: str
 

@@ -64,7 +64,6 @@ class Context:
 
     @property
     def models(self) -> list[Model]:
-        """The roles' models."""
         return [placed.model for placed in self.placed_roles]
 
     @property

@@ -40,8 +40,6 @@ class PatternFacts(Settings):
 
 
 class Pattern(PatternFacts):
-    """A pattern."""
-
     name: str
     roles: tuple[str, ...]
     """Keys of `roles` in its blueprints, beside `router`."""

@@ -15,8 +15,6 @@ SHOWN_BYTES = 200
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of one request."""
-
     messages: tuple[dict[str, Any], ...]
     max_tokens: int
     exact: bool = True

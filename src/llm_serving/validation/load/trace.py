@@ -30,8 +30,6 @@ BLOCK_TOKENS = 512
 
 
 class TraceRow(NamedTuple):
-    """One request of a trace."""
-
     at_s: float
     """When it came, in seconds from the first one."""
     input_tokens: int

@@ -28,7 +28,6 @@ def pack_urls(urls: Sequence[str]) -> str:
 
 
 def unpack_urls(packed: str) -> list[str]:
-    """Return the URLs that `pack_urls` packed."""
     return list(json.loads(zlib.decompress(base64.b64decode(packed))))
 
 

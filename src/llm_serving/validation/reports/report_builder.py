@@ -61,7 +61,6 @@ METHOD_FILE = Path(__file__).with_name("method.yaml")
 
 
 def build(measured: Measured) -> Report:
-    """Build the report of a load."""
     target, samples, answered = measured.target, measured.samples, measured.answered
     readings = _read_engines(measured)
     numbers = _compute_numbers(measured, readings)

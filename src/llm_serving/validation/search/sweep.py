@@ -62,8 +62,6 @@ _LEAST_RATES = ("requests_per_s", "output_tokens_per_s", "inputs_per_s")
 
 @dataclass(frozen=True)
 class Options:
-    """How to sweep."""
-
     axis: Axis | None = None
     """None for the blueprint's own loop."""
 

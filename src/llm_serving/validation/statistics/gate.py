@@ -79,7 +79,6 @@ Findings = Iterator[MissedObjective | str]
 
 
 def judge(slo: Slo, outcome: Outcome) -> Judgement:
-    """Judge a load."""
     nothing = MissedObjective(metric="requests", value=0, limit=1, why="no requests were counted")
     findings = [
         *([] if outcome.goodput.total else [nothing]),

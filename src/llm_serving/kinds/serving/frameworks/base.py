@@ -31,8 +31,6 @@ class Adapted(NamedTuple):
 
 
 class FrameworkModule(Protocol):
-    """The module of one framework."""
-
     def check(self, context: Context) -> Iterator[Conflict]:
         """Yield what the framework cannot run, beyond what its row says."""
 
