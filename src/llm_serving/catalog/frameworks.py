@@ -179,6 +179,9 @@ class Framework(NamedChoice):
     proxy_image: str = ""
     """Envoy before what it adds to the router's pod; empty where it adds nothing."""
 
+    is_x86_64: bool = False
+    """Whether the image of what clients call is for x86-64 alone."""
+
     objects: str = "plain"
     """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""
 

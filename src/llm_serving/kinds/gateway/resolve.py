@@ -22,7 +22,7 @@ from llm_serving.kinds.gateway.deployment import (
     GatewayDeployment,
 )
 from llm_serving.kinds.gateway.litellm_settings import EMBEDDING, MOCK, Place
-from llm_serving.services import deployments
+from llm_serving.services import deployments, orchestrators
 from llm_serving.services.blueprint import resolve_name
 from llm_serving.services.deployment import FoundDeployment
 from llm_serving.services.deployments import ENTRY_PORT
@@ -70,7 +70,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         embeddings=tuple(backend for backend in backends if backend.route == EMBEDDING),
         sample=settings.sample,
         slo=settings.slo,
-        notes=tuple(_list_notes(settings, backends, environment)),
+        notes=tuple(_list_notes(settings, backends, fleet.value, environment)),
         emulated=environment.emulated,
     )
     redis = litellm_settings.parse_redis(settings.shared_counts) if is_local else cloud.REDIS
@@ -155,7 +155,10 @@ def _locate(place: Place[Any], serving: dict[str, FoundDeployment]) -> Place[Any
     )
 
 
-def _list_notes(settings: Blueprint, backends: list[Backend], environment: Environment) -> Iterator[str]:
+def _list_notes(
+    settings: Blueprint, backends: list[Backend], fleet: Fleet, environment: Environment
+) -> Iterator[str]:
+    yield from orchestrators.describe_missing_nodes(fleet, environment.conventions, "The gateway")
     if any(backend.name == MOCK for backend in backends):
         yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
     routed = [backend for backend in backends if backend.route != EMBEDDING]

@@ -13,7 +13,7 @@ from llm_serving.kinds.serving.checks import pictures, turns
 from llm_serving.kinds.serving.context import Context
 from llm_serving.kinds.serving.placed_role import PlacedRole
 from llm_serving.kinds.serving.roles import compute_fixed_replicas, get_shared
-from llm_serving.services import tasks
+from llm_serving.services import orchestrators, tasks
 from llm_serving.services.service import Service
 
 
@@ -69,6 +69,10 @@ def _describe_choices(context: Context) -> Iterator[str]:
         )
     if framework.note:
         yield framework.note
+    keeper = settings.tuning.keeper
+    is_master = keeper is not None and bool(keeper.master)
+    for name in ["The router"] * framework.is_x86_64 + ["The master of the cached prompts"] * is_master:
+        yield from orchestrators.describe_missing_nodes(context.fleet, context.conventions, name)
     if context.pair and context.pair.local and context.conventions.is_local:
         yield context.pair.local.note
 
