@@ -37,6 +37,6 @@ def describe_missing_nodes(fleet: Fleet, conventions: Conventions, program: str)
     groups = [build_system_group(fleet), *(group for name in pools for group in resolve_pool(fleet, name))]
     if not any(group.arch == "x86_64" and not group.taints for group in groups):
         yield (
-            f"{program} waits for a node of x86-64 without taints, of which the fleet {fleet.name} has none: add a pool "
-            "to it, such as cpus: {types: m7i.xlarge, size: 1..2}."
+            f"{program} waits for a node of x86-64 without taints, of which the fleet {fleet.name} has none: add a "
+            "pool to it, such as cpus: {types: m7i.xlarge, size: 1..2}."
         )

@@ -155,9 +155,7 @@ def _locate(place: Place[Any], serving: dict[str, FoundDeployment]) -> Place[Any
     )
 
 
-def _list_notes(
-    settings: Blueprint, backends: list[Backend], fleet: Fleet, environment: Environment
-) -> Iterator[str]:
+def _list_notes(settings: Blueprint, backends: list[Backend], fleet: Fleet, environment: Environment) -> Iterator[str]:
     yield from orchestrators.describe_missing_nodes(fleet, environment.conventions, "The gateway")
     if any(backend.name == MOCK for backend in backends):
         yield "A mock says the same to every request, and costs its route's list price. See routes.NAME.deployments."
