@@ -45,6 +45,8 @@ def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]
         (["check", "x", "--flet", "y"], "blueprint check: no such option: --flet (Possible options: --fleet) (blueprint check --help shows more)"),
         (["check", "x", "--fleet"], "blueprint: option '--fleet' requires an argument. (blueprint --help shows more)"),
         (["schema", "x"], "blueprint schema: invalid value for 'file': 'x' is not one of 'fleet', 'blueprint', 'report'. (blueprint schema --help shows more)"),
+        (["deploy", "x", "--port", "http"], "blueprint deploy: invalid value for '--port': \"http\" should be a valid integer, unable to parse string as an integer (blueprint deploy --help shows more)"),
+        (["deploy", "x", "--port", "99999"], "blueprint deploy: invalid value for '--port': \"99999\" should be less than or equal to 65535 (blueprint deploy --help shows more)"),
         (["model", "x"], "blueprint model: no such command 'x'. (blueprint model --help shows more)"),
     ],
 )  # fmt: skip

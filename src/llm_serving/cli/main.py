@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from llm_serving import console, kinds, program, startup
 from llm_serving.options.command import AWS, BLUEPRINTS, FLEET, MODELS, PANELS, TOOLS, CommandEntry
 from llm_serving.program import DEBUG
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import InputError, Unavailable, quote_value
 
 EXIT_CODES = "Exit codes: 0 success; 1 check failed; 2 invalid input; 3 environment problem; 70 internal error."
 
@@ -176,4 +176,6 @@ def _describe_usage_error(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "blueprint"
     text = " ".join(error.format_message().split()).replace("Value error, ", "")
+    if list_errors := getattr(error.__cause__, "errors", None):  # pydantic's, whose message lacks the value
+        text = text.replace(": Input ", f": {quote_value(list_errors()[0]['input'])} ", 1)
     return text and f"{command}: {text[0].lower()}{text[1:]} ({command} --help shows more)"

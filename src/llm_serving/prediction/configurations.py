@@ -20,6 +20,9 @@ from llm_serving.prediction.simulation import Limits
 from llm_serving.prediction.step_time import StepTime, apply_precision, has_facts
 from llm_serving.prediction.workload import Workload
 
+ALONE = "one request alone"
+"""Begin of the reason why a type is out where no number of replicas helps."""
+
 _BOUND_MARGIN = 0.9
 """Of the optimistic bound: a batch may be better than the one it was taken at."""
 
@@ -156,7 +159,7 @@ class Preparation:
         step, batch = StepTime(model, device, split, kv_type, times), vllm.select_batch(device)
         interval = times.intervals[step.basis]
         if missed := self._find_impossible(step, interval):
-            self.reject(configuration.instance, *missed, 1e6 / split.ranks)
+            self.reject(configuration.instance, *missed)
             return
         batch_tokens, stages = configuration.batch_tokens or batch.tokens, split.pipeline
         setup = ReplicaSetup(**dataclasses.asdict(split), dtype=kv_type)
@@ -175,8 +178,8 @@ class Preparation:
     def _bound_lanes(self, busy_s: float, interval: Interval) -> int:
         return max(1, math.ceil(self.problem.workload.rate * busy_s * interval.high * _BOUND_MARGIN))
 
-    def _find_impossible(self, step: StepTime, interval: Interval) -> tuple[str, str] | None:
-        """Return why a limit is missed even by one request alone, and the metric; None where none is."""
+    def _find_impossible(self, step: StepTime, interval: Interval) -> tuple[str, str, float] | None:
+        """Return why a limit is missed even by one request alone, the metric, and by how much; None where none is."""
         workload = self.problem.workload
         tokens = max(1, round(workload.mean_input - workload.mean_shared))
         step_s = interval.high * (step.compute_base_s(1, 1) + step.compute_cache_s(1, workload.mean_input))
@@ -185,7 +188,8 @@ class Preparation:
         for limit in self.problem.limits:
             ms = 1000 * alone[limit.metric]
             if ms > limit.ms and limit.statistic in ("p95", "p99"):
-                return f"one request alone takes {ms:,.3g} ms, more than {limit}", limit.metric.removesuffix("_ms")
+                name = limit.metric.removesuffix("_ms")
+                return f"{ALONE} takes {ms:,.3g} ms, more than {limit}", name, 1e6 * ms / limit.ms
         return None
 
 

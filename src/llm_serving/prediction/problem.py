@@ -134,6 +134,9 @@ class Result:
     closest: Candidate | None = None
     """Where none meets it: the one with the smallest gap."""
 
+    floor: str = ""
+    """Where none meets it, and none was simulated: why."""
+
     simulations: int = 0
 
 

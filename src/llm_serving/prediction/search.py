@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from llm_serving.catalog.instances import Instance
 from llm_serving.prediction import disaggregation
-from llm_serving.prediction.configurations import Preparation, Prepared
+from llm_serving.prediction.configurations import ALONE, Preparation, Prepared
 from llm_serving.prediction.problem import (
     METRICS,
     Candidate,
@@ -322,6 +322,15 @@ class _Search:
         for name, reasons in self._reasons.items():
             if name not in cheapest:
                 self._result.rejected.append(min(reasons, key=lambda entry: entry[0])[1])
+        self._result.floor = self._describe_floor()
+
+    def _describe_floor(self) -> str:
+        """Return what no hardware lifts, or that none is left."""
+        rows = [row for reasons in self._reasons.values() for row in reasons if math.isfinite(row[0])]
+        if any(rejection.limited_by == "price" for _, rejection in rows):
+            return "what may meet it costs more. Fix: raise --max-usd-per-hour."
+        alone = [row for row in rows if row[1].reason.startswith(ALONE)]
+        return f"on the fastest one {min(alone)[1].reason}" if alone else "none of them holds the model"
 
 
 def _interpolate(below: MeasuredPoint, above: MeasuredPoint, metric: str, rate: float) -> Latency:

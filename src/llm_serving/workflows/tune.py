@@ -32,6 +32,7 @@ from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
 from llm_serving.settings.overrides import Override
+from llm_serving.settings.units import format_count
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, LoadOrigin
 from llm_serving.validation import base
@@ -196,8 +197,8 @@ def _describe_job(state: Tuning, limits: Limits) -> str:
     lines = [f"  {trial.number}. {trial.title}{f' ({trial.why})' if trial.why else ''}" for trial in state.trials]
     lines += [f"  {note}" for note in state.notes]
     return (
-        "\n".join(lines) + f"\n{len(waiting)} configurations, deployed on {state.target} one after the other as "
-        f"{state.name}{NAME_SUFFIX}{cost}; within {limits.seconds / 60:g} min{money}"
+        "\n".join(lines) + f"\n{format_count(len(waiting), 'configuration')}, deployed on {state.target} one after the "
+        f"other as {state.name}{NAME_SUFFIX}{cost}; within {limits.seconds / 60:g} min{money}"
     )
 
 

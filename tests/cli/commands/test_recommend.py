@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,25 @@ def test_nothing_meets_the_slo_and_the_gap_is_named(capsys: pytest.CaptureFixtur
     assert run(*ASKED[:-1], "2", "--type", "g6e.xlarge") == 1
     error = capsys.readouterr().err
     assert "no type meets TTFT p95 1000 ms and ITL p95 2 ms: on the fastest one one request alone takes" in error
+
+
+def test_the_floor_is_that_of_the_fastest_numbers_and_type(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*ASKED[:-1], "1", "--type", "p5.48xlarge", "--type", "p5en.48xlarge")
+    assert run(*words, "--json") == 1
+    output = capsys.readouterr()
+    dearest = json.loads(output.out)["rejected"][-1]
+    floor = float(re.search(r"on the fastest one one request alone takes ([\d.]+) ms", output.err)[1])
+    assert dearest["instance"] == "p5en.48xlarge"
+    assert floor < float(re.search(r"takes ([\d.]+) ms", dearest["reason"])[1]), "the dearest is not the fastest"
+    assert run(*ASKED[:-1], str(floor + 0.01), *words[-4:], "--explain", "p5.48xlarge") in (0, 1)
+    assert "alone" not in capsys.readouterr().out, "with a limit above it, a request alone meets it"
+
+
+def test_what_costs_more_than_allowed_is_no_floor(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--type", "g6e.xlarge", "--type", "p5.4xlarge", "--max-usd-per-hour", "3")
+    assert run(*ASKED[:-1], "10", *words) == 1
+    reason = "what may meet it costs more. Fix: raise --max-usd-per-hour."
+    assert f"no type meets TTFT p95 1000 ms and ITL p95 10 ms: {reason}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

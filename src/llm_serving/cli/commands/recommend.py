@@ -128,15 +128,9 @@ def _require_met(answer: Answer) -> None:
     closest = answer.result.closest
     limits = " and ".join(map(str, answer.limits))
     if closest is None:
-        raise CheckFailed(f"no type meets {limits}: {_describe_floor(answer)}")
+        raise CheckFailed(f"no type meets {limits}: {answer.result.floor}")
     text = f"{closest.replicas} x {closest.configuration.instance.name} comes closest, {closest.gap:.2f} times a limit"
     raise CheckFailed(f"no type meets {limits}: {text}. Fix: raise that limit or --max-usd-per-hour.")
-
-
-def _describe_floor(answer: Answer) -> str:
-    """Return what no hardware of the catalog lifts, or that none is left."""
-    reasons = [row.reason for row in answer.result.rejected if "one request alone" in row.reason]
-    return f"on the fastest one {reasons[-1]}" if reasons else "none of them holds the model within the price"
 
 
 def _write(answer: Answer, folder: Path, *, is_quiet: bool) -> None:
