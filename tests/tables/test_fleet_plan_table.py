@@ -35,6 +35,14 @@ def test_a_plan_on_eks_says_what_else_a_new_size_of_a_pool_takes_and_what_charts
     assert f"Excludes {charts}S3, ECR, logs, metrics and traffic" in text
 
 
+def test_a_plan_is_shown_where_no_price_of_the_region_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    pools = "pools:\n  general: {types: g6.xlarge, size: 0..4}\n"
+    file.write_text(f"name: demo\nregion: eu-north-1\nzones: [eu-north-1a, eu-north-1b]\n{pools}")
+    context: Any = SimpleNamespace(fleet=(document := load_fleet(file)).value, document=document)
+    assert fleet_plan_table.describe_cost(context).endswith("no instance runs); no price for g6.xlarge")
+
+
 def build_plan(stack: str, **actions: tuple[str, ...]) -> StackPlan:
     changes = {
         name.replace("__", "."): ResourceChange(name.replace("__", "."), verbs) for name, verbs in actions.items()

@@ -255,6 +255,6 @@ def _describe_unpriced(row: Instance, region: str) -> str:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Return `a`, `a and b`, `a, b and c`."""
-    *leading, last = words
+    """Return `a`, `a and b`, `a, b and c`; nothing of none."""
+    *leading, last = [*words] or [""]
     return f"{', '.join(leading)} and {last}" if leading else last
