@@ -46,6 +46,8 @@ exec "$folder/lib/{loader}" --library-path "$folder/lib" "$folder/lib/{program}"
 
 
 class Package(NamedTuple):
+    """One pinned package."""
+
     file: str
     """Path below a mirror."""
 
