@@ -294,11 +294,12 @@ class BatchApi:
 
     async def _count(self, source: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
         bucket, key, store = source["bucket"], source["key"], Store(source["bucket"], self._store.client)
-        _, template = await asyncio.to_thread(
+        head, template = await asyncio.to_thread(
             self._jobs.read_input, bucket, key, _read_text(body, "template", MAX_TEMPLATE_BYTES)
         )
+        rows_endpoint = str(body.get("endpoint") or "")
         try:
-            sample = await asyncio.to_thread(count.read_sample, store, key, {**body, "template": template})
+            sample = await asyncio.to_thread(count.read_sample, store, key, head["bytes"], rows_endpoint, template)
         except (reader.CorruptFile, reader.BadTemplate) as error:
             raise BadSubmission("input", str(error)) from None
         endpoint = Endpoint(self._settings.endpoint, self._api_key, _COUNT_TIMEOUT_S, ())

@@ -377,5 +377,5 @@ def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line
         read, size = partial(store.read_range, chunk["key"]), chunk["end"]
     else:
         source_store, size = Store(source["bucket"], store.client), int(source["bytes"])
-        read = partial(source_store.read_range, source["key"], etag=str(source.get("etag", "")))
+        read = partial(source_store.read_range, source["key"], etag=source["etag"])
     return reader.read_range_lines(read, chunk["start"], chunk["end"], size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -79,23 +79,18 @@ class Sample:
     is_whole: bool
 
 
-def read_sample(store: Store, key: str, options: Mapping[str, Any]) -> Sample:
-    """Read a sample of an input, or all of it.
-
-    Args:
-        options: of the job: `endpoint`, and `template` of a Parquet file.
+def read_sample(store: Store, key: str, size: int, endpoint: str, template: str) -> Sample:
+    """Read a sample of an input of `size` bytes, or all of it.
 
     Raises:
         reader.CorruptFile: it cannot be unpacked.
         reader.BadTemplate: the template cannot be used with it.
     """
-    endpoint = str(options.get("endpoint") or "")
-    size = (store.read_head(key) or {"bytes": 0})["bytes"]
     read = partial(store.read_range, key)
     first_bytes = b"".join(read(0, min(4, size)))
     compression = reader.detect_compression(first_bytes)
     if first_bytes == reader.PARQUET:
-        return _read_parquet(read, size, str(options.get("template") or ""), endpoint)
+        return _read_parquet(read, size, template, endpoint)
     if compression:
         return _read_beginning(read, size, compression, endpoint)
     if size <= WHOLE_BYTES:

@@ -121,14 +121,12 @@ class Steps:
         head = store.read_head(source["key"])
         if head is None:
             raise Permanent("missing_file", f"there is no s3://{source['bucket']}/{source['key']}")
-        if source.get("etag") and head["etag"] != source["etag"]:
+        if head["etag"] != source["etag"]:
             raise Permanent(*CHANGED_FILE)
         # Results belong to these ranges. Other settings, as of a later deploy, would draw others.
         if planned := self._store.read_json(self._keys.build(layout.CHUNKS, job_id)):
             return {"chunks": len(planned.value)}
         size = head["bytes"]
-        if size == 0:
-            raise Permanent("empty_file", "the input is empty")
         first_bytes = b"".join(store.read_range(source["key"], 0, min(4, size)))
         blocks = self._open_packed(job, store, first_bytes, size)
         if blocks is not None:
@@ -145,12 +143,12 @@ class Steps:
     def _open_packed(self, job: Job, store: Store, first_bytes: bytes, size: int) -> Iterator[bytes] | None:
         """Read the lines of a compressed or Parquet input in blocks; None for a plain input."""
         # A file that is overwritten meanwhile must not give the rows of both.
-        read = partial(store.read_range, job["input"]["key"], etag=str(job["input"].get("etag", "")))
+        read = partial(store.read_range, job["input"]["key"], etag=job["input"]["etag"])
         if compression := reader.detect_compression(first_bytes):
             return reader.unpack(read(0, size), compression)
         if first_bytes == reader.PARQUET:
-            return _read_parquet(read, size, job.get("template", ""))
-        if job.get("template"):
+            return _read_parquet(read, size, job["template"])
+        if job["template"]:
             raise Permanent("bad_template", "the job has a template, and its input is not a Parquet file")
         return None
 
@@ -193,7 +191,7 @@ class Steps:
                 continue
             count += 1
             try:
-                row = rows.parse(line.content, job.get("endpoint", ""))
+                row = rows.parse(line.content, job["endpoint"])
             except RowError as error:
                 fault: Any = {"custom_id": error.custom_id, "code": error.code, "message": error.message}
                 faults.append(cast(RowFault, {"line": line.number, "offset": line.offset, **fault}))

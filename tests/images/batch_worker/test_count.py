@@ -23,9 +23,6 @@ class FakeStore:
         self.content = content
         self.bytes_read = 0
 
-    def read_head(self, _: str) -> dict[str, int]:
-        return {"bytes": len(self.content)}
-
     def read_range(self, _: str, start: int, end: int) -> Iterator[bytes]:
         for position in range(start, end, 2**12):
             block = self.content[position : min(end, position + 2**12)]
@@ -68,7 +65,7 @@ def build_file(row_count: int, seed: int = 1) -> tuple[bytes, int, int]:
 
 def estimate(content: bytes, endpoint: Any = None) -> tuple[dict[str, Any], FakeStore]:
     store = FakeStore(content)
-    sample = count.read_sample(store, "key", {})  # type: ignore[arg-type]
+    sample = count.read_sample(store, "key", len(content), "", "")  # type: ignore[arg-type]
     return asyncio.run(count.estimate(sample, endpoint or WordEndpoint(), "")), store
 
 

@@ -245,8 +245,9 @@ def test_a_parquet_job_that_cannot_run_says_why(
 
 
 def test_rows_of_a_parquet_file_are_counted_by_its_own_metadata(store: Store) -> None:
-    store.write("count.parquet", build_file(1200, group_rows=10))
-    sample = count.read_sample(store, "count.parquet", {"template": TEMPLATE})
+    content = build_file(1200, group_rows=10)
+    store.write("count.parquet", content)
+    sample = count.read_sample(store, "count.parquet", len(content), "", TEMPLATE)
     assert (sample.bytes, sample.is_whole, len(sample.blocks)) == (1200, False, count.BLOCKS)
     scaled = count._summarize(sample, [], 0, is_every_row=False)
     assert (scaled["rows"], scaled["bad_rows"]["value"]) == ({"value": 1200, "error": 0}, 0)
