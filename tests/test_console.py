@@ -171,5 +171,7 @@ def test_a_line_of_a_log_is_shown_without_its_colors_and_with_other_sequences_sp
 
 def test_an_error_has_its_lines_and_no_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.print_error(Unavailable("one\n\ttwo \x1b[2J\r")) == 3
-    assert program.print_error("three \x1b[2J", 4) == 4
-    assert capsys.readouterr().err == "one\n\ttwo \\x1b[2J\\r\nthree \\x1b[2J\n"
+    assert program.print_error("three \x1b[2J \x1b[1;37mwhite\x1b[0m", 4) == 4
+    console.err.print("gateway starting; \x1b[32mgreen \x1b[1;3")
+    written = "one\n\ttwo \\x1b[2J\\r\nthree \\x1b[2J white\ngateway starting; green \n"
+    assert capsys.readouterr().err == written

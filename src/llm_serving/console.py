@@ -38,8 +38,6 @@ class _Console(Console):
             yield segment if segment.control else Segment(make_safe(segment.text), segment.style)
 
 
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
 out = _Console(highlight=False, emoji=False, soft_wrap=True)
 err = _Console(highlight=False, emoji=False, soft_wrap=True, stderr=True)
 if out.width < 80:  # a narrower terminal wraps the lines of tables and of typer's helps, which would be cut
@@ -49,7 +47,7 @@ if out.width < 80:  # a narrower terminal wraps the lines of tables and of typer
 
 def print_log(line: str, end: str = "\n") -> None:
     """Print a program's line without its colors."""
-    out.print(_COLORS.sub("", line), end=end, markup=False)
+    out.print(line, end=end, markup=False)
 
 
 def print_result(renderable: RenderableType) -> None:

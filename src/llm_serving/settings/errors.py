@@ -9,6 +9,7 @@ BlueprintError
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +86,16 @@ def escape_unprintable(text: str, keep: str = "") -> str:
     )
 
 
+_COLORS = re.compile(r"\x1b\[[0-9;]*(?:m|$)")
+"""Of a terminal; the last one of a line may be cut."""
+
+
 def make_safe(text: str) -> str:
-    """Return a text for a terminal, whoever wrote it: what would move the cursor or hide other lines is spelled out."""
-    return escape_unprintable(text, keep="\n\t")
+    """Return a text for a terminal, whoever wrote it: what would move the cursor or hide other lines is spelled out.
+
+    Colors of other programs are left out.
+    """
+    return escape_unprintable(_COLORS.sub("", text), keep="\n\t")
 
 
 class InputError(BlueprintError):

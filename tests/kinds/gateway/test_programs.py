@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from llm_serving import console, paths
-from llm_serving.kinds.gateway import database, gateway_program, prisma_types
+from llm_serving import console, paths, processes
+from llm_serving.kinds.gateway import database, gateway_program, postgres_program, prisma_types
 from llm_serving.kinds.gateway.kind import Postgres
 from llm_serving.kinds.gateway.litellm_env import LiteLlmEnv
 from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.local import subreaper
 
 LOCK = (paths.ROOT / "requirements" / "gateway.txt").read_text()
 
@@ -48,6 +53,34 @@ def test_debian_s_newest_postgres_is_found_off_path(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert database.find_program("initdb") == str(tmp_path / "15" / "bin" / "initdb")
     assert database.find_program("psql") is None
+
+
+def test_postgres_ends_with_the_program_that_watches_it_even_while_a_client_is_connected(tmp_path: Path) -> None:
+    if missing := database.find_missing():
+        pytest.skip(f"{missing}: there is none on this machine. To run this test: {database.INSTALL}")
+    (port,) = processes.claim_free_ports(1)
+    command = [sys.executable, subreaper.__file__, sys.executable, postgres_program.__file__, str(port), str(tmp_path)]
+    watcher = processes.spawn(command)
+
+    def is_connected() -> bool:
+        with contextlib.suppress(Unavailable):
+            return bool(database.query(database.read_login(port, tmp_path), "SELECT 1 AS one"))
+        return False
+
+    try:
+        processes.wait_until(is_connected, "Postgres", 120)
+        postgres = psutil.Process(int((tmp_path / "data" / "postmaster.pid").read_text().splitlines()[0]))
+        with ThreadPoolExecutor() as pool:
+            client = pool.submit(database.execute, database.read_login(port, tmp_path), "SELECT pg_sleep(600)")
+            watcher.kill()
+            try:
+                postgres.wait(60)
+            finally:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    postgres.kill()
+            assert isinstance(client.exception(), Unavailable)
+    finally:
+        processes.stop(watcher)
 
 
 @pytest.mark.parametrize(("target", "is_debian_s"), [("pg_wrapper", True), ("psql-17", False)])

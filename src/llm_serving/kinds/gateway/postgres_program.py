@@ -14,6 +14,9 @@ from llm_serving.services.service import LOOPBACK
 _AS_NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
 """Postgres refuses to run as root. In a user namespace of its own root is nobody, and owns the same files."""
 
+_ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "INT")
+"""A signal to end at once, whoever is connected. The one that subreaper.py asks for is lost in the user namespace."""
+
 
 def main(port: int, folder: Path) -> None:
     """Create the database unless that is done, then become its server."""
@@ -21,8 +24,9 @@ def main(port: int, folder: Path) -> None:
     data_folder = folder / "data"
     if not (data_folder / "PG_VERSION").exists():
         _create(folder, data_folder, prefix)
-    command = [*prefix, str(database.find_program("postgres")), "-D", str(data_folder), "-p", str(port)]
-    os.execvp(command[0], [*command, "-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="])
+    command = [*prefix, *_ENDS_WITH_PARENT, str(database.find_program("postgres")), "-D", str(data_folder)]
+    command += ["-p", str(port), "-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="]
+    os.execvp(command[0], command)
 
 
 def _create(folder: Path, data: Path, prefix: tuple[str, ...]) -> None:
