@@ -182,7 +182,7 @@ def test_few_inputs_are_counted_at_a_time(batch_settings: Any, monkeypatch: pyte
 
         assert await asyncio.gather(*(ask_once() for _ in range(10))) == [200] * 10
 
-    ask_api(batch_settings, use, jobs={"read_input": lambda *_: ({}, "")}, client=None)
+    ask_api(batch_settings, use, jobs={"read_input": lambda *_: ({"bytes": 0}, "")}, client=None)
     assert most_counting == [api.MAX_COUNTS]
 
 
