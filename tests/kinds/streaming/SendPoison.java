@@ -11,10 +11,12 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Sends a record whose transaction is aborted, then one with as long a key as Kafka takes, and prints the dead letters that
- * come until the second one's.
+ * Sends a record whose transaction is aborted, an event of an unknown version, and a record with as long a key as Kafka
+ * takes, and prints the dead letters that come until the last one's.
  */
 class SendPoison {
+    private static final String LONG_KEY = "\u0001".repeat(1_000_000), ITEM = "x".repeat(3_000);
+
     public static void main(String[] arguments) {
         String topic = arguments[1];
         Properties properties = new Properties();
@@ -33,8 +35,11 @@ class SendPoison {
             send(properties, topic);
             while (true) {
                 for (ConsumerRecord<String, String> letter : reader.poll(Duration.ofSeconds(1))) {
-                    System.out.println(letter.value().contains("\"event\":\"long key\"") ? "long key" : letter.value());
-                    if (letter.value().contains("\"event\":\"long key\"")) {
+                    String json = letter.value();
+                    boolean isLast = json.contains("\"event\":\"long key\"");
+                    boolean isWhole = json.contains(ITEM + "\\\"}");
+                    System.out.println(isLast ? "long key" : isWhole ? "whole event" : json);
+                    if (isLast) {
                         System.exit(0);
                     }
                 }
@@ -52,7 +57,8 @@ class SendPoison {
             producer.flush();
             producer.abortTransaction();
             producer.beginTransaction();
-            producer.send(new ProducerRecord<>(topic, 0, "\u0001".repeat(1_000_000), "long key"));
+            producer.send(new ProducerRecord<>(topic, 0, LONG_KEY, "{\"version\": 2, \"item\": \"" + ITEM + "\"}"));
+            producer.send(new ProducerRecord<>(topic, 0, LONG_KEY, "long key"));
             producer.commitTransaction();
         }
     }

@@ -160,6 +160,26 @@ def test_what_is_no_schema_is_refused_before_the_job_reads_it(folder: Path, sche
     assert str(refused.value) == f"{folder}/event.schema.json:1:1: {message}"
 
 
+@pytest.mark.parametrize("reference", ["#/$defs/nobody", "common.json", "common.json#/$defs/id"])
+def test_a_reference_that_leads_nowhere_in_the_job_is_refused(folder: Path, reference: str) -> None:
+    """The job has the one file: it would make each event a dead letter."""
+    change(folder / "event.schema.json", '{"type": "string", "maxLength": 64}', f'{{"$ref": "{reference}"}}')
+    with pytest.raises(InputError) as refused:
+        resolve(folder)
+    assert str(refused.value) == (
+        f'{folder}/event.schema.json:1:1: $ref: "{reference}": this file has nothing there. Fix: write it below $defs.'
+    )
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/item", "#item", "item.json", "https://example.com/item.json"])
+def test_a_reference_within_the_schema_or_to_a_url_is_taken(folder: Path, reference: str) -> None:
+    change(folder / "event.schema.json", '{"type": "string", "maxLength": 64}', f'{{"$ref": "{reference}"}}')
+    own = '"own": {"$id": "item.json", "$ref": "#/$defs/x", "$defs": {"x": true}}'
+    definitions = f'"$defs": {{"item": {{"$anchor": "item"}}, {own}}}'
+    change(folder / "event.schema.json", '"type": "object",', f'"type": "object", {definitions},')
+    resolve(folder)
+
+
 def test_a_prompt_that_no_variable_holds_is_refused_before_the_job_starts(folder: Path) -> None:
     (folder / "prompt.txt").write_text("{{ shopper }} " * 7_000)
     with pytest.raises(

@@ -280,7 +280,7 @@ def test_files_in_s3_have_each_answer_once_from_the_deploy_on_that_adds_them(fol
     assert rows[0]["answer"] == "mock answer"
 
 
-def test_a_record_that_was_taken_back_is_no_event_and_a_long_key_fails_no_job(
+def test_a_record_that_was_taken_back_is_no_event_one_of_another_version_is_kept_whole_and_a_long_key_fails_no_job(
     folder: Path, build_program: Callable[..., list[str]]
 ) -> None:
     deploy_with_files(folder)
@@ -288,7 +288,7 @@ def test_a_record_that_was_taken_back_is_no_event_and_a_long_key_fails_no_job(
     validation.wait_running(deployment.url)  # it makes the topics, if this test runs alone
     send = build_program("SendPoison", deployment.brokers, deployment.topics.events, deployment.topics.dead_letters)
     done = subprocess.run(send, capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.splitlines() == ["5 partitions", "long key"]
+    assert done.stdout.splitlines() == ["5 partitions", "whole event", "long key"]
 
 
 def test_a_deployment_is_described_and_every_process_is_ready(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

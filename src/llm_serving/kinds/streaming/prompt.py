@@ -55,6 +55,7 @@ def _read_file(blueprint: Document[Blueprint], key: str, file: Path) -> str:
 def _read_properties(file: Path, text: str) -> tuple[str, ...]:
     """Return the properties that the schema names, which requires what the job reads."""
     import jsonschema  # takes a moment
+    import referencing.jsonschema
 
     try:
         schema: Any = untrusted_json.parse(text)
@@ -65,12 +66,31 @@ def _read_properties(file: Path, text: str) -> tuple[str, ...]:
     except jsonschema.SchemaError as error:
         reason, field = f"it is not a JSON Schema: {error.message}", ".".join(map(str, error.absolute_path))
         raise InputError([Mistake(file, 1, 1, field, "", reason, "correct the field")]) from None
+    resource = referencing.Resource.from_contents(schema, referencing.jsonschema.DRAFT202012)
+    resolver = referencing.Registry().resolver_with_root(resource)
+    for reference in _find_references([schema]):
+        try:
+            resolver.lookup(reference)
+        except referencing.exceptions.Unresolvable:
+            reason, value = "this file has nothing there", quote_value(reference)
+            raise InputError([Mistake(file, 1, 1, "$ref", value, reason, "write it below $defs")]) from None
     required = schema.get("required", []) if isinstance(schema, dict) else []
     missing_names = [name for name in REQUIRED if name not in required]
     if missing_names:
         reason = f"it does not require {', '.join(missing_names)}, which the job reads"
         raise InputError([Mistake(file, 1, 1, "required", "", reason, f"add {', '.join(missing_names)}")])
     return tuple(schema.get("properties", {}))
+
+
+def _find_references(schema: Any) -> Iterator[str]:
+    """Yield where a schema refers to without a URL, its own `$id` among them: those the job reads itself."""
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        if key == "$ref" and isinstance(value, str) and "://" not in value:
+            yield value
+        elif not (isinstance(value, dict) and "$id" in value):
+            yield from _find_references(value)
 
 
 def _check_prompt(file: Path, text: str, properties: tuple[str, ...]) -> Iterator[Mistake]:

@@ -1,5 +1,6 @@
 package stream;
 
+import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.nio.charset.StandardCharsets;
 import org.apache.flink.util.OutputTag;
@@ -18,8 +19,13 @@ final class DeadLetter {
     }
 
     /** Builds the letter of a record that is no event. */
-    static Outcome of(Incoming incoming, String id, String reason, String message) {
-        return build(incoming.key, id, reason, message, cut(incoming.value));
+    static Outcome of(Incoming incoming, String reason, String message) {
+        return build(incoming.key, "", reason, message, cut(incoming.value));
+    }
+
+    /** Builds the letter of what the schema refuses: with all of it, which the next version of the schema may allow. */
+    static Outcome ofRefused(Incoming incoming, String id, String message, JsonNode body) {
+        return build(incoming.key, id, "schema", message, body.toString());
     }
 
     /** Reads the beginning of a record's key or value: Kafka takes no letter that has all of a long one. */

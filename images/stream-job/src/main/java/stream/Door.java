@@ -40,20 +40,20 @@ final class Door extends ProcessFunction<Incoming, Event> {
         byte[] record = incoming.value;
         if (record.length > limits.eventBytes()) {
             String message = record.length + " bytes; at most " + limits.eventBytes();
-            context.output(DeadLetter.TAG, DeadLetter.of(incoming, "", "oversized", message));
+            context.output(DeadLetter.TAG, DeadLetter.of(incoming, "oversized", message));
             return;
         }
         JsonNode node;
         try {
             node = Settings.parse(record);
         } catch (IOException | StackOverflowError error) {
-            context.output(DeadLetter.TAG, DeadLetter.of(incoming, "", "not_json", "it is not JSON"));
+            context.output(DeadLetter.TAG, DeadLetter.of(incoming, "not_json", "it is not JSON"));
             return;
         }
         String id = node.path("id").asText("");
         String mistake = findMistake(node);
         if (mistake != null) {
-            context.output(DeadLetter.TAG, DeadLetter.of(incoming, id, "schema", mistake));
+            context.output(DeadLetter.TAG, DeadLetter.ofRefused(incoming, id, mistake, node));
             return;
         }
         Event event = build(node, incoming);
