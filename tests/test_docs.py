@@ -113,10 +113,10 @@ def test_every_link_within_a_page_leads_to_a_heading(page: Path) -> None:
     assert [link for link in re.findall(r"\]\(#([\w-]+)\)", text) if link not in headings] == []
 
 
-def test_the_application_of_argo_cd_installs_a_chart_with_the_values_that_are_rendered() -> None:
+def test_argo_cd_and_flux_install_a_chart_with_the_values_that_are_rendered() -> None:
     text = (ROOT / "docs/gitops.md").read_text("utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    shared, application = map(yaml.safe_load, blocks)
+    shared, application, flux = map(yaml.safe_load, blocks)
     chart, values = application["spec"]["sources"]
     name = application["metadata"]["name"]
     # Whoever deletes the deployment's Application deletes what that has.
@@ -127,6 +127,11 @@ def test_the_application_of_argo_cd_installs_a_chart_with_the_values_that_are_re
     assert (ROOT / chart["path"].removeprefix("blueprint/") / "Chart.yaml").is_file()
     assert chart["helm"]["valueFiles"] == [f"${values['ref']}/rendered/{name}/eks/eks.yaml"]
     assert application["spec"]["destination"]["namespace"] == names.SERVING_NAMESPACE
+    assert flux["metadata"] == {"name": name, "namespace": names.SERVING_NAMESPACE}, "by which Flux names the release"
+    source = flux["spec"]["chart"]["spec"]
+    # Flux takes none but those, and has no defaults of the chart without its own file.
+    assert source["valuesFiles"] == [f"{chart['path']}/values.yaml", f"rendered/{name}/eks/eks.yaml"]
+    assert source["chart"] == chart["path"]
     rows = re.findall(r"^\| ([\w, -]+) \| `charts/(\w+)` \|", text, re.MULTILINE)
     charts = {pattern: chart_name for patterns, chart_name in rows for pattern in patterns.split(", ")}
     assert charts.keys() == {file.parent.name for file in paths.PATTERNS.glob("*/eks.yaml.j2")} - {"templates"}
