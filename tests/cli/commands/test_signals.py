@@ -24,4 +24,6 @@ def test_json_has_every_field_of_each_name(capsys: pytest.CaptureFixture[str]) -
 def test_the_table_names_each_signal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["signals"]) == 0
     output = capsys.readouterr().out
-    assert [name for name in signals.load() if name not in output] == []
+    names = [*signals.load(), *(row.name for row in signals.list_program_names())]
+    assert [name for name in names if name not in output] == []
+    assert max(map(len, output.splitlines())) <= 80

@@ -35,9 +35,8 @@ def _build_row(program_name: signals.ProgramName) -> dict[str, str]:
 
 
 def _render_signals(rows: Iterable[Mapping[str, str]]) -> Table:
-    table = Table("signal", "program's name", "meaning", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.columns[0].no_wrap = True
-    table.columns[1].overflow = "fold"
+    table = Table("signal", "program's name, and what it means", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for row in rows:
-        table.add_row(Text(row["name"], "bold"), f"{row['program_name']}\n{row['program']}", row["meaning"])
+        signal = Text.assemble((row["name"], "bold"), f"\n{row['program']}")
+        table.add_row(signal, f"{row['program_name']}\n{row['meaning']}")
     return table
