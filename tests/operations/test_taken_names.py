@@ -139,9 +139,8 @@ def test_a_second_network_of_a_fleets_name_is_refused_and_no_destroy_without_its
         require("twin", "create")
     assert str(error.value) == (
         f'{tmp_path}/fleet.yaml:1:7: name: "twin": {vpc} in this account and region is a fleet\'s of this name, and not '
-        "in the state of this one. Fix: choose another name, or run this with the state of that fleet; what an apply "
-        f"that was killed left over, `aws ec2 delete-vpc --region us-west-2 --vpc-id {vpc}` deletes, once it is empty. "
-        "Nothing was changed"
+        "in the state of this one. Fix: choose another name, or run this with the state of that fleet; one that an apply "
+        "left over that was killed, delete in the VPC console, which deletes its subnets too. Nothing was changed"
     )
     context = build_context(tmp_path, aws, "twin", "network")
     elsewhere = DestroyPlan(context, {}, (), (), (), (), (), with_data=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llm_serving import console
 from llm_serving.settings.errors import Unavailable
 from llm_serving.terraform import runner
 from llm_serving.terraform.plan import Plan, find_unapproved, parse_plan
@@ -163,6 +165,20 @@ def test_a_failure_shows_terraforms_own_diagnostics(
         "Error: Resource precondition failed (resource.terraform_data.a.lifecycle.precondition[0])",
         "Too small.",
     ]
+
+
+@pytest.mark.terraform
+def test_a_locked_state_says_how_a_killed_commands_lock_goes(terraform: Terraform, folder: Path) -> None:
+    lock_id = "dd2f3144-3065-9be3-baec-f20cd3708093"
+    info = {"ID": lock_id, "Operation": "OperationTypeApply", "Info": "", "Who": "root@vm", "Version": "1.11.4"}
+    (folder / ".terraform.tfstate.lock.info").write_text(json.dumps(info | {"Created": "2026-11-30T22:40:11Z"}))
+    with (folder / "terraform.tfstate").open("w") as state:
+        fcntl.lockf(state, fcntl.LOCK_EX)
+        with pytest.raises(TerraformFailed) as error:
+            runner.plan(terraform, {"small": folder}, "fleet.tfplan")
+    unlock = f"`terraform -chdir={console.shorten_path(folder)} force-unlock {lock_id}`"
+    expected = f"  Fix: wait for who has the lock; if that command was killed, run {unlock}."
+    assert str(error.value).splitlines()[-1] == expected
 
 
 @pytest.mark.terraform

@@ -62,9 +62,8 @@ def require_no_network(context: FleetContext) -> None:
     if vpcs:
         ids = join_words(vpc["VpcId"] for vpc in vpcs)
         reason = f"{ids} in this account and region is a fleet's of this name, and not in the state of this one"
-        command = f"aws ec2 delete-vpc --region {context.fleet.region} --vpc-id {vpcs[0]['VpcId']}"
-        fix = "choose another name, or run this with the state of that fleet; what an apply that was killed left over, "
-        fix += f"`{command}` deletes, once it is empty"
+        fix = "choose another name, or run this with the state of that fleet; one that an apply left over that was "
+        fix += "killed, delete in the VPC console, which deletes its subnets too"
         mistake = context.document.build_mistake(("name",), context.fleet.name, reason, fix)
         raise CheckFailed(f"{mistake} Nothing was changed")
 
