@@ -31,7 +31,6 @@ class EcsTarget(AwsTarget):
         # leave is shared by the others (infra.functions.ecs_fallback). Source: ECS developer guide, "Amazon ECS service
         # quotas".
         max_waiting=400,
-        # Where fleet/ecs_node_config.py mounts them.
         runs_tasks=True,
         url="http://{deployment}-router.{namespace}:{port}",
     )
