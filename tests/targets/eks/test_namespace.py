@@ -9,11 +9,15 @@ import pytest
 import yaml
 
 from llm_serving import paths
+from llm_serving.operations.kube_api import Kind
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import namespace
+from tests.control_plane.control_plane import ControlPlane
 from tests.infra.deployments import ACCOUNT
+
+NAMESPACE = Kind("v1", "Namespace")
 
 
 def plan_deployment(folder: Path) -> DeploymentPlan:
@@ -70,3 +74,19 @@ def test_an_edited_namespace_file_is_overwritten_only_on_request(tmp_path: Path)
     )
     planning.write_rendered(plan, force=True)
     assert file.read_text() == namespace.format_file(plan.deployment)
+
+
+def test_labels_that_a_platform_has_given_the_namespace_stay(tmp_path: Path, control_plane: ControlPlane) -> None:
+    """As its own level of Pod Security, by whatever program: Kubernetes refuses to let another one change it."""
+    deployment = plan_deployment(tmp_path).deployment
+    environment = deployment.environment.model_copy(update={"namespace": "platform"})
+    deployment = deployment.model_copy(update={"environment": environment})
+    own = {"pod-security.kubernetes.io/audit": "baseline", "app.kubernetes.io/managed-by": "Terraform", "team": "ads"}
+    labeled = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "platform", "labels": own}}
+    control_plane.request("post", "/api/v1/namespaces?fieldManager=terraform", labeled)
+    for _ in range(2):
+        namespace.apply(control_plane.api, deployment)
+        labels = control_plane.read(NAMESPACE, "platform")["metadata"]["labels"]
+        assert {**labels, **own} == labels
+        assert labels["elbv2.k8s.aws/pod-readiness-gate-inject"] == "enabled"
+    control_plane.remove(labeled)

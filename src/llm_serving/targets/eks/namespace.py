@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from llm_serving.operations.kube_api import Manifest
+from llm_serving.operations.kube_api import Kind, KubeApi, Manifest
 from llm_serving.services.deployment import Deployment
 from llm_serving.settings import own_yaml
 
@@ -23,6 +23,16 @@ def build_manifests(deployment: Deployment) -> list[Manifest]:
     values = {"namespace": environment.namespace, "service_account": environment.service_account}
     manifests: list[Manifest] = own_yaml.fill_values(templates["shared"], values)
     return [*manifests, *([templates["priority"]] if needs_priority else [])]
+
+
+def apply(api: KubeApi, deployment: Deployment) -> None:
+    """Apply them, but for labels that are there: the namespace's owner may have set another level of Pod Security."""
+    for manifest in build_manifests(deployment):
+        metadata, kind = manifest["metadata"], Kind(manifest["apiVersion"], manifest["kind"])
+        present = api.find(kind, metadata["name"], metadata.get("namespace")) or {"metadata": {}}
+        labels = metadata.get("labels", {})
+        labels |= {key: label for key, label in present["metadata"].get("labels", {}).items() if key in labels}
+        api.apply([manifest])
 
 
 def format_file(deployment: Deployment) -> str:

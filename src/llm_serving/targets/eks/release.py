@@ -50,7 +50,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     require_objects(plan)
     confirm(changes)
     with console.step("Apply namespace and service account"):
-        pods.open_api(plan).apply(namespace.build_manifests(plan.deployment))
+        namespace.apply(pods.open_api(plan), plan.deployment)
     try:
         with console.step(f"Upgrade release {plan.deployment.name}"):
             options = ["--install", "--values", str(values_file), *addons.list_restore_options()]
