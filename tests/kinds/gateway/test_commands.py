@@ -65,6 +65,8 @@ def invoke(runner: CliRunner, *arguments: str) -> str:
     [
         (["key", "create", "edge", "--team", "adz"],
          '--team: "adz": there is no such team. Fix: choose search or ads.'),
+        (["key", "create", "edge", "--team", "search", "--name", "web"],
+         '--name: "web": another key has it. Fix: choose another, or revoke that key: see `blueprint gateway key list`.'),
         (["usage", "edge", "--month", "2026-13"],
          '--month: "2026-13": it is not a month. Fix: write it as 2026-11.'),
         (["usage", "edge", "--month", "9999-12"],
@@ -123,6 +125,23 @@ def test_the_usage_is_a_table(runner: CliRunner, monkeypatch: pytest.MonkeyPatch
         "team  model  requests  tokens in  tokens out     USD  USD/M tokens",
         "ads   chat      1,000     90,000      10,000  0.2500         2.500",
     ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_usage_has_each_name_and_number_whole_however_narrow_the_terminal(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    request = {"team": "quite-a-long-name", "model": "chat-model-0123456789", "backend": "chat/llm.example.com",
+               "requests": 1_234_567, "list_usd": 0.25, "input_tokens": 90_000, "output_tokens": 10_000,
+               "cached_requests": 1, "similar_requests": 1, "saved_tokens": 1, "masked": 1, "blocked": 1}  # fmt: skip
+    monkeypatch.setattr(meter, "record", lambda *_: None)
+    monkeypatch.setattr(usage, "read", lambda *_: usage.Records([request], []))
+    monkeypatch.setattr(console.out, "width", 80)
+    monkeypatch.setattr(console.out, "_force_terminal", is_terminal)
+    *titles, row = [line.split() for line in invoke(runner, "usage", "edge").splitlines()]
+    assert row[:6] == ["quite-a-long-name", "chat-model-0123456789", "1,234,567", "90,000", "10,000", "0.2500"]
+    assert len(titles) == (2 if is_terminal else 1)
+    assert {"cached", "requests", "tokens", "USD/M"} <= {word for line in titles for word in line}
 
 
 def test_keys_are_exported_as_hashes_by_team(runner: CliRunner) -> None:

@@ -511,7 +511,10 @@ def test_pictures_are_for_teams_without_a_budget(gateway: Running) -> None:
     body = {"model": "alone", "prompt": "a cat", "response_format": "b64_json"}
     assert read_status(url, gateway.get_key("outside"), body) == 200
     assert gateway.received[-1] == {**body, "model": "outside"}, "our server refuses fields that it does not know"
-    assert read_status(url, gateway.get_key("rich"), {**body, "model": "drawn"}) == 403
+    with pytest.raises(openai.PermissionDeniedError) as refused:
+        gateway.connect(gateway.get_key("rich")).images.generate(model="drawn", prompt="a cat")
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["message"] == "Pictures have no price, and the team has a budget"
 
 
 def test_a_team_beyond_its_budget_gets_422(gateway: Running) -> None:

@@ -49,8 +49,11 @@ class AdminClient:
         """Create a key; return its text, which is nowhere else, and what is listed of it.
 
         Raises:
-            InputError: the gateway refuses, such as a name that another key has.
+            InputError: another key has the name, or the gateway refuses.
         """
+        if name and any(key.name == name for key in self.list_keys()):
+            fix = "choose another, or revoke that key: see `blueprint gateway key list`"
+            raise InputError(f"--name: {quote_value(name)}: another key has it. Fix: {fix}.")
         # A key of this type calls models and nothing else.
         body = {"team_id": team, "key_type": "llm_api", "user_id": user or "", **({"key_alias": name} if name else {})}
         created = self._request("/key/generate", body)
@@ -104,8 +107,8 @@ class AdminClient:
         except (ValueError, KeyError, TypeError):
             reason = text[:200]
         if error.code >= 500:
-            return Unavailable(f"the gateway fails: {error.code}: {reason}. Fix: see `blueprint logs`.")
-        return InputError(f"the gateway refuses: {error.code}: {reason}.")
+            return Unavailable(f"the gateway fails: {error.code}: {reason.rstrip('.')}. Fix: see `blueprint logs`.")
+        return InputError(f"the gateway refuses: {error.code}: {reason.rstrip('.')}.")
 
 
 def _read_key(row: dict[str, Any]) -> Key:

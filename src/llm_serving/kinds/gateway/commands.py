@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.table import Table
 
 from llm_serving import console
@@ -69,7 +70,7 @@ def list_(
     table = _create_table(["id", "team", "user", "name", "created"], [])
     for key in keys:
         table.add_row(key.id[:_SHOWN_ID], key.team, key.user, key.name, key.created_at[:_SHOWN_TIME].replace("T", " "))
-    console.print_rows([key._asdict() for key in keys], table, as_json=as_json)
+    console.print_rows([key._asdict() for key in keys], _keep_whole(table), as_json=as_json)
 
 
 @key_app.command()
@@ -111,7 +112,7 @@ def audit_(
         reason = f"there are more than {audit.MAX_ENTRIES:,} entries"
         fix = "choose a shorter time; with `audit: {export: s3://BUCKET/PREFIX}` S3 has all of them"
         raise InputError(f"--since: {quote_value(since)}: {reason}. Fix: {fix}.")
-    console.print_rows(entries, _render_audit(entries), as_json=as_json)
+    console.print_rows(entries, _keep_whole(_render_audit(entries)), as_json=as_json)
 
 
 @app.command(name="usage")
@@ -142,7 +143,7 @@ def usage_(
         writer.writeheader()
         writer.writerows(rows)
     else:
-        console.out.print(_render_usage(rows, columns))
+        console.out.print(_keep_whole(_render_usage(rows, columns)))
 
 
 def _parse_columns(text: str) -> list[str]:
@@ -168,9 +169,18 @@ def _parse_period(since: str | None, month: str | None) -> usage.Period:
 def _create_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in texts:
-        table.add_column(title, overflow="fold")
+        table.add_column(title)
     for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right")
+    return table
+
+
+def _keep_whole(table: Table) -> Table:
+    """Keep each name and number whole, however narrow the terminal; no line is wrapped elsewhere."""
+    for column in table.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        parts = [word for cell in cells for word in cell.split()] if console.out.is_terminal else cells
+        column.min_width = max(map(cell_len, parts))
     return table
 
 

@@ -167,17 +167,21 @@ def refuse_uncountable(build: Callable[..., Any], /, **fields: Any) -> Any:
 
 
 @mend(ProxyException, "__init__")
-def say_when(create: Callable[..., None], answer: ProxyException, /, *arguments: Any, **options: Any) -> None:
+def say_when_and_why(create: Callable[..., None], answer: ProxyException, /, *arguments: Any, **options: Any) -> None:
     """Tell a client when to come again, as a deployment that is full says, or a team's limit of Anthropic's API.
 
     LiteLLM leaves that out of its answer. After a route's `timeout` it is not to come again: clients of OpenAI and
-    Anthropic repeat a 408 twice, and an engine that is too slow would work three times as long.
+    Anthropic repeat a 408 twice, and an engine that is too slow would work three times as long. Of what hooks refuse, to
+    calls for pictures and rankings LiteLLM writes the whole exception as the message.
     """
     create(answer, *arguments, **options)
     error = sys.exception()
     headers = getattr(error, "litellm_response_headers", None) or getattr(error, "headers", None) or {}
     if wait := headers.get("retry-after"):
         answer.headers.setdefault("retry-after", wait)
+    detail = getattr(error, "detail", None)
+    if isinstance(detail, dict) and isinstance(detail.get("error"), dict):
+        answer.message = detail["error"]["message"]
     if isinstance(error, Timeout):
         answer.headers["x-should-retry"] = "false"
 
