@@ -171,8 +171,8 @@ def say_when_and_why(create: Callable[..., None], answer: ProxyException, /, *ar
     """Tell a client when to come again, as a deployment that is full says, or a team's limit of Anthropic's API.
 
     LiteLLM leaves that out of its answer. After a route's `timeout` it is not to come again: clients of OpenAI and
-    Anthropic repeat a 408 twice, and an engine that is too slow would work three times as long. Of what hooks refuse, to
-    calls for pictures and rankings LiteLLM writes the whole exception as the message.
+    Anthropic repeat a 408 twice, and an engine that is too slow would work three times as long. To calls for pictures
+    and rankings that hooks refuse LiteLLM writes the whole exception as the message.
     """
     create(answer, *arguments, **options)
     error = sys.exception()
