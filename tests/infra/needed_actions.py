@@ -194,7 +194,11 @@ AmazonMSKFullAccess, which MSK's developer guide asks of whoever creates a clust
 
 def find_unasked(stack: Mapping[str, Any], asked: Iterable[str]) -> dict[str, list[str]]:
     """Return actions that are not asked for, by the kind of resource that takes them."""
-    missing = {kind: sorted(set(ACTIONS[kind]) - set(asked)) for kind in stack.get("resource", {})}
+    resources = stack.get("resource", {})
+    missing = {kind: sorted(set(ACTIONS[kind]) - set(asked)) for kind in resources}
+    # Terraform empties these before it deletes them.
+    if any(bucket["force_destroy"] for bucket in resources.get("aws_s3_bucket", {}).values()):
+        missing["aws_s3_bucket"] += {"s3:DeleteObjectVersion"} - set(asked)
     return {kind: actions for kind, actions in missing.items() if actions}
 
 

@@ -68,7 +68,7 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
         "permission to deploy kind: gateway",
     ]
     assert {line.status for line in lines.values()} == {"pass"}
-    assert lines["permission to create network"].message.startswith("all 53 ")
+    assert lines["permission to create network"].message.startswith("all 54 ")
 
 
 def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:

@@ -22,7 +22,7 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     if any(map(fleet.starts_instances, fleet.pools.values())):
         parts["instances"] = _join(machines=True, **_find_reservations(fleet))
     if fleet.creates_eks:
-        parts["EKS"] = _join(eks=True, bucket=fleet.logs.to == "s3")
+        parts["EKS"] = _join(eks=True, log_bucket=fleet.logs.to == "s3")
     elif fleet.eks.cluster:
         parts["EKS"] = _join(existing_cluster=True, rules=alarms)
     if "ecs" in fleet.orchestrators:
