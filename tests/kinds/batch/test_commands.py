@@ -75,7 +75,8 @@ def build_job(status: str, completed: int, **failures: int) -> dict[str, Any]:
 
 def test_a_job_is_watched_until_it_ends_with_its_failures_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(BatchDeployment.model_construct(kind="batch", url=""))
-    shown = [build_job("in_progress", 10), build_job("completed", 36, no_answer=1, context_length_exceeded=3)]
+    failures = {"no_answer": 1, "context_length_exceeded": 3, "batch_cancelled": 1}  # a line of more than 80 columns
+    shown = [build_job("in_progress", 10), build_job("completed", 35, **failures)]
     monkeypatch.setattr(registry, "load_target", lambda _: target)
     monkeypatch.setattr(batch, "WATCH_INTERVAL_S", 0.0)
     monkeypatch.setattr(batch.BatchClient, "read", lambda *_: shown.pop(0))
@@ -86,7 +87,7 @@ def test_a_job_is_watched_until_it_ends_with_its_failures_by_kind(monkeypatch: p
     assert result.stdout.endswith("USD\n")
     assert result.stdout.splitlines() == [
         "batch_1  completed  team ads, priority high",
-        "rows     40 of 40 (100%), 4 failed: 3 context_length_exceeded, 1 no_answer",
+        "rows     40 of 40 (100%), 5 failed: 3 context_length_exceeded, 1 no_answer, 1 batch_cancelled",
         "tokens   900 in, 600 out",
         "rate     4.0 rows/s, 60 output tokens/s",
         "endpoint 12.0 s of its time, 0.50 USD",

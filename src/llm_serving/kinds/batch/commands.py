@@ -220,24 +220,24 @@ def _watch(folder: Path, fleet: Path, target: str, job_id: str) -> None:
         CheckFailed: it did not complete.
         Unavailable: the API never answered, or not again for `OUTAGE_S`.
     """
-    answered_at = -math.inf
-    with Live(console=console.out, auto_refresh=False) as live:
-        while True:
-            try:
-                with _open_deployment(folder, fleet, target) as (_, client):
-                    while (payload := _build_payload(client.read(job_id)))["state"] not in FINAL_STATES:
-                        answered_at = time.monotonic()
-                        live.update(batch_table.render_job(payload, client.list_workers()), refresh=True)
-                        time.sleep(WATCH_INTERVAL_S)
-                break
-            except Unavailable as error:
-                if time.monotonic() - answered_at > OUTAGE_S:
-                    raise
-                live.update(Text(str(error)), refresh=True)
-                time.sleep(WATCH_INTERVAL_S)
-        live.update(batch_table.render_job(payload, ()), refresh=True)
-    if not console.out.is_terminal:
-        console.out.line()  # which Live leaves out there
+    answered_at, payload = -math.inf, None
+    try:
+        with Live(console=console.out, auto_refresh=False, transient=True) as live:
+            while payload is None or payload["state"] not in FINAL_STATES:
+                try:
+                    with _open_deployment(folder, fleet, target) as (_, client):
+                        while (payload := _build_payload(client.read(job_id)))["state"] not in FINAL_STATES:
+                            answered_at = time.monotonic()
+                            live.update(batch_table.render_job(payload, client.list_workers()), refresh=True)
+                            time.sleep(WATCH_INTERVAL_S)
+                except Unavailable as error:
+                    if time.monotonic() - answered_at > OUTAGE_S:
+                        raise
+                    live.update(Text(str(error)), refresh=True)
+                    time.sleep(WATCH_INTERVAL_S)
+    finally:  # after Ctrl-C too, and whole: a live display is cut to the terminal's width
+        if payload:
+            console.out.print(batch_table.render_job(payload, ()))
     if payload["state"] == "failed":
         raise CheckFailed(f"{job_id}: failed: {payload['errors'][0]['message']}{_RESUME}")
     if payload["state"] != "completed":
