@@ -104,6 +104,8 @@ def _format(value: Any) -> str:
     """Format a value within a text; bytes are a text whose writer did not name its type, as older ones do not."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if isinstance(value, list | dict | bool):
+        return json.dumps(value, ensure_ascii=False, default=_format)
     return "" if value is None else str(value)
 
 

@@ -66,6 +66,16 @@ def test_each_record_becomes_a_row_by_the_template() -> None:
     assert read_rows(build_file(2), TEMPLATE.replace("{sku}", "{note}"))[1]["custom_id"] is None, "a row without one"
 
 
+def test_lists_records_and_booleans_within_a_text_are_json() -> None:
+    sink = io.BytesIO()
+    columns = {"tags": [["new", "it's"]], "price": [{"eur": 5, "note": None}], "is_new": [True]}
+    pq.write_table(pa.table({"sku": ["a"], **columns}), sink)
+    [row] = read_rows(
+        sink.getvalue(), json.dumps({"custom_id": "{sku}", "body": {"prompt": "{tags} {price} {is_new}"}})
+    )
+    assert row["body"]["prompt"] == '["new", "it\'s"] {"eur": 5, "note": null} true'
+
+
 def test_texts_that_older_writers_keep_as_bytes_are_texts() -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"sku": ["é".encode()], "title": [b"a thing"], "raw": [b"\xff"]}), sink)
