@@ -9,6 +9,7 @@ import pytest
 from llm_serving.fleet import add_ons, kueue_manifests, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons as installer
+from llm_serving.operations import cluster_check
 from llm_serving.settings.document import load
 from tests.control_plane.control_plane import ControlPlane, add_kinds
 
@@ -109,3 +110,25 @@ def test_a_real_api_server_accepts_the_queues_of_every_example(kueue_cluster: Co
     invalid["spec"]["resourceGroups"][0]["flavors"][0]["resources"].pop()
     [error] = kueue_cluster.find_errors([invalid])
     assert "same number of resources" in error, "a rule between fields, which no schema alone would see"
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_a_queue_to_which_nothing_can_be_sent_is_no_queue(
+    kueue_cluster: ControlPlane, fleet: Fleet, is_active: bool
+) -> None:
+    """As one whose ClusterQueue is not there: Kueue says so in the queue's status."""
+    queue = next(item for item in kueue_manifests.build(fleet) if item["kind"] == "LocalQueue")
+    name, message = queue["metadata"]["name"], "Can't submit new workloads to clusterQueue"
+    condition = {"type": "Active", "status": str(is_active), "reason": "Tested", "message": message}
+    condition["lastTransitionTime"] = "2026-11-30T12:00:00Z"
+    kueue_cluster.api.apply([queue])
+    path = f"/apis/{queue['apiVersion']}/namespaces/{names.SERVING_NAMESPACE}/localqueues/{name}/status"
+    kueue_cluster.patch(path, status={"conditions": [condition]})
+    _, controllers = cluster_check.check(fleet, kueue_cluster.api)
+    kueue_cluster.remove(queue)
+    [found] = [result for result in controllers.results if result.name == f"queue {name}"]
+    if is_active:
+        assert (found.status, found.message) == ("pass", f"LocalQueue {name} in serving")
+    else:
+        assert (found.status, found.fix) == ("fail", f"create or start the ClusterQueue {name}")
+        assert found.message == f"LocalQueue {name} in serving admits nothing: {message}"

@@ -144,7 +144,12 @@ def _check_queues(fleet: Fleet, api: KubeApi, pools: Sequence[str]) -> Iterator[
     for name in pools:
         queue: Any = api.find(_LOCAL_QUEUE, name, names.SERVING_NAMESPACE)
         place = f"{name} in {names.SERVING_NAMESPACE}"
-        if queue:
+        conditions = queue.get("status", {}).get("conditions", ()) if queue else ()
+        faults = [entry["message"] for entry in conditions if (entry["type"], entry["status"]) == ("Active", "False")]
+        if faults:
+            fix = f"create or start the ClusterQueue {queue['spec']['clusterQueue']}"
+            yield CheckResult(f"queue {name}", "fail", f"LocalQueue {place} admits nothing: {faults[0]}", fix)
+        elif queue:
             yield CheckResult(f"queue {name}", "pass", f"LocalQueue {place}")
         else:
             fix = f"create the LocalQueue {place}, or set schedulers: off in add_ons"
