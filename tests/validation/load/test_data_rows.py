@@ -76,7 +76,7 @@ def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
             "chat",
             "its exact length. Fix: remove one of the two",
         ),
-        ("[1, {}]", "chat", "it has no prompts"),
+        ("[1, {}]", "chat", "it is a list, and none of it is a conversation of ShareGPT. Fix: write a line such as {"),
         ("[", "chat", "it is not JSON"),
     ],
 )

@@ -20,7 +20,7 @@ from llm_serving.settings import untrusted_json
 from llm_serving.settings.errors import InputError, Mistake, build_file_error
 from llm_serving.settings.untrusted_file import open_regular
 
-_EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
+_EXAMPLE = 'write a line such as {"prompt": "2 + 2 =", "expected": "4"}'
 _HUMAN, _ASSISTANT = ("human", "user"), ("gpt", "chatgpt", "assistant")
 
 
@@ -73,9 +73,11 @@ def read_rows(path: Path, traffic: Traffic) -> list[DataRow]:
             "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
         )
         raise build_file_error(path, reason, "use a JSONL file with one JSON object per line") from None
-    rows = _read_sharegpt(path, text) if text.lstrip().startswith("[") else _read_lines(path, text, traffic)
+    is_list = text.lstrip().startswith("[")
+    rows = _read_sharegpt(path, text) if is_list else _read_lines(path, text, traffic)
     if not rows:
-        raise build_file_error(path, "it has no prompts", _EXAMPLE)
+        reason = "it is a list, and none of it is a conversation of ShareGPT" if is_list else "it has no prompts"
+        raise build_file_error(path, reason, _EXAMPLE)
     return rows
 
 

@@ -15,7 +15,7 @@ from llm_serving.validation.pages import html_report
 from llm_serving.validation.pages.charts import format_number
 from llm_serving.validation.pages.html_report import Cell
 from llm_serving.validation.reports import kind_report
-from llm_serving.validation.reports.report import Report
+from llm_serving.validation.reports.report import Report, describe_error
 
 NOTICED_STALL_S = 1.0
 
@@ -33,6 +33,7 @@ def render(report: Report, folder: Path) -> RenderableType:
             if rates.inputs_per_s is None
             else f"{format_number(rates.inputs_per_s)} {html_report.name_counted(report)}/s"
         ),
+        *_list_failures(report),
         *_list_steady_lines(report),
         *_list_model_tables(report),
         *_list_lines(report),
@@ -40,6 +41,13 @@ def render(report: Report, folder: Path) -> RenderableType:
         *_list_unlike_lines(report),
         *kind_report.render_end(report, folder, (*report.remarks, *_list_disagreements(report))),
     )
+
+
+def _list_failures(report: Report) -> Iterator[str]:
+    """Yield each kind of failure with what its first request got."""
+    details = {answer.error: " ".join(answer.detail.split()) for answer in report.answers}
+    for kind, count in report.requests.by_error.items():
+        yield f"  {count} {kind}: {details.get(kind) or describe_error(kind)}"
 
 
 def _list_steady_lines(report: Report) -> Iterator[str]:
