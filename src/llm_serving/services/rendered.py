@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -16,7 +17,6 @@ from llm_serving.fleet.standing_cost import Units
 from llm_serving.services.blueprint import DEFAULT_KIND
 from llm_serving.services.formats import FORMATS
 from llm_serving.services.service import Service
-from llm_serving.settings import own_yaml
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError
 
@@ -117,7 +117,8 @@ def list_chart_balancers(fleet: Fleet, root: Path) -> Iterator[Units]:
     """Yield the load balancers that a chart makes, and no stack, of what is rendered for the fleet below `root`."""
     for file in sorted(root.glob("rendered/*/*/*.yaml")):
         keys = read_head(file)
-        if "loadBalancer" in keys and own_yaml.parse_all(keys.get("global", "")) == [{"fleet": fleet.name}]:
+        owner = re.sub("[\"' ]", "", keys.get("global", ""))
+        if "loadBalancer" in keys and owner == f"{{fleet:{fleet.name}}}":
             yield Units("application-load-balancer", 1, file.parent.parent.name)
 
 

@@ -66,6 +66,10 @@ def test_it_is_among_the_costs_of_its_fleet_on_every_target(tmp_path: Path, targ
     balancer = Units("application-load-balancer", 1, "mine")
     counts = [kinds.list_rented(load_fleet(file), tmp_path).count(balancer) for file in fleets]
     assert counts == [1, 0]
+    if target == "eks":  # what a user has left half written is refused where it is deployed
+        file = tmp_path / "rendered" / "mine" / "eks" / "eks.yaml"
+        file.write_text(file.read_text().replace("global: {", "global: {other: 1,\n  "))
+        assert kinds.list_rented(load_fleet(fleets[0]), tmp_path) == []
 
 
 def test_load_balancers_of_gateways_reach_the_routers_where_the_fleet_has_them(tmp_path: Path) -> None:
