@@ -46,7 +46,10 @@ def test_a_result_shows_shared_prompt_text_and_cached_tokens(
 
 def test_a_result_says_why_requests_failed() -> None:
     common = {"prompt": "", "actual": "", "expected": None, "same": None, "score": None}
-    answers = [ShownAnswer(**common, error=None), ShownAnswer(**common, error="http_400", detail="HTTP 400: too\nlong")]
+    answers = [
+        ShownAnswer(**common, error=None, detail=""),
+        ShownAnswer(**common, error="http_400", detail="HTTP 400: too\nlong"),
+    ]
     requests = Requests(total=5, failed=3, by_error={"http_400": 2, "connect": 1}, planned=5)
     lines = list(terminal_summary._list_failures(Report.model_construct(answers=answers, requests=requests)))
     assert lines == ["  2 http_400: HTTP 400: too long", f"  1 connect: {describe_error('connect')}"]
