@@ -121,6 +121,12 @@ def test_losing_a_zone_loses_its_share_of_accelerators(tmp_path: Path) -> None:
     assert fleet_capacity.single_zone_pools == ("bb",)
 
 
+def test_what_a_pool_has_beside_its_reservation_is_lost_with_the_same_zone(tmp_path: Path) -> None:
+    held = "  bb: {types: g6e.48xlarge, zones: us-west-2a, buy: [{reserve: 2}, on-demand], size: 2..9}\n"
+    fleet_capacity = _compute_capacity(tmp_path, f"  aa: {{types: g6e.48xlarge, size: 0..9}}\n{held}")
+    assert dict(fleet_capacity.zone_shares)["us-west-2a"] == pytest.approx((3 + 9) / 18)
+
+
 def test_a_fleet_without_accelerators_loses_none_with_a_zone(tmp_path: Path) -> None:
     fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: m8g.large, size: 3}\n")
     assert set(dict(fleet_capacity.zone_shares).values()) == {0.0}

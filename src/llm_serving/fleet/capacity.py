@@ -6,7 +6,7 @@ Arithmetic over the fleet's groups; nothing is asked of AWS. `blueprint prefligh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 
 from llm_serving.catalog import instances, quotas
@@ -317,7 +317,12 @@ def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str)
 
 
 def _compute_zone_shares(fleet: Fleet, machine_groups: Sequence[Group]) -> Iterator[tuple[str, float]]:
-    first_choice = [group for group in machine_groups if group.choice == 0]
+    first_choice = [
+        # The next choice has the rest of the pool, in the reservation's zone.
+        replace(group, max_size=fleet.pools[group.pool].size.max) if group.reserve else group
+        for group in machine_groups
+        if group.choice == 0
+    ]
     total = sum(group.max_size * group.accelerators for group in first_choice)
     for zone in fleet.zones:
         in_zone = sum(
