@@ -46,7 +46,7 @@ def test_a_call_that_had_to_be_refused_and_a_failed_one_are_each_named() -> None
     assert str(missed.value) == (
         "edge misses its SLO:\n"
         "  refusals: without a key: 200, not 401\n"
-        "  failed_requests: 1 of 2 requests have no answer; the limit is 0.0%"
+        "  failed_requests: 1 of 2 requests have no answer, such as ads for chat: 429; the limit is 0.0%"
     )
 
 

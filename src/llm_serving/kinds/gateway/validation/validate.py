@@ -192,7 +192,9 @@ def _judge(
     total, answered = (sum(getattr(row, name) for row in teams) for name in ("sent", "answered"))
     share = (total - answered) / max(1, total)
     if share > slo.failed_requests:
-        reason = f"{total - answered} of {total} requests have no answer; the limit is {slo.failed_requests:.1%}"
+        first = next(f"{row.team} for {row.model}: {failure}" for row in teams for failure in row.errors)
+        unanswered = f"{total - answered} of {total} requests have no answer, such as {first}"
+        reason = f"{unanswered}; the limit is {slo.failed_requests:.1%}"
         yield MissedObjective(metric="failed_requests", value=share, limit=slo.failed_requests, why=reason)
     if slo.answer_p95 is not None and times_ms:
         yield from gate.judge_seconds("answer_p95", slo.answer_p95, times_ms, 0.95, "requests")
