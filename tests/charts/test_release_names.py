@@ -83,23 +83,36 @@ endpoint: {deployment: 'NAME', model: tiny}
 eks: {image: 'registry.example/job:1', cache: 'redis://cache.data:6379', state_class: efs}
 slo: {}
 """
-TEXTS = {"inference": SERVING, "batch": GATEWAY, "streaming": STREAM}
+ONE = SERVING.replace("multi-model", "aggregated").replace(
+    "models: {'NAME': {model: tiny, pool: 'NAME'}, other", "worker"
+)
+ONE = ONE.replace("worker: {model: tiny, pool: 'NAME'}}", "worker: {pool: 'NAME'}") + "model: Qwen/Qwen3-0.6B\n"
+TEXTS = {
+    "plain": ("inference", SERVING),
+    "ray": ("inference", f"{SERVING}framework: ray\n"),
+    "aibrix": ("inference", f"{ONE}framework: aibrix\n"),
+    "gateway": ("batch", GATEWAY),
+    "stream": ("streaming", STREAM),
+}
 
 
 @pytest.mark.parametrize("word", ["no", "null"])
-@pytest.mark.parametrize("chart", list(TEXTS))
-def test_names_that_are_words_of_yaml_stay_names(helm: Helm, tmp_path: Path, chart: str, word: str) -> None:
+@pytest.mark.parametrize("kind", list(TEXTS))
+def test_names_that_are_words_of_yaml_stay_names(helm: Helm, tmp_path: Path, kind: str, word: str) -> None:
     """As `no`, a model for Norwegian: what YAML 1.1 reads as a truth value, the API server refuses as a name."""
+    chart, text = TEXTS[kind]
 
     def render(name: str) -> list[str]:
         folder = tmp_path / name
         folder.mkdir()
         pool = f"  '{name}': {{types: g6e.12xlarge, size: 0..4}}\n"
-        (folder / "fleet.yaml").write_text(FLEET.replace("  single:", f"{pool}  single:"))
-        blueprint_folder = deployments.write_blueprint(folder, "mine", TEXTS[chart].replace("NAME", name))
+        (folder / "fleet.yaml").write_text(
+            FLEET.replace("  single:", f"{pool}  single:").replace("add_ons: {", "add_ons: {gateway: on, ")
+        )
+        blueprint_folder = deployments.write_blueprint(folder, "mine", text.replace("NAME", name))
         values = deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks")
         run = helm("template", name, str(paths.CHARTS / chart), "--namespace", name, "--values", str(values))
         assert run.returncode == 0, run.stderr
         return list(map(json.dumps, filter(None, yaml.safe_load_all(run.stdout))))
 
-    assert sorted(render(word)) == sorted(text.replace("nqzq", word) for text in render("nqzq"))
+    assert sorted(render(word)) == sorted(item.replace("nqzq", word) for item in render("nqzq"))

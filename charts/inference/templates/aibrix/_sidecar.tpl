@@ -14,7 +14,7 @@ model.aibrix.ai/port: {{ int .role.port | quote }}
 model.aibrix.ai/metric-port: {{ int .role.port | quote }}
 model.aibrix.ai/engine: {{ .root.Values.frameworkConfig.aibrixGateway.engine }}
 # A model of the same name may run in another namespace.
-inference/namespace: {{ .root.Release.Namespace }}
+inference/namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}
 
 {{- define "inference.aibrixEnvoy" -}}
