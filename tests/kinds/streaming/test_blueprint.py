@@ -160,6 +160,18 @@ def test_what_is_no_schema_is_refused_before_the_job_reads_it(folder: Path, sche
     assert str(refused.value) == f"{folder}/event.schema.json:1:1: {message}"
 
 
+def test_a_type_to_keep_that_the_schema_does_not_allow_is_refused(folder: Path) -> None:
+    """It would be shed in silence."""
+    change(folder / "blueprint.yaml", "\ncache:", "\nshed: {after: 5s, keep: [cart, purchas]}\ncache:")
+    with pytest.raises(InputError) as refused:
+        resolve(folder)
+    assert str(refused.value).endswith(
+        'shed.keep: "purchas": event.schema.json allows no such `type`. Fix: use view or click or cart or purchase.'
+    )
+    change(folder / "event.schema.json", '{"enum": ["view", "click", "cart", "purchase"]}', '{"type": "string"}')
+    resolve(folder)
+
+
 @pytest.mark.parametrize("reference", ["#/$defs/nobody", "common.json", "common.json#/$defs/id"])
 def test_a_reference_that_leads_nowhere_in_the_job_is_refused(folder: Path, reference: str) -> None:
     """The job has the one file: it would make each event a dead letter."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llm_serving.kinds.streaming.blueprint import Blueprint
 from llm_serving.settings import untrusted_json
-from llm_serving.settings.document import Document, raise_mistakes
+from llm_serving.settings.document import Conflict, Document, raise_mistakes
 from llm_serving.settings.errors import InputError, Mistake, quote_value
 
 REQUIRED = ("id", "shopper", "type", "at")
@@ -38,8 +38,9 @@ def read(blueprint: Document[Blueprint]) -> EventFiles:
     folder, settings = blueprint.path.parent, blueprint.value
     prompt = _read_file(blueprint, "prompt", folder / settings.prompt)
     schema = _read_file(blueprint, "events", folder / settings.events)
-    properties = _read_properties(folder / settings.events, schema)
-    raise_mistakes(_check_prompt(folder / settings.prompt, prompt, properties))
+    parsed = _read_schema(folder / settings.events, schema)
+    raise_mistakes(_check_prompt(folder / settings.prompt, prompt, tuple(parsed.get("properties", {}))))
+    raise_mistakes(blueprint.locate(_check_kept_types(settings, parsed)))
     return EventFiles(prompt, schema)
 
 
@@ -52,8 +53,8 @@ def _read_file(blueprint: Document[Blueprint], key: str, file: Path) -> str:
         raise InputError([mistake]) from None
 
 
-def _read_properties(file: Path, text: str) -> tuple[str, ...]:
-    """Return the properties that the schema names, which requires what the job reads."""
+def _read_schema(file: Path, text: str) -> dict[str, Any]:
+    """Return the schema, which requires what the job reads."""
     import jsonschema  # takes a moment
     import referencing.jsonschema
 
@@ -79,7 +80,7 @@ def _read_properties(file: Path, text: str) -> tuple[str, ...]:
     if missing_names:
         reason = f"it does not require {', '.join(missing_names)}, which the job reads"
         raise InputError([Mistake(file, 1, 1, "required", "", reason, f"add {', '.join(missing_names)}")])
-    return tuple(schema.get("properties", {}))
+    return dict(schema)
 
 
 def _find_references(schema: Any) -> Iterator[str]:
@@ -91,6 +92,15 @@ def _find_references(schema: Any) -> Iterator[str]:
             yield value
         elif not (isinstance(value, dict) and "$id" in value):
             yield from _find_references(value)
+
+
+def _check_kept_types(settings: Blueprint, schema: dict[str, Any]) -> Iterator[Conflict]:
+    type_schema = schema.get("properties", {}).get("type")
+    types = type_schema.get("enum", ()) if isinstance(type_schema, dict) else ()
+    for kept in settings.shed.keep if settings.shed else ():
+        if types and kept not in types:
+            reason, fix = f"{settings.events} allows no such `type`", f"use {' or '.join(map(str, types))}"
+            yield Conflict(("shed", "keep"), reason, fix, kept)
 
 
 def _check_prompt(file: Path, text: str, properties: tuple[str, ...]) -> Iterator[Mistake]:
