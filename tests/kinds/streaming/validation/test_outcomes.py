@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from llm_serving.kinds.streaming.blueprint import StreamSlo
 from llm_serving.kinds.streaming.validation import outcomes, validate
 from llm_serving.kinds.streaming.validation.outcomes import Outcomes
+from llm_serving.kinds.streaming.validation.report import EventCounts, StreamMetrics, StreamReport
 from llm_serving.validation.statistics import gate
 from llm_serving.validation.statistics.gate import Judgement
+from llm_serving.validation.statistics.sample_statistics import Latency
 
 SLO = StreamSlo.model_validate({"answer_p99": "1s", "pipeline_p99": "0.1s"})
 
@@ -102,3 +108,16 @@ def test_late_answers_miss_the_slo_with_value_and_limit() -> None:
     first, *_ = judge(measured).missed
     assert (first.metric, first.value, first.limit) == ("answer_p99", 2.5, 1.0)
     assert first.why == "2.500 s; the limit is 1 s"
+
+
+def test_the_summary_says_why_events_have_no_answer() -> None:
+    none = Latency(count=0)
+    report = StreamReport.model_construct(
+        name="shop", verdict="fail", missed=[], not_shown=[], emulated=(),
+        events=EventCounts(sent=610, answered=0, lost=0, duplicated=0, dead=610, misjudged=600),
+        metrics=StreamMetrics(answer_ms=none, endpoint_ms=none, pipeline_ms=none, committed_ms=none),
+        dead_reasons={"schema": 10, "endpoint": 600},
+    )  # fmt: skip
+    console = Console(record=True, file=io.StringIO())
+    console.print(validate.render(report, Path("runs/shop/1")))
+    assert "\ndead letters: 600 endpoint, 10 schema\n" in console.export_text()

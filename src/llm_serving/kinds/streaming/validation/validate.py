@@ -219,6 +219,9 @@ def render(report: StreamReport, folder: Path) -> RenderableType:
         f"{counts.sent} events: {counts.answered} answered, {counts.dead} dead, {counts.lost} lost, "
         f"{counts.duplicated} duplicated"
     ]
+    if report.dead_reasons:
+        reasons = sorted(report.dead_reasons.items(), key=lambda entry: -entry[1])
+        lines.append(f"dead letters: {', '.join(f'{count} {reason}' for reason, count in reasons)}")
     if answer.p50 is not None and answer.p99 is not None and pipeline.p99 is not None:
         lines.append(
             f"answer in the cache after {answer.p50:.0f} ms (p50), {answer.p99:.0f} ms (p99); "
