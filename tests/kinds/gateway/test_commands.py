@@ -65,8 +65,6 @@ def invoke(runner: CliRunner, *arguments: str) -> str:
     [
         (["key", "create", "edge", "--team", "adz"],
          '--team: "adz": there is no such team. Fix: choose search or ads.'),
-        (["key", "create", "edge", "--team", "search", "--name", "web"],
-         '--name: "web": another key has it. Fix: choose another, or revoke that key: see `blueprint gateway key list`.'),
         (["usage", "edge", "--month", "2026-13"],
          '--month: "2026-13": it is not a month. Fix: write it as 2026-11.'),
         (["usage", "edge", "--month", "9999-12"],

@@ -426,8 +426,11 @@ def test_a_team_calls_its_own_models_alone_and_sees_no_other(gateway: Running) -
         ask(client, "chat")
 
 
-def test_a_revoked_key_an_unknown_one_and_none_get_401(gateway: Running) -> None:
+def test_a_revoked_key_an_unknown_one_and_none_get_401(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
     created = gateway.run("key", "create", "edge", "--team", "search", "--name", "short lived")
+    assert main.run(["gateway", "key", "create", "edge", "--team", "ads", "--name", "short lived"]) == 2
+    fix = "choose another, or revoke that key: see `blueprint gateway key list`"
+    assert f'--name: "short lived": another key has it. Fix: {fix}.\n' in capsys.readouterr().err
     body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
     url = f"{gateway.deployment.url}/v1/chat/completions"
     assert read_status(url, created["key"], body) == 200

@@ -51,12 +51,15 @@ class AdminClient:
         Raises:
             InputError: another key has the name, or the gateway refuses.
         """
-        if name and any(key.name == name for key in self.list_keys()):
-            fix = "choose another, or revoke that key: see `blueprint gateway key list`"
-            raise InputError(f"--name: {quote_value(name)}: another key has it. Fix: {fix}.")
         # A key of this type calls models and nothing else.
         body = {"team_id": team, "key_type": "llm_api", "user_id": user or "", **({"key_alias": name} if name else {})}
-        created = self._request("/key/generate", body)
+        try:
+            created = self._request("/key/generate", body)
+        except InputError as error:
+            if f"'{name}' already exists" not in str(error):
+                raise
+            fix = "choose another, or revoke that key: see `blueprint gateway key list`"
+            raise InputError(f"--name: {quote_value(name)}: another key has it. Fix: {fix}.") from None
         return created["key"], _read_key({**created, "token": created["token_id"]})
 
     def list_keys(self, team: str | None = None) -> list[Key]:
