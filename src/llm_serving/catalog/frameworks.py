@@ -185,6 +185,9 @@ class Framework(NamedChoice):
     objects: str = "plain"
     """Folder of charts/inference/templates with the objects that keep its replicas running on EKS."""
 
+    chart_names: tuple[str, ...] = ()
+    """Ends of the names of objects that the chart makes for it, which no role may have."""
+
     add_on: str = ""
     """Of the fleet, which installs the kinds of its objects; empty where every cluster has them."""
 

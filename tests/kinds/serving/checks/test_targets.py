@@ -170,6 +170,26 @@ def test_a_model_with_the_name_of_an_object_of_the_chart_is_refused_on_eks_alone
         "Fix: choose another name."
     )
     resolve_blueprint(tmp_path, text, "local")
+    operator = text.replace("engines:", "operator:")
+    assert 'roles.models.operator: "operator": ' in get_error(tmp_path, f"{operator}framework: ray\n", "eks")
+    resolve_blueprint(tmp_path, operator, "eks")
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(20, False), (21, True)])
+def test_a_model_whose_objects_would_have_a_name_too_long_is_refused_on_eks_alone(
+    tmp_path: Path, length: int, is_refused: bool
+) -> None:
+    """With that of the deployment, of 31 characters, and a hyphen: 52 are the most."""
+    text = f"name: {'n' * 31}\n" + MULTI_MODEL.replace("one:", f"{'m' * length}:") + TRAFFIC_AND_SLO
+    for target in ("local", "eks"):
+        if is_refused and target == "eks":
+            name = f"{'n' * 31}-{'m' * length}"
+            assert get_error(tmp_path, text, "eks") == (
+                f'blueprint.yaml:4:35: roles.models.{"m" * length}: "{"m" * length}": on EKS the name {name} has 53 '
+                "characters, and labels of pods allow 52. Fix: shorten it, or `name` of the blueprint."
+            )
+        else:
+            resolve_blueprint(tmp_path, text, target)
 
 
 def test_a_deployment_is_monitored_where_the_fleet_has_prometheus_whether_it_scales_or_not(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ _LOADS_CODE = re.compile(
 )
 """Variables by which the loader, an interpreter, a shell or the engine takes code from where the value says."""
 
-_CHART_NAMES = ("engines", "nodes", "pool-master")
-"""Refused as names of roles in charts/inference/templates/_checks.tpl, too."""
+_CHART_NAMES, _MAX_OBJECT_NAME = ("engines", "nodes", "pool-master"), 52
+"""Names of roles and characters of NAME-ROLE: charts/inference/templates/_checks.tpl refuses the same."""
 
 RANKS_PER_CORE = 2
 """Engine processes that one core can run: each start takes about a minute of CPU time."""
@@ -65,11 +65,15 @@ def check(context: Context) -> Iterator[Conflict]:
 
 
 def _check_object_names(context: Context) -> Iterator[Conflict]:
-    """Yield roles whose objects would have names of others of the chart."""
+    """Yield roles whose objects would have names of others of the chart, or too long ones."""
     for placed in context.replicated:
-        if placed.name in _CHART_NAMES:
+        name = f"{context.name}-{placed.name}"
+        if placed.name in (*_CHART_NAMES, *context.blueprint.framework_row.chart_names):
             reason, fix = "on EKS the chart has an object of this name", "choose another name"
             yield Conflict(placed.key_path, reason, fix, placed.name)
+        if len(name) > _MAX_OBJECT_NAME:
+            reason = f"on EKS the name {name} has {len(name)} characters, and labels of pods allow {_MAX_OBJECT_NAME}"
+            yield Conflict(placed.key_path, reason, "shorten it, or `name` of the blueprint", placed.name)
 
 
 def _check_add_ons(context: Context) -> Iterator[Conflict]:
