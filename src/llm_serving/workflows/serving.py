@@ -5,15 +5,17 @@ A session of AWS is the caller's; without one, the user's own environment counts
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.options import confirm
+from llm_serving.settings.errors import InputError
 from llm_serving.tables import deployment_table
 from llm_serving.targets import planning, registry, render
-from llm_serving.targets.base import LoadOrigin
+from llm_serving.targets.base import LoadOrigin, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation import base
 
@@ -62,6 +64,7 @@ def validate(
     selected_target = registry.load_target(target)
     inputs_context = selected_target.open_validation(folder, fleet, url, aws=aws, origin=origin)
     with processes.handle_interrupts(), inputs_context as inputs:
+        print_changes(selected_target, folder, fleet)
         validator = base.load_validator(inputs.deployment.kind)
         report, report_dir = validator.validate(
             inputs.deployment, dataclasses.replace(inputs.options, requests=requests, user_file=user, driver=driver)
@@ -71,6 +74,17 @@ def validate(
     else:
         console.print_result(validator.render(report, report_dir))
     validator.require_slo(report)
+
+
+def print_changes(target: Target, folder: Path, fleet: Path) -> None:
+    """Say that a measurement on this machine is without what was changed and not deployed."""
+    if target.needs_aws:
+        return  # to compare takes minutes there
+    with contextlib.suppress(InputError):  # of the fleet file: what runs does not need it
+        if target.diff(planning.plan(folder, fleet, target=target.name)):
+            changes = "what runs is measured, without the changes to its files since the deploy"
+            fix = f"run blueprint deploy {console.shorten_path(folder)}; blueprint diff shows them"
+            console.err.print(f"{console.shorten_path(folder)}: {changes}. Fix: {fix}.", markup=False)
 
 
 def destroy(folder: Path, fleet: Path, target: str, *, aws: AwsSession | None = None, yes: bool = False) -> None:

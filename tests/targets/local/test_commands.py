@@ -17,6 +17,8 @@ from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import supervisor
+from llm_serving.targets.local.target import TARGET
+from llm_serving.workflows import serving
 
 ROOT = Path(__file__).resolve().parents[3]
 PATTERNS = ROOT / "blueprints"
@@ -341,6 +343,29 @@ def test_validate_refuses_a_deployment_whose_embedded_aws_was_killed(
     assert code == 3
     assert err.startswith("mine: aws does not run: ")
     assert err.endswith("Fix: `blueprint deploy` starts it again with its data.\n")
+
+
+def test_a_measurement_is_said_to_be_without_changes_that_were_not_deployed(
+    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_cli("deploy", "mine", "--yes")
+    blueprint = working_folder / "mine" / "blueprint.yaml"
+    deployed = blueprint.read_text()
+
+    def find_changes(old: str, new: str) -> str:
+        assert old in deployed
+        blueprint.write_text(deployed.replace(old, new))
+        capfd.readouterr()
+        serving.print_changes(TARGET, Path("mine"), Path("fleet.yaml"))
+        return capfd.readouterr().err
+
+    assert find_changes("context: 2k", "context: 1k") == (
+        "mine: what runs is measured, without the changes to its files since the deploy. "
+        "Fix: run blueprint deploy mine; blueprint diff shows them.\n"
+    )
+    assert find_changes("p95: 5000", "p95: 4000") == "", "limits need no deploy"
+    (working_folder / "fleet.yaml").unlink()
+    assert find_changes("context: 2k", "context: 1k") == ""
 
 
 def test_a_deployment_whose_directory_was_removed_is_reported_and_destroyed(

@@ -25,6 +25,7 @@ from llm_serving.validation.pages.html_report import format_optional
 from llm_serving.validation.search import sweep as sweeps
 from llm_serving.validation.search.knee import UNITS, Axis, Point, Sweep
 from llm_serving.validation.search.sweep import Options
+from llm_serving.workflows import serving
 
 Url = Annotated[
     str | None,
@@ -78,6 +79,7 @@ def sweep(
     )
     selected_target = registry.load_target(target)
     with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, origin=origin) as opened:
+        serving.print_changes(selected_target, folder, fleet)
         load_target = base.load_validator(opened.deployment.kind).build_target(opened.deployment, opened.options.logs)
         result, saved = sweeps.sweep(load_target, options, opened.options)
     if as_json:
