@@ -76,7 +76,7 @@ def compare(
     if page:
         page.write_text(comparison_page.render(baseline.title, comparisons, margin / 100), encoding="utf-8")
     payload, table = _build_payload(baseline, comparisons), render(comparisons)
-    console.print_rows(payload, table, as_json=as_json, soft_wrap=False)
+    console.print_rows(payload, table, as_json=as_json, soft_wrap=not console.out.is_terminal)
     worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
     if gate and worse:
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
