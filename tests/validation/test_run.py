@@ -286,7 +286,9 @@ def test_a_process_that_fails_ends_the_load_with_its_reason(
     monkeypatch.setattr(load_plan, "count_processes", lambda *_, **__: 2)
     file = tmp_path / "breaks.py"
     file.write_text(_BREAKS_IN_THE_SECOND)
-    with pytest.raises(Unavailable, match="the load driver failed: TypeError"):
+    with pytest.raises(
+        Unavailable, match=r"the load driver failed: TypeError: .*\. locust-1\.log beside the plan has the trace"
+    ):
         validate_server(Behaviour(), TRAFFIC, user_file=file)
 
 

@@ -49,7 +49,10 @@ def drive(environment: Any) -> None:
         pass
     except Exception as error:  # noqa: BLE001  the parent process reports it
         traceback.print_exc()
-        result.error = f"the load driver failed: {type(error).__name__}: {error}"
+        log = driver_result.name_part(driver_result.LOG_FILE, load.shard.index)
+        result.error = (
+            f"the load driver failed: {type(error).__name__}: {error}. {log} beside the plan has the traceback"
+        )
     finally:
         meeting.announce_result(result)
 
