@@ -31,7 +31,7 @@ def test_the_table_fits_the_terminal_and_cuts_no_figure(width: int) -> None:
     assert all(len(line) <= width for line in lines)
     assert "L-DB2E81BA 201,600 vCPUs 0" in text
     assert "89% capacity providers of the ECS cluster beside Fargate's two: 16 of 18" in text
-    assert "48% us-east-1b, 10.0.32.0/19: 3,914 of 8,187" in text
+    assert "35% us-east-1b, 10.0.32.0/19: 2,864 of 8,187" in text
     assert "up to 2,286 instances if all fallbacks fill at once (75,655 USD/h); pods and tasks request" in text
     assert "EC2 accepts all instances from zero within 2 min 48 s" in text
     assert "up to 32% of the accelerators, in us-east-1b pools in one zone only: large and spanning" in text

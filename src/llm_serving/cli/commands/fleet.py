@@ -146,7 +146,7 @@ def _print_plan(fleet_context: FleetContext, stack_plans: list[StackPlan]) -> No
     for name in context.find_orphan_clusters(fleet_context):
         console.out.print(
             f"left  {name}: the file has this orchestrator no more, and its cluster goes on to cost. `blueprint fleet "
-            "destroy` destroys it with the fleet, once the file has it again",
+            "destroy` destroys it with the fleet, once the file has it again; docs/terraform.md says how it goes alone",
             style="yellow",
             markup=False,
         )
