@@ -182,6 +182,23 @@ def test_a_locked_state_says_how_a_killed_commands_lock_goes(terraform: Terrafor
 
 
 @pytest.mark.terraform
+def test_what_a_killed_apply_left_over_is_imported(terraform: Terraform, folder: Path) -> None:
+    """The message is S3's, of an apply after one that ended before its state was written."""
+    left_over = "CreateBucket, https response error StatusCode: 409, BucketAlreadyOwnedByYou: "
+    condition = {"condition": '${path.root == "x"}', "error_message": f"{left_over}."}
+    failing = {"input": "x", "lifecycle": {"precondition": [condition]}}
+    (folder / "main.tf.json").write_text(json.dumps({"resource": {"terraform_data": {"a": failing}}}))
+    with pytest.raises(TerraformFailed) as error:
+        runner.plan(terraform, {"small": folder}, "fleet.tfplan")
+    adopt = (
+        f"`terraform -chdir={console.shorten_path(folder)} import ADDRESS ID` with its address, which is in brackets"
+    )
+    assert str(error.value).splitlines()[-1] == (
+        f"  Fix: if an apply that was killed left it over, run {adopt}, and this again; else choose another name."
+    )
+
+
+@pytest.mark.terraform
 def test_a_stale_plan_is_not_applied(terraform: Terraform, folder: Path) -> None:
     folders = {"small": folder}
     runner.plan(terraform, folders, "first.tfplan")

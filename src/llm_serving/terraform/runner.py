@@ -234,14 +234,19 @@ class TerraformFailed(console.CommandFailed):
         if errors := events.list_errors(log.events):
             listing = "\n".join(f"    {line}" for error in errors for line in error.splitlines())
             title = f"{shlex.join(command)}\n  {failure}; the full log is {console.shorten_path(log.text)}:"
-            self.args = (f"{title}\n{listing}{_suggest_unlock(command, listing)}",)
+            self.args = (f"{title}\n{listing}{_suggest_fix(command, listing)}",)
 
 
-def _suggest_unlock(command: Sequence[str], errors: str) -> str:
-    """Return how a state is unlocked that another command has locked, or one that was killed; else nothing."""
-    match = re.search(r"acquiring the state lock.*\sID:\s+(\S+)", errors, re.DOTALL)
-    unlock = shlex.join([*command[:2], "force-unlock", match[1]]) if match else ""
-    return f"\n  Fix: wait for who has the lock; if that command was killed, run `{unlock}`." if unlock else ""
+def _suggest_fix(command: Sequence[str], errors: str) -> str:
+    """Return what mends what a command leaves that was killed: a lock, and resources that its state does not have."""
+    terraform = shlex.join(command[:2])
+    if match := re.search(r"acquiring the state lock.*\sID:\s+(\S+)", errors, re.DOTALL):
+        unlock = f"{terraform} force-unlock {match[1]}"
+        return f"\n  Fix: wait for who has the lock; if that command was killed, run `{unlock}`."
+    if re.search("Already(Exists|OwnedByYou)", errors):
+        adopt = f"run `{terraform} import ADDRESS ID` with its address, which is in brackets"
+        return f"\n  Fix: if an apply that was killed left it over, {adopt}, and this again; else choose another name."
+    return ""
 
 
 def run(
