@@ -125,5 +125,5 @@ def test_reserved_keys_are_refused_and_others_of_the_model_are_taken(tmp_path: P
     data = yaml_source.read(file).data
     for key in ("tuning.batch_tokens", "roles.worker.accelerators", "engine", "tuning.speculative.tokens"):
         overrides.require_key("--over", Blueprint, data, key, reserved=["traffic"])
-    with pytest.raises(InputError, match="the file has no key traffic to vary"):
+    with pytest.raises(InputError, match="traffic is the same for all that are compared"):
         overrides.require_key("--over", Blueprint, data, "traffic.arrivals", reserved=["traffic"])

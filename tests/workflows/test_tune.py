@@ -358,7 +358,7 @@ def test_replicas_that_come_and_go_are_tried_at_their_least_number(
         (["--over", "tuning.sequence=1,2"], '--over: "tuning.sequence": tuning has no key sequence to vary.'),
         (
             ["--over", "traffic.arrivals=1/s,2/s"],
-            '--over: "traffic.arrivals": the file has no key traffic to vary.',
+            '--over: "traffic.arrivals": traffic is the same for all that are compared.',
         ),
         (
             ["--over", "tuning.sequences=1,many"],

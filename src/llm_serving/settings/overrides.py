@@ -85,7 +85,8 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
             names = []
         if step not in names:
             parent = ".".join(steps[:index])
-            reason = f"{parent or 'the file'} has no key {step} to vary"
+            lacks = f"{parent or 'the file'} has no key {step} to vary"
+            reason = f"{step} is the same for all that are compared" if not index and step in reserved else lacks
             raise InputError(
                 f"{option}: {quote_value(key)}: {reason}. Fix: use {_suggest_key(parent, str(step), names)}."
             )
