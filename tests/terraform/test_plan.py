@@ -194,7 +194,8 @@ def test_what_a_killed_apply_left_over_is_imported(terraform: Terraform, folder:
         f"`terraform -chdir={console.shorten_path(folder)} import ADDRESS ID` with its address, which is in brackets"
     )
     assert str(error.value).splitlines()[-1] == (
-        f"  Fix: if an apply that was killed left it over, run {adopt}, and this again; else choose another name."
+        f"  Fix: if an apply that was killed left it over, delete it where it is empty, or run {adopt}, and then this "
+        "again; else choose another name."
     )
 
 

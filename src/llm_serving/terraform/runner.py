@@ -245,7 +245,8 @@ def _suggest_fix(command: Sequence[str], errors: str) -> str:
         return f"\n  Fix: wait for who has the lock; if that command was killed, run `{unlock}`."
     if re.search("Already(Exists|OwnedByYou)", errors):
         adopt = f"run `{terraform} import ADDRESS ID` with its address, which is in brackets"
-        return f"\n  Fix: if an apply that was killed left it over, {adopt}, and this again; else choose another name."
+        left_over = f"delete it where it is empty, or {adopt}, and then this again"
+        return f"\n  Fix: if an apply that was killed left it over, {left_over}; else choose another name."
     return ""
 
 
