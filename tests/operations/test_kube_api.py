@@ -202,7 +202,7 @@ def test_a_service_without_a_ready_pod_is_named(api: KubeApi) -> None:
 )
 def test_a_kubeconfig_that_names_no_cluster_is_one_message(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "kubeconfig").write_text(text)
-    fix = "Fix: run aws eks update-kubeconfig --name FLEET, or set KUBECONFIG"
+    fix = "Fix: run aws eks update-kubeconfig --name CLUSTER, or set KUBECONFIG"
     with pytest.raises(ApiError, match=f"cannot reach the cluster: .*{reason}.*{fix}"):
         KubeApi(tmp_path / "kubeconfig")
 

@@ -478,7 +478,7 @@ def _translate_errors(action: str) -> Iterator[None]:
             raise
         raise ApiError(f"cannot {action}: {_read_message(error.__context__)}") from None
     except ConfigException as error:
-        fix = "run aws eks update-kubeconfig --name FLEET, or set KUBECONFIG"
+        fix = "run aws eks update-kubeconfig --name CLUSTER, or set KUBECONFIG"
         raise ApiError(f"cannot {action}: {str(error).rstrip('.')}. Fix: {fix}.") from None
     except (HTTPError, OSError) as error:
         raise ApiError(f"cannot {action}: {error}") from None

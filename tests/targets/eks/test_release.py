@@ -926,7 +926,7 @@ def test_an_unreachable_cluster_is_reported_in_one_line(
         assert main.run(["shift", "chat", *arguments]) == 3
         last = capfd.readouterr().err.splitlines()[-1]
         assert "cluster unreachable" in last
-        assert ". Fix: run aws eks update-kubeconfig --name FLEET, or blueprint platform tunnel where" in last
+        assert ". Fix: run aws eks update-kubeconfig --name CLUSTER, or blueprint platform tunnel where" in last
 
 
 def test_a_missing_program_is_reported_with_its_installation_guide(

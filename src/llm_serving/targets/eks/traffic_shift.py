@@ -154,5 +154,5 @@ def _build_command(*words: str) -> list[str]:
 
 
 def _build_unreachable(message: str) -> Unavailable:
-    fix = "run aws eks update-kubeconfig --name FLEET, or blueprint platform tunnel where its endpoint is private"
+    fix = "run aws eks update-kubeconfig --name CLUSTER, or blueprint platform tunnel where its endpoint is private"
     return Unavailable(f"{' '.join(message.split()).rstrip('.')}. Fix: {fix}.")
