@@ -76,6 +76,17 @@ def test_a_load_through_a_tunnel_says_so(build_report: Any) -> None:
     assert remark not in build_report(samples).remarks
 
 
+def test_failures_are_bounded_also_where_none_is_allowed(build_report: Any) -> None:
+    samples = [_build_sample(number) for number in range(60)]
+    totals = {total.name: total for total in html_report._build_totals(build_report(samples))}
+    failed = totals["Failed requests"]
+    assert (failed.value, failed.limit, failed.state) == (
+        "0 of 60 (0.00%), at most 4.87%",
+        "limit 0% of this load",
+        "met",
+    )
+
+
 def test_replicas_and_routers_have_the_names_that_the_cluster_gave_them(build_report: Any) -> None:
     routers = [f"vllm_router_requests_total {count}\n" for count in (10, 40)]
     pages = tuple(

@@ -203,20 +203,21 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
     limit, bounds = slo["errors"], run_report.share_bounds.get("errors")
     share = requests.failed / requests.total if requests.total else 0.0
     value, is_shown = f"{requests.failed} of {requests.total} ({share:.2%})", True
-    if limit and bounds:  # 0% is of this load only
-        value, is_shown = f"{value}, at most {bounds.upper:.2%}", bounds.upper <= limit
-    yield build_total("Failed requests", value, f"at most {limit * 100:g}%", "errors", is_shown=is_shown)
+    if bounds:
+        value, is_shown = f"{value}, at most {bounds.upper:.2%}", not limit or bounds.upper <= limit
+    limit_text = f"limit {limit * 100:g}%" + ("" if limit else " of this load")
+    yield build_total("Failed requests", value, limit_text, "errors", is_shown=is_shown)
     if goodput.share is not None:
         limit, lower = slo.get("goodput"), run_report.share_bounds["goodput"].lower
         bound = f", at least {lower:.2%}" if limit else ""
         value = f"{goodput.share:.2%}{bound}; {number(goodput.requests_per_s)} requests/s"
-        minimum, is_shown = f"at least {limit * 100:g}%" if limit else "", not limit or lower >= limit
+        minimum, is_shown = f"minimum {limit * 100:g}%" if limit else "", not limit or lower >= limit
         yield build_total("Goodput: every limit met at once", value, minimum, "goodput", is_shown=is_shown)
     if expected and expected.score is not None:
-        minimum = f"at least {slo['score'] * 100:g}%" if slo.get("score") else ""
+        minimum = f"minimum {slo['score'] * 100:g}%" if slo.get("score") else ""
         yield build_total(f"Mean score of answers ({expected.score_by})", f"{expected.score:.2%}", minimum, "score")
     if requests.total:
-        most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
+        most = f"limit {slo['stall']:g} s" if slo.get("stall") else ""
         yield build_total("Longest stall", f"{number(run_report.longest_stall_s)} s", most, "stall")
     yield from _build_rates(run_report, build_total)
     if steady := run_report.steady:
@@ -239,7 +240,7 @@ def _build_rates(run_report: Report, build_total: Callable[..., Total]) -> Itera
         limit, value = slo.get(key) or 0, charts.format_number(getattr(run_report.throughput, key))
         if limit and users and run_report.steady:
             value += f", {charts.format_number(rates[key])} without ramp and drain"
-        yield build_total(name, value, f"at least {limit:g}" if limit else "", key, is_shown=rates[key] >= limit)
+        yield build_total(name, value, f"minimum {limit:g}" if limit else "", key, is_shown=rates[key] >= limit)
 
 
 def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, Markup]:
