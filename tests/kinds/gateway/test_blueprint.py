@@ -160,7 +160,7 @@ def test_a_deployment_twice_in_a_route_is_told_apart_in_records(tmp_path: Path, 
 def test_replicas_share_counts_and_no_answers(tmp_path: Path, big: FoundDeployment) -> None:
     assert big
     config = read_config(resolve(tmp_path / "edge", EVERY_KEY))
-    address = {"host": "cache.example.com", "port": 6379, "db": 2, "ssl": True}
+    address = {"host": "cache.example.com", "port": 6379, "db": 2, "ssl": True, "socket_timeout": 2.0}
     router = config["router_settings"]
     assert {"host": router["redis_host"], "port": router["redis_port"], **router["cache_kwargs"]} == address
     assert config["litellm_settings"]["cache_params"] == {"type": "redis", "supported_call_types": [], **address}

@@ -91,7 +91,7 @@ def test_replicas_share_counts_over_tls_at_the_host_that_the_stack_knows(tmp_pat
     host = f"os.environ/{cloud_program.CACHE_VARIABLE}"
     router = config["router_settings"]
     shared = {"host": router["redis_host"], "port": router["redis_port"], **router["cache_kwargs"]}
-    assert shared == {"host": host, "port": 6379, "ssl": True}
+    assert shared == {"host": host, "port": 6379, "ssl": True, "socket_timeout": 2.0}
     assert config["litellm_settings"]["cache_params"] == {"type": "redis", "supported_call_types": [], **shared}
 
 

@@ -33,6 +33,10 @@ EMBEDDING = "(embedding)"
 _CACHED_CALLS = ("acompletion", "atext_completion", "aembedding")
 """LiteLLM's names of the calls whose answers are cached: chats, completions, embeddings."""
 
+_CACHE_TIMEOUT_S = 2.0
+"""For an answer of a cache that hangs, which a request asks several times, until the fifth that fails: with redis-py's
+own 5 s the first request took 25 s, and takes 10 (8.1.0, 2026-11-30)."""
+
 _ENGINE_PARAMETERS = ("dimensions", "verbosity")
 """Of embeddings and of chats."""
 
@@ -52,6 +56,7 @@ def build_config(
         bedrock_region: region of Bedrock's guardrail and models; empty where it is not asked.
     """
     common = own_yaml.read(_COMMON)
+    redis = {**redis, "socket_timeout": _CACHE_TIMEOUT_S} if redis else redis
     fallbacks = [{name: list(route.fallback)} for name, route in settings.routes.items() if route.fallback]
     callbacks = [
         MENDS,
