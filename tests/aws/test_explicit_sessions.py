@@ -12,6 +12,7 @@ LIBRARY = Path(__file__).parents[2] / "src" / "llm_serving"
 
 WRITERS = {
     "cli/main.py": "--debug, for this process and those that it starts",
+    "console.py": "typer's, which has the width of helps from nowhere else",
     "kinds/gateway/cloud_program.py": "of the program that it becomes",
     "kinds/gateway/gateway_program.py": "LiteLLM's, which takes this process's place",
     "operations/add_ons.py": "Helm's own, which would lead it to another cluster than the kubeconfig's",
