@@ -164,7 +164,9 @@ class _Blocks(Source):
     def read(self, size: int | None = -1) -> bytes:
         """Return at most `size` bytes; a block where it is negative, and nothing at the end."""
         with self.keep_failure():
-            self._rest = self._rest or next(self._blocks, b"")
+            # Two bytes at the least: gzip takes those that a member begins with by one read.
+            while len(self._rest) < 2 and (block := next(self._blocks, b"")):
+                self._rest += block
         end = len(self._rest) if size is None or size < 0 else size
         piece, self._rest = self._rest[:end], self._rest[end:]
         self.count += len(piece)

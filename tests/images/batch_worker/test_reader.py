@@ -29,7 +29,7 @@ def blocks_of(content: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", PACKED)
-@pytest.mark.parametrize("size", [7, 4096])
+@pytest.mark.parametrize("size", [1, 7, 4096])  # one ends amid the two bytes that a member begins with
 def test_a_compressed_file_is_unpacked_whole(name: str, size: int) -> None:
     packed = PACKED[name]
     compression = reader.detect_compression(packed[:4])
