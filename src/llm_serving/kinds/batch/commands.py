@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -218,23 +219,14 @@ def _watch(folder: Path, fleet: Path, target: str, job_id: str) -> None:
 
     Raises:
         CheckFailed: it did not complete.
-        Unavailable: the API never answered, or not again for `OUTAGE_S`.
+        Unavailable: as of `_read_until_end`.
     """
-    answered_at, payload = -math.inf, None
+    payload: dict[str, Any] = {}
     try:
         with Live(console=console.out, auto_refresh=False, transient=True) as live:
-            while payload is None or payload["state"] not in FINAL_STATES:
-                try:
-                    with _open_deployment(folder, fleet, target) as (_, client):
-                        while (payload := _build_payload(client.read(job_id)))["state"] not in FINAL_STATES:
-                            answered_at = time.monotonic()
-                            live.update(batch_table.render_job(payload, client.list_workers()), refresh=True)
-                            time.sleep(WATCH_INTERVAL_S)
-                except Unavailable as error:
-                    if time.monotonic() - answered_at > OUTAGE_S:
-                        raise
-                    live.update(Text(str(error)), refresh=True)
-                    time.sleep(WATCH_INTERVAL_S)
+            for read, shown in _read_until_end(folder, fleet, target, job_id):
+                payload = read
+                live.update(shown, refresh=True)
     finally:  # after Ctrl-C too, and whole: a live display is cut to the terminal's width
         if payload:
             console.out.print(batch_table.render_job(payload, ()))
@@ -242,6 +234,31 @@ def _watch(folder: Path, fleet: Path, target: str, job_id: str) -> None:
         raise CheckFailed(f"{job_id}: failed: {payload['errors'][0]['message']}{_RESUME}")
     if payload["state"] != "completed":
         raise CheckFailed(f"{job_id}: {payload['state']}")
+
+
+def _read_until_end(
+    folder: Path, fleet: Path, target: str, job_id: str
+) -> Iterator[tuple[dict[str, Any], RenderableType]]:
+    """Yield a job each second and what is shown of it; during an outage the job as it was, and the reason.
+
+    Raises:
+        Unavailable: the API never answered, or not again for `OUTAGE_S`.
+    """
+    answered_at, payload = -math.inf, dict[str, Any]()
+    while True:
+        try:
+            with _open_deployment(folder, fleet, target) as (_, client):
+                while (payload := _build_payload(client.read(job_id)))["state"] not in FINAL_STATES:
+                    answered_at = time.monotonic()
+                    yield payload, batch_table.render_job(payload, client.list_workers())
+                    time.sleep(WATCH_INTERVAL_S)
+            yield payload, ""
+            return
+        except Unavailable as error:
+            if time.monotonic() - answered_at > OUTAGE_S:
+                raise
+            yield payload, Text(str(error))
+        time.sleep(WATCH_INTERVAL_S)
 
 
 def _print_estimate(
